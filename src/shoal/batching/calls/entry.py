@@ -149,7 +149,7 @@ class Entry:
         Args:
             item: Its item.
             call_options: Its options.
-            ended: Called when it has ended, unless that is at once.
+            ended: Called when it has ended, unless it `ended_at_once`.
 
         Returns:
             The call; None if it may have several requests, and must be awaited.

@@ -109,8 +109,8 @@ class EndpointCall:
     """One call: first `find`, then `result` or `stream`, all inside of its ``with`` block.
 
     An exception that leaves the block is counted as a failed call, but for mistakes of clients. A
-    call that `is_pending` and has not ended leaves the block, enters it again when its caller is
-    resumed, and ends with `pending_result`.
+    call that `is_suspended` leaves the block, enters it again when its caller is resumed, and ends
+    with `pending_result`.
 
     Attributes:
         streams: Whether it is answered by a stream; known after `find`.
@@ -224,7 +224,7 @@ class EndpointCall:
             self._copies.set(result)
         return result
 
-    def is_pending(self, item: Any, metadata: Mapping[str, Any]) -> bool:
+    def is_suspended(self, item: Any, metadata: Mapping[str, Any]) -> bool:
         """Makes a call with one result for which no task waits, if the server allows that.
 
         Args:
@@ -232,7 +232,8 @@ class EndpointCall:
             metadata: As for `result`.
 
         Returns:
-            Whether it was made. Unless it `has_ended` at once, the caller is resumed at its end.
+            Whether it was made, and the caller is resumed at its end. It may also have been made,
+            and have ended already; see `has_ended`.
 
         Raises:
             CallerLeft: The client has left already.
@@ -245,17 +246,19 @@ class EndpointCall:
         self._pending = pending = self._entry.begin_pending(item, options, direct.resume)
         if pending is None:
             return False
-        if not pending.has_ended and direct.when_left(pending.leave):
+        if pending.ended_at_once:
+            return False
+        if direct.when_left(pending.leave):
             self.pending_result()  # raises that it has left; nothing would resume the caller
         return True
 
     @property
     def has_ended(self) -> bool:
-        """Whether a call that was made by `is_pending` has ended."""
-        return self._pending is not None and self._pending.has_ended
+        """Whether `is_suspended` has made a call that had ended at once."""
+        return self._pending is not None and self._pending.ended_at_once
 
     def pending_result(self) -> Any:
-        """Returns the result of a call made by `is_pending`; called once, after it has ended.
+        """Returns the result of a call made by `is_suspended`; called once, after it has ended.
 
         Raises:
             CallerLeft: The client left; the call was cancelled.

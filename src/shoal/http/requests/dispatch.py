@@ -120,7 +120,8 @@ class RouteDispatcher:
         except Exception as error:
             await self._answer_failure(exchange, route, error)
         finally:
-            self._count(exchange, route)
+            if exchange.status:
+                self.answers.count(route.name, exchange.status)
 
     @holds_ctrl_c
     async def _fail(self, exchange: Exchange, route: Route, error: Exception) -> None:
@@ -129,7 +130,8 @@ class RouteDispatcher:
             await self._answer_failure(exchange, route, error)
         finally:
             del error  # its traceback holds this frame
-            self._count(exchange, route)
+            if exchange.status:
+                self.answers.count(route.name, exchange.status)
 
     async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
         """Answers a request that has failed by a problem, unless its client has left.
@@ -153,10 +155,6 @@ class RouteDispatcher:
         finally:
             del error  # its traceback holds this frame
 
-    def _count(self, exchange: Exchange, route: Route) -> None:
-        if exchange.status:
-            self.answers.count(route.name, exchange.status)
-
     @holds_ctrl_c
     def go_on(
         self, exchange: Exchange, route: Route, step: Callable[[Exchange], Awaitable[None] | None]
@@ -178,7 +176,8 @@ class RouteDispatcher:
             return self._fail(exchange, route, error)
         if rest is not None:
             return self.take_step(exchange, route, lambda _: rest)
-        self._count(exchange, route)
+        if exchange.status:
+            self.answers.count(route.name, exchange.status)
         return None
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

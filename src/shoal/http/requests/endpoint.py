@@ -93,12 +93,12 @@ class EndpointRoute(Route):
         metadata = HttpMetadata(self.name, exchange)
         if batcher.streams:
             return self._stream(call, exchange, codec, item, metadata)
-        if not call.is_pending(item, metadata):
-            return _wait(call, exchange, codec, item, metadata)
+        if call.is_suspended(item, metadata):
+            exchange.suspend(self, partial(_resumed, call, codec))
+            return None
         if call.has_ended:
             return _answered(call, codec, exchange)
-        exchange.suspend(self, partial(_resumed, call, codec))
-        return None
+        return _wait(call, exchange, codec, item, metadata)
 
     async def _stream(
         self,
