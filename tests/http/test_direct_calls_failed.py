@@ -13,7 +13,7 @@ from server_in_memory import serving
 from starlette.responses import Response
 
 import shoal
-from base_exceptions import Panic
+from base_exceptions import Panic, cancellation
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -145,19 +145,6 @@ async def test_whatever_a_result_raises_when_it_is_written_its_call_fails_alone(
         return [result(error()) if item else "fine" for item in items]
 
     await fails_once(app, 500)
-
-
-async def cancellation():
-    """A cancellation that is over, as code may keep one."""
-    kept = None
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        try:
-            await anyio.lowlevel.checkpoint()
-        except anyio.get_cancelled_exc_class() as error:
-            kept = error
-            raise
-    return kept
 
 
 OF_CHECKS = [RuntimeError, StopIteration, GeneratorExit, Panic, KeyboardInterrupt, SystemExit]
