@@ -87,6 +87,7 @@ async def test_what_a_subclass_of_the_admin_api_does_beside_is_done_for_each_req
         (asked("/same", method="OPTIONS"), 204),
         (asked("/cached", 1), 200),
     ],
+    ids=["batched", "refused", "not found", "not allowed", "options", "cached"],
 )
 async def test_a_client_that_pipelines_is_answered_and_delays_nobody(request_of_flood, status):
     app = shoal.App()
