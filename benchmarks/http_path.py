@@ -52,7 +52,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     ),
     (
         "connection",
-        "the state machine, its deadline, and the scope of ASGI",
+        "the state machine and its deadline",
         ("http1/connection.py", "http1/call.py", "sockets/timeouts.py", "server/shared.py"),
     ),
     ("answer", "the bytes of the head", ("http1/answer.py",)),
@@ -72,7 +72,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "what is read of the request; its id, its counts, and the answer",
         (
             *("requests/exchange.py", "requests/endpoint.py", "requests/call.py"),
-            *("requests/body.py", "requests/direct_call.py", "requests/codec.py"),
+            *("requests/body.py", "requests/codec.py"),
         ),
     ),
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import anyio
+import anyio.lowlevel
 import trio
 
 
@@ -24,3 +26,16 @@ def trio_cancelled() -> BaseException:
 
     trio.run(main)
     return kept[0].with_traceback(None)
+
+
+async def cancellation() -> BaseException:
+    """Makes a cancellation of this event loop that is over, as code may keep one."""
+    kept: list[BaseException] = []
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await anyio.lowlevel.checkpoint()
+        except anyio.get_cancelled_exc_class() as error:
+            kept.append(error)
+            raise
+    return kept[0]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import anyio
 import anyio.lowlevel
 import pytest
 from held_app import answers_counted, counted, kind_of, served, statistics
+from pydantic import BeforeValidator
 from server_in_memory import serving
 from starlette.responses import Response
 
 import shoal
+from base_exceptions import Panic, cancellation
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -105,10 +109,6 @@ class UnwritableResponse(Response):
         pass
 
 
-class Panic(BaseException):
-    pass
-
-
 @pytest.mark.parametrize("error", [ValueError, Panic])
 async def test_a_handler_that_raises_fails_its_call(error):
     app = shoal.App()
@@ -147,6 +147,52 @@ async def test_whatever_a_result_raises_when_it_is_written_its_call_fails_alone(
     await fails_once(app, 500)
 
 
+OF_CHECKS = [RuntimeError, StopIteration, GeneratorExit, Panic, KeyboardInterrupt, SystemExit]
+
+
+@pytest.mark.parametrize("kind", [*OF_CHECKS, cancellation])
+async def test_whatever_the_check_of_an_item_raises_its_call_fails_alone(kind):
+    error = await cancellation() if kind is cancellation else kind()
+    app = shoal.App()
+
+    def check(item):
+        if item:
+            raise error
+        return item
+
+    async def fail(items) -> list[str]:
+        return ["fine"] * len(items)
+
+    fail.__annotations__["items"] = list[Annotated[bool, BeforeValidator(check)]]
+    app.endpoint("/fail", name="fail")(fail)
+    async with served(app) as server:
+        clients = [server.connect() for _ in range(3)]
+        for client in clients:
+            client.ask("/fail", client is clients[1])
+        await settle()
+        assert [client.statuses for client in clients] == [[200], [500], [200]]
+        assert server.counts() == (3, 3)
+        assert counted(app, "fail") == (3, 1)
+        assert await answers_counted(app, "fail") == {"2": 2, "5": 1}
+
+
+async def test_an_error_that_comes_too_late_for_another_answer_is_told_once(app, held, caplog):
+    def broken(_data):
+        raise RuntimeError("not this time")
+
+    async with served(app) as server:
+        client, other = server.connect(), server.connect()
+        for each in (client, other):
+            each.ask("/held", 1)
+        await settle()
+        client.wire.send = broken
+        held.go.set()
+        await settle()
+        assert (client.statuses, other.statuses) == ([], [200])
+        assert server.counts() == (2, 2)
+    assert [record.name for record in caplog.records] == ["shoal.http", "shoal.server"]
+
+
 async def fails_once(app, status):
     """Has a call fail, and the next ones succeed, once the backend is there again."""
     async with served(app, keep_alive_timeout_s=60) as server:
@@ -175,6 +221,21 @@ async def test_a_result_that_can_not_be_written_is_answered_with_500():
         assert client.statuses == [500]
         assert client.wire.is_open
         assert counted(app, "fail") == (1, 1)
+
+
+async def test_a_call_that_waits_for_a_backend_is_told_that_its_endpoint_was_deleted(held):
+    app = shoal.App()
+    app.endpoint("/held", name="held")(held)
+    async with served(app) as server:
+        await app.controller.create_endpoint("later", backend=None, route="/later")
+        client = server.connect()
+        client.ask("/later", 1)
+        await settle()
+        await app.controller.delete_endpoint("later")
+        await settle()
+        assert client.statuses == [404]
+        assert kind_of(client.answers[0]) == "not-found"
+        assert server.counts() == (1, 1)
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from held_app import served
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 
 import shoal
 from shoal.testing import settle
@@ -74,32 +74,41 @@ async def test_neither_an_item_nor_a_result_is_kept_after_the_answer():
         gc.enable()
 
 
-async def fail(items):
+async def fail(items: list[int]) -> list[int]:
     raise ValueError("not this time")
 
 
-async def unwritable(items):
+async def unwritable(items: list[int]) -> list[object]:
     return [object() for _ in items]
 
 
-async def response(items):
+async def response(items: list[int]) -> list[Response]:
     return [PlainTextResponse("text") for _ in items]
 
 
-async def same(items):
+async def same(items: list[int]) -> list[int]:
     return items
 
 
+# The handler, the item, when the client leaves, and the status of the answer.
 FLOWS = {
-    "answer": (same, 1, None),
-    "failure": (fail, 1, None),
-    "unwritable": (unwritable, 1, None),
-    "response": (response, 1, None),
-    "no JSON": (same, ..., None),
-    "late": (None, 1, None),
-    "left at once": (None, 1, 0),
-    "left": (None, 1, 1),
+    "answer": (same, 1, None, 200),
+    "failure": (fail, 1, None, 500),
+    "unwritable": (unwritable, 1, None, 500),
+    "response": (response, 1, None, 200),
+    "no JSON": (same, ..., None, 400),
+    "late": (None, 1, None, 504),
+    "left at once": (None, 1, 0, None),
+    "left": (None, 1, 1, None),
+    "cached": (same, 1, None, 200),
+    "cached response": (response, 1, None, 200),
+    "cached unwritable": (unwritable, 1, None, 500),
+    "shared": (same, 1, None, 200),
+    "shared failure": (fail, 1, None, 500),
+    "shared left at once": (None, 1, 0, None),
+    "shared left": (None, 1, 1, None),
 }
+SHARING = {"cached": {"cache": shoal.Cache(max_size=9, ttl_s=600)}, "shared": {"dedupe": True}}
 OF_REQUESTS = {"Call", "EndpointCall", "Exchange", "HttpMetadata", "PendingCall", "Request"}
 
 
@@ -108,9 +117,10 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(held, flow, mon
     # pytest keeps the errors that are logged.
     for name in ("shoal.server", "shoal.http"):
         monkeypatch.setattr(logging.getLogger(name), "disabled", True)
-    handler, item, leaves_after_s = FLOWS[flow]
+    handler, item, leaves_after_s, status = FLOWS[flow]
     app = shoal.App()
-    app.endpoint("/it", name="it", request_timeout_s=5)(handler or held)
+    sharing = SHARING.get(flow.partition(" ")[0], {})
+    app.endpoint("/it", name="it", request_timeout_s=5, **sharing)(handler or held)
     async with served(app, keep_alive_timeout_s=600) as server:
         kept = server.connect()
 
@@ -138,7 +148,7 @@ async def test_a_request_leaves_nothing_to_the_garbage_collector(held, flow, mon
             gc.set_debug(0)
             gc.garbage.clear()
             gc.enable()
-    assert len(kept.answers) == (6 if leaves_after_s is None else 0)
+    assert kept.statuses == ([] if status is None else [status] * 6)
     if leaves_after_s is not None:  # a connection that has ended does leave something
         found = [name for name in found if name in OF_REQUESTS]
     assert found == []

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import anyio
 import pytest
-from held_app import served
+from held_app import counted, served
 
 import shoal
 from shoal.testing import settle
@@ -86,6 +87,51 @@ async def test_the_server_itself_shares_without_tasks():
         await settle()
         assert json.loads(third.answers[0][1]) == {"twice": 6}
     assert slow.items == [{"value": 3}]
+
+
+async def test_a_cached_result_is_answered_though_the_key_function_changes_its_mind():
+    asked = itertools.count(1)
+    items: list[int] = []
+    app = shoal.App()
+
+    def every_second(_item: int) -> object:
+        nth = next(asked)
+        return "kept" if nth % 2 == 0 else nth
+
+    @app.endpoint("/same", dedupe=every_second, cache=CACHE)
+    async def same(given: list[int]) -> list[int]:
+        items.extend(given)
+        return given
+
+    async with served(app) as server:
+        client = server.connect()
+        for _ in range(4):
+            client.ask("/same", 1)
+            await settle()
+        assert client.statuses == [200] * 4
+        assert server.counts() == (4, 4)
+    assert len(items) == 3
+
+
+async def test_a_cached_result_that_can_not_be_written_fails_once_and_its_client_may_leave():
+    app = shoal.App()
+
+    @app.endpoint("/fail", name="fail", cache=CACHE)
+    async def fail(items: list[int]) -> list[object]:
+        return [object() for _ in items]
+
+    async with served(app) as server:
+        client, gone = server.connect(), server.connect()
+        for _ in range(2):
+            client.ask("/fail", 1)
+            await settle()
+        gone.ask("/fail", 1)
+        gone.leave()
+        await settle()
+        assert client.statuses == [500, 500]
+        assert gone.releases == 1
+        assert server.counts() == (3, 3)
+        assert counted(app, "fail") == (3, 3)
 
 
 async def test_a_client_that_leaves_takes_it_from_nobody():

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import pytest
 from server_in_memory import asked, serving
 
-from base_exceptions import Panic
+from base_exceptions import Panic, cancellation
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.http.server.workers import Workers
 from shoal.testing import settle
@@ -248,19 +248,6 @@ async def test_a_call_that_a_cancel_scope_left_open_cancels_fails_alone(caplog):
     assert {record.getMessage() for record in caplog.records} >= {
         "the application has ended a task"
     }
-
-
-async def cancellation():
-    """A cancellation that is over, as code may keep one."""
-    kept = None
-    with anyio.CancelScope() as scope:
-        scope.cancel()
-        try:
-            await anyio.lowlevel.checkpoint()
-        except anyio.get_cancelled_exc_class() as error:
-            kept = error
-            raise
-    return kept
 
 
 @pytest.mark.parametrize("is_cancellation", [False, True])

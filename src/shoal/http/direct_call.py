@@ -115,15 +115,18 @@ def answerer_of(app: object) -> Callable[[DirectCall], Awaitable[None] | None] |
     """Returns what calls an application directly; None if the application must be called by ASGI.
 
     It is the application's method ``answer_directly``. What it returns is awaited once, unless it
-    returns None: then the request is answered, or suspended.
+    returns None: then the request is answered, or suspended. A subclass with a ``__call__`` of its
+    own is called by that, since it may do more than its base.
 
     Args:
         app: The application.
     """
     # A wrapper that is an object may have all attributes of what it wraps; its class does not.
-    kind: Any = type(app)
-    if not hasattr(kind, "answer_directly"):
-        return None
-    application: Any = app
-    answerer: Callable[[DirectCall], Awaitable[None] | None] = application.answer_directly
-    return answerer
+    for kind in type(app).__mro__:
+        if "answer_directly" in vars(kind):
+            application: Any = app
+            answerer: Callable[[DirectCall], Awaitable[None] | None] = application.answer_directly
+            return answerer
+        if "__call__" in vars(kind):
+            break
+    return None

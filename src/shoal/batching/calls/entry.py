@@ -149,11 +149,10 @@ class Entry:
         Args:
             item: Its item.
             call_options: Its options.
-            ended: Called when it has ended.
+            ended: Called when it has ended, unless it `ended_at_once`.
 
         Returns:
-            The call; None if it may have several requests or is answered at once, and must be
-            awaited.
+            The call; None if it may have several requests, and must be awaited.
 
         Raises:
             Exception: As for any call that is refused.
@@ -161,9 +160,6 @@ class Entry:
         if self._divides:
             return None
         options = self.options_of(item, call_options)
-        sharing = self._shared_for(call_options)
-        if sharing is not None and sharing.has_result(item, options):
-            return None
         return PendingCall(self.intake, self._enter(call_options), item, options, ended)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:

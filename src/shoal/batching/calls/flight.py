@@ -43,6 +43,15 @@ class Flight(RequestBatch):
         self.members[request] = None
         self.active += 1
 
+    def let_go(self) -> None:
+        """Drops what refers to this object, which no call is in any more.
+
+        Else each would stay until the garbage collector runs, with the requests of its calls.
+        """
+        self.on_left = None
+        if self.leader.waiter is self:  # a stream's waiter asks for the state of the leader later
+            del self.leader
+
     # What the engine calls on the waiter of the leader, where that has one result.
 
     def wake(self) -> None:

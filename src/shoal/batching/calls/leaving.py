@@ -125,14 +125,17 @@ class PendingCall:
         enter: Makes the request.
         item: The handler's item.
         options: The options of the request; None if it needs none.
-        ended: Called once the call has ended, or its caller has left. It must not raise, or do more
-            than wake a task.
+        ended: Called once the call has ended, or its caller has left; not if it `ended_at_once`. It
+            must not raise, or do more than wake a task.
+
+    Attributes:
+        ended_at_once: Whether it had ended as soon as it was made, with a result from a cache.
 
     Raises:
         Exception: As for any call that is refused.
     """
 
-    __slots__ = ("_ended", "_intake", "_request")
+    __slots__ = ("_ended", "_intake", "_request", "ended_at_once")
 
     def __init__(
         self,
@@ -144,7 +147,9 @@ class PendingCall:
     ) -> None:
         self._ended = ended
         self._intake = intake
-        self._request: Request | None = enter(item, options, self)
+        request = enter(item, options, self)
+        self._request: Request | None = request
+        self.ended_at_once = request.state not in _ALIVE
 
     def leave(self) -> None:
         """Cancels the call, since its caller has left."""

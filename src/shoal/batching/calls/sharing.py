@@ -142,10 +142,6 @@ class Sharing:
         for request in requests:
             self._intake.abandon(request)
 
-    def has_result(self, item: Any, options: RequestOptions | None) -> bool:
-        """Returns whether a call would be answered at once."""
-        return self._kept is not None and self._key(item, options) in self._results
-
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Makes the request of one call; as `Intake.enter` does, but it may have ended already.
 
@@ -228,6 +224,7 @@ class Sharing:
             self._remove(flight)
             self._intake.abandon(flight.leader)
             self._counters.cancelled -= 1  # the call was counted
+            flight.let_go()
 
     def _failed(self, flight: Flight, request: Request, error: Exception) -> None:
         """Ends one call with an error, before the leader has ended."""
@@ -245,7 +242,6 @@ class Sharing:
         error, leader.error = leader.error, None
         requests = list(flight.members)
         flight.members.clear()
-        flight.on_left = None
         flight.active = 0
         counters = self._counters
         if error is None:
@@ -253,6 +249,7 @@ class Sharing:
         else:
             counters.failed += len(requests) - 1
         buffer, flight.buffer = flight.buffer, None
+        flight.let_go()
         value: Any = None
         if error is None:
             value = leader.value if buffer is None else buffer.history

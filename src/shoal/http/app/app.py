@@ -117,9 +117,7 @@ class App:
         self._not_open = NotOpenRoute(self.settings)
         self._pages = PathTable[Route]()
         self._mounts = Mounts()
-        # A subclass may do more when its call returns.
-        is_own = type(self).__call__ is App.__call__
-        self._may_return_early = is_own and not middleware
+        self._has_middleware = bool(middleware)
         self._entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
         pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
         pages.add_to(self._pages)
@@ -383,7 +381,7 @@ class App:
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        if self._may_return_early and self._table is not None and self._phase != "closed":
+        if self._table is not None and self._phase != "closed" and not self._has_middleware:
             line = call.line
             if not line.path.startswith(_PAGES):
                 found = self._table.at(line.path, line.method)

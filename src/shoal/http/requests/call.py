@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.failures.exceptions import is_cancellation
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import NoSuchName, NotOpen
 from shoal.http.requests.problem import (
@@ -136,7 +137,10 @@ class EndpointCall:
             return
         if self._copies is not None:
             self._copies.end()
-        if error is None or isinstance(error, (CallerLeft, Refused)) or is_cancellation(error):
+        if error is None or isinstance(error, (CallerLeft, Refused)):
+            return
+        # Code may also raise a cancellation that it has kept, which is a failure of that code.
+        if is_cancellation(error) and parking_of_this_loop().is_cancelled():
             return
         self._calls.failed(error)
 
@@ -228,7 +232,8 @@ class EndpointCall:
             metadata: As for `result`.
 
         Returns:
-            Whether it was made, and the caller is resumed at its end.
+            Whether it was made, and the caller is resumed at its end. It may also have been made,
+            and have ended already; see `has_ended`.
 
         Raises:
             CallerLeft: The client has left already.
@@ -241,12 +246,19 @@ class EndpointCall:
         self._pending = pending = self._entry.begin_pending(item, options, direct.resume)
         if pending is None:
             return False
+        if pending.ended_at_once:
+            return False
         if direct.when_left(pending.leave):
             self.pending_result()  # raises that it has left; nothing would resume the caller
         return True
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether `is_suspended` has made a call that had ended at once."""
+        return self._pending is not None and self._pending.ended_at_once
+
     def pending_result(self) -> Any:
-        """Returns the result of a call that was suspended; called once, after it has ended.
+        """Returns the result of a call made by `is_suspended`; called once, after it has ended.
 
         Raises:
             CallerLeft: The client left; the call was cancelled.
@@ -291,7 +303,9 @@ class EndpointCall:
         try:
             return await run_unless_left(self._caller.departure, wait)
         except NoSuchName:
-            raise Refused(no_such_method()) from None
+            # The endpoint itself may have been deleted meanwhile.
+            problem = not_found() if self._endpoint.is_gone else no_such_method()
+            raise Refused(problem) from None
 
 
 def _priority(given: bytes, options: BatchOptions) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -116,29 +115,34 @@ class RouteDispatcher:
             step: What is awaited.
         """
         try:
-            try:
-                with _HOLDING:  # the classes of items and results may do anything
-                    await step(exchange)
-            except Exception as error:
-                await self._answer_failure(route, error, exchange)
-        except CallerLeft as left:
-            _log_departure(route, exchange, left)
+            with _HOLDING:  # the classes of items and results may do anything
+                await step(exchange)
+        except Exception as error:
+            await self._answer_failure(exchange, route, error)
         finally:
             if exchange.status:
                 self.answers.count(route.name, exchange.status)
 
-    async def _answer_failure(self, route: Route, error: Exception, exchange: Exchange) -> None:
-        """Answers a request that has failed by a problem.
+    @holds_ctrl_c
+    async def _fail(self, exchange: Exchange, route: Route, error: Exception) -> None:
+        """Ends a request that has failed, as `take_step` does."""
+        try:
+            await self._answer_failure(exchange, route, error)
+        finally:
+            del error  # its traceback holds this frame
+            if exchange.status:
+                self.answers.count(route.name, exchange.status)
+
+    async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
+        """Answers a request that has failed by a problem, unless its client has left.
 
         Raises:
-            CallerLeft: The client left meanwhile.
             Exception: It is too late for another answer; the server aborts the connection.
         """
         try:
             if isinstance(error, CallerLeft):
                 if not exchange.is_cut_off:
-                    _log_departure(route, exchange, error)
-                    return
+                    raise error
                 error = ShutDown("the server ends")
             with _HOLDING:
                 problem = explained(error, self.settings, route.name, exchange.request_id)
@@ -146,6 +150,8 @@ class RouteDispatcher:
                 raise error
             media_type, body = route.problem(problem, exchange.request_id)
             await exchange.answer(problem.status, media_type, body, problem.headers)
+        except CallerLeft as left:
+            _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
         finally:
             del error  # its traceback holds this frame
 
@@ -167,7 +173,7 @@ class RouteDispatcher:
             with _HOLDING:
                 rest = step(exchange)
         except Exception as error:
-            return self.take_step(exchange, route, partial(self._answer_failure, route, error))
+            return self._fail(exchange, route, error)
         if rest is not None:
             return self.take_step(exchange, route, lambda _: rest)
         if exchange.status:
@@ -195,10 +201,6 @@ class RouteDispatcher:
             await self.answer(
                 scope, receive, send, Found[Route]({scope["method"]: _Refusal(refusal)}, {})
             )
-
-
-def _log_departure(route: Route, exchange: Exchange, left: CallerLeft) -> None:
-    _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
 
 
 class _Refusal(Route):

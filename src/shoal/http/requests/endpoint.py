@@ -87,7 +87,7 @@ class EndpointRoute(Route):
     def _make(
         self, call: EndpointCall, exchange: Exchange, batcher: Batcher[Any], body: bytes
     ) -> Coroutine[Any, Any, None] | None:
-        """Makes a call; returns what must be awaited, or None if the call is suspended."""
+        """Makes a call; returns what must be awaited, or None if it is answered or suspended."""
         codec = self._codec_of(batcher)
         item = codec.item(exchange, body)
         metadata = HttpMetadata(self.name, exchange)
@@ -96,6 +96,8 @@ class EndpointRoute(Route):
         if call.is_suspended(item, metadata):
             exchange.suspend(self, partial(_resumed, call, codec))
             return None
+        if call.has_ended:
+            return _answered(call, codec, exchange)
         return _wait(call, exchange, codec, item, metadata)
 
     async def _stream(
@@ -158,9 +160,17 @@ def _resumed(
 ) -> Coroutine[Any, Any, None] | None:
     """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
     with call:
-        result = call.pending_result()
-        body = codec.body(exchange, result)
-        if body is not None:
-            exchange.answer_directly(200, codec.media_type, body)
-            return None
-    return _within(call, codec.answer(exchange, result))
+        rest = _answered(call, codec, exchange)
+    return None if rest is None else _within(call, rest)
+
+
+def _answered(
+    call: EndpointCall, codec: Codec, exchange: Exchange
+) -> Coroutine[Any, Any, None] | None:
+    """Answers with the result of a call that has ended; returns what must be awaited for that."""
+    result = call.pending_result()
+    body = codec.body(exchange, result)
+    if body is None:
+        return codec.answer(exchange, result)
+    exchange.answer_directly(200, codec.media_type, body)
+    return None

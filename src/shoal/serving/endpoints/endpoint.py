@@ -88,6 +88,11 @@ class Endpoint:
         self._only = None
         self._wake_next()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was deleted, or closed."""
+        return self._gone is not None
+
     def backend_for(self, shard_key: str | None) -> Backend | None:
         """Chooses the backend of a request; None while there is no traffic.
 

@@ -30,8 +30,6 @@ _log = logging.getLogger("shoal.server")
 _MOST_UNREAD: Final = 2**16
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # up to this size, the head and the first part of a body are sent together
-
-
 _CLOSE: Final = b"\r\nconnection: close"
 
 # How far the answer is: not begun; its head was given, and is kept until the body begins; its head
@@ -170,7 +168,7 @@ class Call:
 
     def scope(self) -> Scope:
         """Returns a new scope of ASGI."""
-        return scope_of(self)
+        return scope_of(self, self.line, self.carrier)
 
     def whole_body(self) -> bytes | None:
         """Returns the body of the request, once; None if it is to be received in parts."""
@@ -246,7 +244,7 @@ class Call:
         shared = self._shared
         if shared.answer_directly is not None:
             return shared.answer_directly(self)
-        return shared.app(scope_of(self), self.receive, self.send)
+        return shared.app(self.scope(), self.receive, self.send)
 
     def end(self) -> None:
         """Handles that the application has returned for good."""

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from shoal.http.server.http1.call import Call
+    from shoal.http.direct_call import DirectCall
+    from shoal.http.server.http1.carrier import Carrier
+    from shoal.http.server.http1.head import RequestLine
 
 
-def scope_of(call: Call) -> Scope:
-    """Returns a new scope for a call."""
-    line = call.line
-    carrier = call.carrier
+def scope_of(call: DirectCall, line: RequestLine, carrier: Carrier) -> Scope:
+    """Returns a new scope.
+
+    Args:
+        call: The request.
+        line: Its request line.
+        carrier: Its connection.
+    """
     shared = carrier.shared
     return {
         "type": "http",
