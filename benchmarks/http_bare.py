@@ -14,7 +14,13 @@ import trio
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 import shoal
-from benchmarks.http_handlers import MAX_BATCH_SIZE, at_once, noop, paced
+from benchmarks.http_handlers import (
+    BATCH_WAIT_TIMEOUT_S,
+    MAX_BATCH_SIZE,
+    at_once,
+    noop,
+    paced,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -162,7 +168,10 @@ class TokenLoop:
             await send({"type": "http.response.body", "body": b"".join(events), "more_body": more})
 
 
-_TOKEN_LOOPS: Final = {"/paced": TokenLoop(paced), "/at-once": TokenLoop(at_once)}
+_TOKEN_LOOPS: Final = {
+    "/paced": TokenLoop(paced, BATCH_WAIT_TIMEOUT_S),  # or the clients fall into two groups
+    "/at-once": TokenLoop(at_once),
+}
 
 
 async def tokens_app(scope: Scope, receive: Receive, send: Send) -> None:
