@@ -426,10 +426,13 @@ most = HttpOptions().max_json_elements
 exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, settings=HttpOptions())
 type_ = JsonReader(annotation)._type
 
-units = [unit % place if b"%" in unit else unit for place in range(most + 1)]
-
 def body_of(number):
-    return b"".join([opening, *units[:number]])[:-1] + closing
+    units = (unit % place if b"%" in unit else unit for place in range(number))
+    body = bytearray(opening)
+    for one in units:
+        body += one
+    body[-1:] = closing
+    return bytes(body)
 
 def fits(number):
     try:
