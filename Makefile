@@ -13,11 +13,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOAK_PROGRAMS ?= 20000
 FUZZ_CONNECTIONS ?= 400000
-# So many tests run at once: more than CI has cores, since many wait for processes. A worker that is out of
-# tests takes some of another's from the end, so that tests of one file, which share servers, mostly stay together.
+# So many tests run at once: more than CI has cores, since many wait for processes. A file's tests stay together, as
+# they share servers, and a browser; files go to the workers as tests/conftest.py sorts them, the longest first.
 TEST_WORKERS ?= 4
 FAST := not real_time and not slow and not soak
-IN_PARALLEL := --numprocesses $(TEST_WORKERS) --dist worksteal
+IN_PARALLEL := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The tests start a thousand interpreters, which would each compile the library and, in pytest, the tests anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -14,7 +14,7 @@ from pathlib import Path
 import nox
 
 OLDEST_MINOR, NEWEST_MINOR = 11, 20
-PARALLEL = ("--numprocesses", "2", "--dist", "worksteal")
+PARALLEL = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
 IS_CPYTHON = "import sys; sys.exit(sys.implementation.name != 'cpython')"
 
 

@@ -35,6 +35,7 @@ from shoal.testing import virtual_backend
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
 HANG_S = 20
 SLOW_HANG_S = 60
@@ -107,10 +108,19 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Gives slow tests more time, and leaves out the soak tests unless asked for with ``-m``."""
+    """Gives slow tests more time, and leaves out the soak tests unless asked for with ``-m``.
+
+    Files of slow tests come first, then those that wait for the real clock, so that at the end no
+    worker is left with one of them while the others have nothing to do.
+    """
+    ranks: dict[Path, int] = {}
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        is_slow = item.get_closest_marker("slow") is not None
+        if is_slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_HANG_S))
+        rank = 0 if is_slow else 1 if item.get_closest_marker("real_time") else 2
+        ranks[item.path] = min(rank, ranks.get(item.path, rank))
+    items.sort(key=lambda item: ranks[item.path])
     if config.option.markexpr:
         return
     soak = {item for item in items if item.get_closest_marker("soak")}

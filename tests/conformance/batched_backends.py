@@ -174,14 +174,12 @@ async def read_request(request: Request) -> list[Any]:
     ]
 
 
-class Reaches:
-    """Asks a request for something that does not cross."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    async def __call__(self, request: Request) -> Any:
+async def reach(request: Request) -> Any:
+    """Asks a request for what does not cross, by the names that it is sent."""
+    said = {}
+    for name in await request.json():
         try:
-            return repr(getattr(request, self._name))
+            said[name] = repr(getattr(request, name))
         except RuntimeError as error:
-            return str(error)
+            said[name] = str(error)
+    return said

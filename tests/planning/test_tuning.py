@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 
 import pytest
 
@@ -19,13 +20,13 @@ def search(rate, p99_s, **options):
     return Search(BatchOptions(**options), RUNS, rate, p99_s, requests=2000)
 
 
+@cache  # many tests look at the same search, which takes most of a second
 def found(rate, p99_s, **options):
     return search(rate, p99_s, **options).candidates(lambda _line: None)
 
 
 def text_of(rate, p99_s, **options):
-    looked = search(rate, p99_s, **options)
-    return tuned_as_text(RUNS, looked, looked.candidates(lambda _line: None))
+    return tuned_as_text(RUNS, search(rate, p99_s, **options), found(rate, p99_s, **options))
 
 
 def test_every_size_is_tried_with_every_wait_that_makes_sense():
@@ -96,7 +97,7 @@ def test_what_was_found_is_told_in_a_table_and_as_data():
     assert "100 requests a second, 99% of them within 80 ms:" in text
     assert "Best: max_batch_size=16, batch_wait_timeout_s=0.0\n" in text
     looked = search(100, 0.08)
-    candidates = looked.candidates(lambda _line: None)
+    candidates = found(100, 0.08)
     data = json.loads(json.dumps(tuned_as_data(RUNS, looked, candidates)))
     assert data["run_time"]["runs_s"]["4"] == [0.014] * 5
     assert len(data["candidates"]) == len(candidates)

@@ -407,6 +407,7 @@ async def test_a_thread_replica_keeps_its_promises():
     await check_replica(ThreadReplica, kinds=["plain"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)  # it starts some twenty processes
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_process_replica_keeps_its_promises(kind):
