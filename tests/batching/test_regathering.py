@@ -8,38 +8,13 @@ import anyio
 import pytest
 
 import shoal
+from closed_loops import RUN_S, STEPS, THINK_S, Sizes, think
 from shoal.core.batch import DispatchReason
 
 pytestmark = pytest.mark.anyio
 
 CALLERS = 16
 ROUNDS = 100
-RUN_S = 0.01
-THINK_S = 0.002
-
-
-class Sizes:
-    """A handler, or a generator handler, that notes the sizes of its batches."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    async def results(self, items: list[int]) -> list[int]:
-        self.sizes.append(len(items))
-        await anyio.sleep(RUN_S + 0.0001 * len(items))
-        return items
-
-    async def steps(self, items: list[int]) -> Any:
-        self.sizes.append(len(items))
-        for _ in range(4):
-            await anyio.sleep(RUN_S / 4)
-            yield items
-
-    def mean(self) -> float:
-        """The mean size while all call, without the batches in which the rule learned."""
-        count = len(self.sizes)
-        settled = self.sizes[count // 2 : count - count // 20]
-        return sum(settled) / len(settled)
 
 
 async def once(call: Any, number: int) -> None:
@@ -48,7 +23,7 @@ async def once(call: Any, number: int) -> None:
 
 async def read(call: Any, number: int) -> None:
     async with call(number) as stream:
-        assert [item async for item in stream] == [number] * 4
+        assert [item async for item in stream] == [number] * STEPS
 
 
 async def in_loops(make_call: Any, call: Any, *, fails: type[Exception] | None = None) -> None:
@@ -56,7 +31,7 @@ async def in_loops(make_call: Any, call: Any, *, fails: type[Exception] | None =
 
     async def loop(number: int) -> None:
         for nth in range(ROUNDS):
-            await anyio.sleep(THINK_S * (0.5 + (number * 7 + nth * 3) % CALLERS / CALLERS))
+            await think(number, nth, CALLERS)
             await make_call(call, number)
 
     async with anyio.create_task_group() as tasks:
