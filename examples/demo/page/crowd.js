@@ -13,7 +13,11 @@ const SHOWN = [
   ["p50_s", "half within"],
   ["p99_s", "99% within"],
 ];
-const REASONS = { full: "it was full", timer: "its oldest request had waited long enough" };
+const REASONS = {
+  full: "it was full",
+  timer: "its oldest request had waited long enough",
+  regather: "the callers of the batch before had come back",
+};
 const SPOKEN_MS = 2000; // Interval between updates of the descriptions for screen readers.
 const CALM_MS = 1000; // Interval between drawings for viewers who prefer reduced motion.
 const STALE_MS = 1000; // For how long frames with older settings may arrive.

@@ -205,6 +205,7 @@ function colorsOf(canvas) {
   return {
     full: color("full"),
     timer: color("timer"),
+    regather: color("regather"),
     other: color("other"),
     empty: color("empty"),
     waited: color("waited"),
