@@ -49,18 +49,12 @@ class EndpointRoute(Route):
         call = self._calls.begin(exchange)
         with call:
             body = exchange.whole_body()
-            if body is None:
-                rest = self._answer(call, exchange)
+            batcher = None if body is None else call.found(*_wishes(exchange.headers))
+            if body is None or batcher is None:
+                rest: Coroutine[Any, Any, None] | None = self._answer(call, exchange, body)
             else:
-                batcher = call.found(*_wishes(exchange.headers))
-                if batcher is None:
-                    rest = self._answer(call, exchange, body)
-                else:
-                    begun = self._make(call, exchange, batcher, body)
-                    if begun is None:
-                        return None
-                    rest = begun
-        return _within(call, rest)
+                rest = self._make(call, exchange, batcher, body)
+        return None if rest is None else _within(call, rest)
 
     @override
     async def answer(self, exchange: Exchange) -> None:
@@ -76,6 +70,7 @@ class EndpointRoute(Route):
     async def _answer(
         self, call: EndpointCall, exchange: Exchange, body: bytes | None = None
     ) -> None:
+        """Waits for what the call needs: the body if it was not read, and the batcher."""
         if body is None:
             body = await exchange.body()
         # After the body was read: meanwhile the traffic may have moved to another backend.
