@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from shoal.http.server.http1.answer import AnswerHead, error_answer
@@ -227,6 +229,62 @@ def test_nothing_of_a_head_is_left_for_the_next(before):
 
 
 # Limits.
+
+
+FACTS = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
+
+
+def facts(parser):
+    return [getattr(parser, name) for name in FACTS]
+
+
+HEADS = {
+    "plain": head("X-A: a"),
+    "with a body": head("Content-Length: 3", "Expect: 100-continue", first="POST /a?b HTTP/1.1"),
+    "chunked": head("Transfer-Encoding: chunked", "Origin: http://a.test", first="POST / HTTP/1.1"),
+    "last": head("Connection: close"),
+    "upgrade": head("Connection: upgrade", "Upgrade: websocket"),
+    "other method": head(first="PURGE / HTTP/1.1"),
+    "absolute": head(first="GET http://b.test/c HTTP/1.1"),
+    "1.0": head(first="GET / HTTP/1.0"),
+}
+
+
+@pytest.mark.parametrize("second", HEADS)
+@pytest.mark.parametrize("first", HEADS)
+def test_heads_in_a_row_are_read_as_each_alone(first, second):
+    parser = HeadParser()
+    for name in (first, first, second, second, first):
+        parser.parse(HEADS[name])
+        alone = HeadParser()
+        alone.parse(HEADS[name])
+        assert facts(parser) == facts(alone)
+
+
+def test_a_change_of_the_headers_does_not_reach_the_next_request():
+    parser = HeadParser()
+    for _ in range(3):
+        parser.parse(HEADS["plain"])
+        assert parser.headers == [(b"host", b"shoal.test"), (b"x-a", b"a")]
+        parser.headers.append((b"x-b", b"b"))
+
+
+def test_a_long_head_is_not_kept():
+    parser = HeadParser()
+    long = head("X-A: " + "a" * 4000)
+    for _ in range(2):
+        parser.parse(long)
+        assert not any(long is kept for kept in gc.get_referents(parser))
+
+
+def test_a_repeated_head_is_refused_each_time():
+    parser = HeadParser()
+    parser.parse(HEADS["plain"])
+    for _ in range(2):
+        with pytest.raises(BadRequest):
+            parser.parse(head("Host: other.test"))
+        parser.parse(HEADS["plain"])
+        assert parser.host == b"shoal.test"
 
 
 def test_a_target_may_have_16_kib():
