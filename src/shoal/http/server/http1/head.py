@@ -117,7 +117,7 @@ class HeadParser:
     def __init__(self) -> None:
         self._parser: HttpRequestParser | None = None
         # The head that the attributes describe, and its headers; empty after a long one.
-        self._last = b""
+        self._last: bytes = b""
         self._last_headers: tuple[tuple[bytes, bytes], ...] = ()
 
     def parse(self, head: bytes) -> None:
