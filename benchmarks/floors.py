@@ -19,11 +19,18 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
-from outcome import Value
+from outcome import Outcome, Value
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import (
+        AsyncGenerator,
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Generator,
+    )
 
     Handler = Callable[[list[Any]], Awaitable[list[Any]]]
     Steps = Callable[[list[Any]], AsyncIterator[list[Any]]]
@@ -90,6 +97,66 @@ def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
             for made, result in zip(batch, results, strict=True):
                 if made.task is not None:
                     reschedule(made.task, Value(result))
+
+    return UnaryFloor(call, run)
+
+
+class _SharedOutcome(Outcome[None]):
+    """What the engine wakes all tasks with: no value, so that none is made for each task."""
+
+    def unwrap(self) -> None:
+        """Returns the value."""
+
+    def send(self, gen: Generator[Any, None, Any]) -> Any:
+        """Resumes a generator with it."""
+        return gen.send(None)
+
+    async def asend(self, agen: AsyncGenerator[Any, None]) -> Any:
+        """Resumes an asynchronous generator with it."""
+        return await agen.asend(None)
+
+
+class _TrioCallOfShared(_TrioCall):
+    """A caller who is woken with the shared outcome, and whose result is stored here."""
+
+    __slots__ = ("result",)
+
+    result: Any
+
+
+def on_trio_with_one_outcome(handler: Handler, max_batch_size: int) -> UnaryFloor:
+    """Makes a floor that wakes all callers with one outcome, as the engine does.
+
+    trio makes an `outcome.Value` for each task that is woken, and it is no small part of `on_trio`.
+    """
+    queue: deque[_TrioCallOfShared] = deque()
+    idle: Task | None = None
+    woken = _SharedOutcome()
+
+    async def call(item: Any) -> Any:
+        nonlocal idle
+        made = _TrioCallOfShared()
+        made.task = current_task()
+        made.item = item
+        queue.append(made)
+        if idle is not None:
+            task, idle = idle, None
+            reschedule(task)
+        await wait_task_rescheduled(made)
+        return made.result
+
+    async def run() -> None:
+        nonlocal idle
+        while True:
+            while not queue:
+                idle = current_task()
+                await wait_task_rescheduled(_aborted)
+            batch = [queue.popleft() for _ in range(min(max_batch_size, len(queue)))]
+            results = await handler([made.item for made in batch])
+            for made, result in zip(batch, results, strict=True):
+                if made.task is not None:
+                    made.result = result
+                    reschedule(made.task, woken)
 
     return UnaryFloor(call, run)
 

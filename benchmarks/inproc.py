@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
 
+    MakeFloor = Callable[[floors.Handler, int], floors.UnaryFloor]
+
 BACKENDS: Final = ("trio", "asyncio")
 CALLERS: Final = (16, 256, 1024)
 MAX_BATCH_SIZE: Final = 64
@@ -110,11 +112,6 @@ async def floor(made: floors.UnaryFloor | floors.StreamFloor) -> AsyncIterator[A
         tasks.start_soon(made.run)
         yield made.call
         tasks.cancel_scope.cancel()
-
-
-def unary_floor(backend: str) -> AbstractAsyncContextManager[Any]:
-    """Opens the floor of a unary call, in its event loop."""
-    return floor((floors.on_trio if backend == "trio" else floors.on_asyncio)(echo, MAX_BATCH_SIZE))
 
 
 def stream_floor(backend: str, length: int) -> AbstractAsyncContextManager[Any]:
@@ -203,10 +200,15 @@ def compare(
     }
 
 
-def compare_calls(backend: str, callers: int, calls: int, rounds: int) -> dict[str, float]:
-    """Measures unary calls."""
+def compare_calls(
+    backend: str, callers: int, calls: int, rounds: int, make: MakeFloor | None = None
+) -> dict[str, float]:
+    """Measures unary calls, beside the floor of the event loop or another one."""
+    made = make or (floors.on_trio if backend == "trio" else floors.on_asyncio)
     return compare(
-        lambda: timed(backend, lambda: unary_floor(backend), call_in_a_loop, callers, calls),
+        lambda: timed(
+            backend, lambda: floor(made(echo, MAX_BATCH_SIZE)), call_in_a_loop, callers, calls
+        ),
         lambda: timed(backend, lambda: engine(unary), call_in_a_loop, callers, calls),
         rounds,
     )
@@ -235,6 +237,8 @@ def measure(calls: int, rounds: int) -> list[dict[str, Any]]:
         figures = compare_calls(backend, callers, calls, rounds)
         target = UNARY_TARGETS[backend] if callers == 256 else None
         rows.append(_row("unary call", backend, callers, figures, target))
+    figures = compare_calls("trio", 256, calls, rounds, floors.on_trio_with_one_outcome)
+    rows.append(_row("unary call, one outcome", "trio", 256, figures, None))
     for backend, length, callers in product(BACKENDS, STREAM_LENGTHS, CALLERS):
         if length != SHORT_STREAM and callers != 256:
             continue

@@ -31,10 +31,10 @@ class Entry:
     """The entry point for calls of an open batcher.
 
     Attributes:
-        takes_bare_items: Whether a call with one positional argument needs neither binding nor
-            `RequestOptions`, and so can use `call` directly.
-        takes_single_items: Whether it needs only its `RequestOptions`, and can use `call` with
-            those.
+        bare_call: `call`, if a call with one positional argument needs neither binding nor
+            `RequestOptions`; else None.
+        takes_single_items: Whether such a call needs only its `RequestOptions`, and can use `call`
+            with those.
         now: The event loop's clock.
         intake: The intake to which requests are added.
         call: `Intake.call`.
@@ -89,7 +89,8 @@ class Entry:
             and not options.use_scope_deadline
             and self._sharing is None
         )
-        self.takes_bare_items = self._binding.takes_bare and not self._needs_request_options
+        is_bare = self._binding.takes_bare and not self._needs_request_options
+        self.bare_call = self.call if is_bare else None
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import update_wrapper
 from inspect import getattr_static
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.calls.entry import raised
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+MISSING: Final = object()
+"""Stands for an argument that was not passed."""
 
 
 class KeepingEntry:
@@ -250,25 +252,33 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     def __init__(self, opening: Opening) -> None:
         self._decorate(opening)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Makes one call; await what it returns."""
-        try:
-            entry = self._here[get_ident()]
-        except KeyError:
-            return self._call_elsewhere(args, kwargs)
-        if len(args) == 1 and not kwargs:
-            if entry.takes_bare_items:
-                call = entry.call  # loaded first, as in `Intake.call`
-                return call(args[0], None)  # the usual call, straight to the queue
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+            """Makes one call; await what it returns."""
+            ...
+
+    else:
+
+        def __call__(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
+            """Makes one call; await what it returns."""
+            # The usual call has one positional argument; to collect it in a tuple is 1 % of a call.
+            try:
+                entry = self._here[get_ident()]
+            except KeyError:
+                return self._call_elsewhere(_all(item, args), kwargs)
+            if args or kwargs or item is MISSING:
+                return entry.begin(_all(item, args), kwargs, None)
+            bare_call = entry.bare_call
+            if bare_call is not None:
+                return bare_call(item, None)  # straight to the queue
             if entry.takes_single_items:
                 try:
-                    options_factory = entry.options_factory.of(
-                        args[0], NO_CALL_OPTIONS, entry.now()
-                    )
+                    options = entry.options_factory.of(item, NO_CALL_OPTIONS, entry.now())
                 except Exception as error:
                     return raised(error)
-                return entry.call(args[0], options_factory)
-        return entry.begin(args, kwargs, None)
+                return entry.call(item, options)
+            return entry.begin((item,), kwargs, None)
 
     def _call_elsewhere(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -306,7 +316,7 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
         """Prepares one call; it is made when the stream is entered."""
         entry = self._here.get(get_ident())
         if entry is not None:
-            if len(args) == 1 and not kwargs and entry.takes_bare_items:
+            if len(args) == 1 and not kwargs and entry.bare_call is not None:
                 return ResultStream(entry.intake, args[0], None)  # the usual call
             return entry.begin_stream(args, kwargs, None)
         try:
@@ -325,3 +335,8 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         bound: Self = self.bound(owner if self._opening.is_class_method else instance)
         return bound
+
+
+def _all(item: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the positional arguments of a call."""
+    return args if item is MISSING else (item, *args)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.running.run import RUNNING, Run, kinds_of, still_running
-from shoal.core.request import State
 from shoal.errors import WrongBatchSize
 
 if TYPE_CHECKING:
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
 
     from shoal.core.batch import Batch
     from shoal.core.request import Request
-
-FINISHED = State.FINISHED
 
 
 class UnaryRun(Run):
@@ -37,13 +34,9 @@ class UnaryRun(Run):
         if batch.active < batch.size or len(requests) < batch.size:
             values = [v for r, v in zip(requests, values, strict=True) if r.state is RUNNING]
             running = still_running(requests)
-        for request, value in zip(running, values, strict=True):
-            request.value = value  # Run._end, inlined: 2 % of a call, 7 % of `map`
-            request.state = FINISHED
-            request.batch = None
         batch.active -= len(running)
         self.counters.finished += len(running)
-        self.parking.wake_all(running)
+        self.parking.answer_all(running, values)
 
     def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
         got = self._counted(results, wanted)

@@ -9,6 +9,7 @@ call. They wake a slot by their number only.
 
 from __future__ import annotations
 
+from itertools import repeat, starmap
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import DispatchReason
@@ -92,7 +93,7 @@ class SizeOrWait(Rule):
         size = int(min(room, len(queue) - self._left))
         popleft = queue.popleft
         if not self._left:  # the usual case
-            return [popleft() for _ in range(size)]
+            return list(starmap(popleft, repeat((), size)))  # less than a comprehension
         taken: list[Request] = []
         while len(taken) < size:
             request = popleft()
