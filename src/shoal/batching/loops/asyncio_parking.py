@@ -120,10 +120,6 @@ class AsyncioParking(Parking):
         while task is not None and task.uncancel():
             pass
 
-    def is_innermost(self, scope: Scope) -> bool:
-        state = self._states.get(asyncio.current_task(self._loop))
-        return state is None or state.cancel_scope is scope
-
     def innermost_scope(self) -> Callable[[], object]:
         state = self._states.get(asyncio.current_task(self._loop))
         return lambda: getattr(state, "cancel_scope", None)

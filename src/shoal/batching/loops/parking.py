@@ -137,10 +137,6 @@ class Parking(ABC):
         """Undoes a cancellation of the task that came from something other than a cancel scope."""
 
     @abstractmethod
-    def is_innermost(self, scope: Scope) -> bool:
-        """Returns whether user code has left all scopes that it entered inside of `scope`."""
-
-    @abstractmethod
     def innermost_scope(self) -> Callable[[], object]:
         """Returns what tells the calling task's innermost scope; equal ones are the same scope."""
 

@@ -154,12 +154,8 @@ class TrioParking(Parking):
     def uncancel(self) -> None:
         pass  # on trio only scopes cancel
 
-    def is_innermost(self, scope: Scope) -> bool:
-        # No public API tells. With a trio that stores this elsewhere, it returns True.
-        here = getattr(current_task(), "_cancel_status", None)
-        return here is getattr(scope, "_cancel_status", None)
-
     def innermost_scope(self) -> Callable[[], object]:
+        # No public API tells. With a trio that stores this elsewhere, it never changes.
         task = current_task()
         return lambda: getattr(task, "_cancel_status", None)
 

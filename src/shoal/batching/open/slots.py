@@ -73,6 +73,8 @@ class OpenSlots(Slots[OpenRun]):
         self._bell.ring()
 
     async def _serve(self, scope: Scope) -> bool:
+        innermost_scope = self._parking.innermost_scope()
+        own_scope = innermost_scope()
         has_run = False
         while not self._are_enough_idle():
             if has_run:
@@ -90,7 +92,8 @@ class OpenSlots(Slots[OpenRun]):
                 return False
             await self._run_open(batch, scope)
             del batch
-            if self._is_used_up(scope):
+            # A scope that a handler has not left would cancel the next batch as well.
+            if scope.cancel_called or innermost_scope() is not own_scope:
                 return True
         return False
 

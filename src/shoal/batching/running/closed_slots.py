@@ -46,6 +46,8 @@ class ClosedSlots(Slots[Run]):
     async def _serve(self, scope: Scope) -> bool:
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
         former = self._former
+        innermost_scope = self._parking.innermost_scope()
+        own_scope = innermost_scope()
         is_fresh = False
         in_a_row, turn_at = 0, -math.inf
         batch: Batch | None = None
@@ -63,14 +65,21 @@ class ClosedSlots(Slots[Run]):
             ended_at = await self._run(batch, scope)
             batch = None  # an idle slot must not keep items and results alive
             is_fresh = True
-            if self._is_used_up(scope):
+            # A scope that a handler has not left would cancel the next batch as well.
+            if scope.cancel_called or innermost_scope() is not own_scope:
+                self._tell_idle()
                 return True
             in_a_row += 1
             if former.calls != calls:  # its caller had a turn
                 in_a_row, turn_at = 0, ended_at
             if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
+                if former.parked:
+                    self._tell_idle()  # they may join the next batch
                 batch = self._full_batch()
-            if batch is None and (in_a_row > 1 or former.regathering.is_learning):
+            if batch is not None:
+                continue
+            self._tell_idle()
+            if in_a_row > 1 or former.regathering.is_learning:
                 await self._parking.one_pass()
                 former.regathering.callers_ran(self._parking.now())
                 is_fresh = False

@@ -262,17 +262,12 @@ class Slots(ABC, Generic[RunT]):
             return False
         return error is not failure or not self._parking.is_cancelled()
 
-    def _is_used_up(self, scope: Scope) -> bool:
-        """Returns whether a scope can't be used for another batch.
-
-        It may have been cancelled, or a handler may not have left a scope inside of it, whose
-        cancellation would cancel the next batch.
-        """
-        return scope.cancel_called or not self._parking.is_innermost(scope)
-
     async def _run(self, batch: Batch, scope: Scope) -> float:
-        """Runs a batch; returns when it ended, in seconds."""
-        started = self.batches[batch]
+        """Runs a batch; returns when it ended, in seconds.
+
+        If it returns, the caller must call `_tell_idle`, unless the slot runs another batch at
+        once. If it raises, it has done so itself.
+        """
         run = self.run  # with the options with which the batch was filled
         self._intake.adopt()
         self._tell_idle()
@@ -283,15 +278,19 @@ class Slots(ABC, Generic[RunT]):
                 self._intake.stop([r for r in batch.members if r.state is RUNNING])
             elif batch.active:  # the remaining requests are found through their batch
                 self._on_death(error)
-            raise
-        finally:
-            del self.batches[batch]
-            now = self._parking.now()
-            run_s = now - started
-            self._counters.run_s.observe(run_s)
-            self._observe(batch, run_s, now, was_interrupted=scope.cancel_called)
-            batch.members = []  # not cleared, since it may be iterated just now
+            self._end(batch, scope)
             self._tell_idle()
+            raise
+        return self._end(batch, scope)
+
+    def _end(self, batch: Batch, scope: Scope) -> float:
+        """Ends a batch whose requests have all ended; returns when, in seconds."""
+        started = self.batches.pop(batch)
+        now = self._parking.now()
+        run_s = now - started
+        self._counters.run_s.observe(run_s)
+        self._observe(batch, run_s, now, was_interrupted=scope.cancel_called)
+        batch.members = []  # not cleared, since it may be iterated just now
         return now
 
     def _observe(self, batch: Batch, run_s: float, now: float, *, was_interrupted: bool) -> None:

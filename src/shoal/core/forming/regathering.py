@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from shoal.core.batch import DispatchReason
-from shoal.core.forming.returns import ReturnTracker
+from shoal.core.forming.returns import WORTH_S, ReturnTracker
 from shoal.core.policies.factory import regathers
 from shoal.core.policy import Dispatch, Wait
 
@@ -66,8 +66,10 @@ class Regathering:
         self, members: Iterable[Request], run_s: float, now: float, calls: int, running: int
     ) -> None:
         """Records the end of a batch; see `ReturnTracker.ended`."""
-        if self._returns is not None:
-            self._returns.ended(members, run_s, now, calls, running)
+        returns = self._returns
+        # Nothing is learned from short batches, and nothing was if it is not learning.
+        if returns is not None and (run_s >= WORTH_S or returns.is_learning):
+            returns.ended(members, run_s, now, calls, running)
 
     @property
     def is_learning(self) -> bool:
