@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.types import Message, Scope
 
@@ -42,8 +42,8 @@ class DirectCall(Protocol):
         ...
 
     @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """The names, in lower case, and the values of the headers."""
+    def headers(self) -> Mapping[bytes, bytes]:
+        """The headers by their names in lower case; the last one of those with the same name."""
         ...
 
     def scope(self) -> Scope:

@@ -101,7 +101,7 @@ class Exchange:
         *("direct", "headers", "method", "status"),
     )
 
-    headers: dict[bytes, bytes]
+    headers: Mapping[bytes, bytes]
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Exchange:
         self._offered: DirectCall | _Offered | None = direct
         if direct is not None:
             self.method = direct.line.method
-            self.headers = dict(direct.headers)
+            self.headers = direct.headers
         else:
             assert scope is not None
             self.method = scope["method"]

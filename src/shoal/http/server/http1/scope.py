@@ -31,7 +31,7 @@ def scope_of(call: DirectCall, line: RequestLine, carrier: Carrier) -> Scope:
         "raw_path": line.raw_path,
         "query_string": line.query,
         "root_path": "",
-        "headers": call.headers,
+        "headers": list(call.header_list),  # which other requests share
         "client": carrier.peer,
         "server": carrier.name,
         "state": shared.state.copy(),
