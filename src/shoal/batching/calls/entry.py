@@ -16,7 +16,7 @@ from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
@@ -142,13 +142,18 @@ class Entry:
         return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
 
     def begin_pending(
-        self, item: Any, call_options: CallOptions | None, ended: Callable[[], object]
+        self,
+        item: Any,
+        call_options: CallOptions,
+        metadata: Mapping[str, Any],
+        ended: Callable[[], object],
     ) -> PendingCall | None:
         """Makes a call whose arguments are bound, and for which no task waits; see `PendingCall`.
 
         Args:
             item: Its item.
-            call_options: Its options.
+            call_options: Its options, but for the metadata, so that many calls can share them.
+            metadata: Its metadata.
             ended: Called when it has ended, unless it `ended_at_once`.
 
         Returns:
@@ -159,7 +164,8 @@ class Entry:
         """
         if self._divides:
             return None
-        options = self.options_of(item, call_options)
+        options = self._request_options_of(item, call_options, self.now())
+        options.metadata = metadata
         return PendingCall(self.intake, self._enter(call_options), item, options, ended)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:

@@ -93,12 +93,13 @@ class Exchange:
         direct: As above.
         method: The method of the request.
         headers: The request's headers; the last one of those with the same name.
+        settings: The options of the server.
         status: The status of the answer; 0 until it has begun.
     """
 
     __slots__ = (
         *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_scope", "_send"),
-        *("direct", "headers", "method", "status"),
+        *("direct", "headers", "method", "settings", "status"),
     )
 
     headers: Mapping[bytes, bytes]
@@ -117,6 +118,7 @@ class Exchange:
         self._send = send
         self._path_params = path_params
         self.status = 0
+        self.settings = dispatcher.settings
         self._id: bytes | None = None
         self._dispatcher = dispatcher
         self.direct = direct
@@ -156,11 +158,6 @@ class Exchange:
             assert self.direct is not None
             self._send = self.direct.send
         return self._send
-
-    @property
-    def settings(self) -> HttpOptions:
-        """The options of the server."""
-        return self._dispatcher.settings
 
     @property
     def wants_no_body(self) -> bool:
@@ -206,7 +203,7 @@ class Exchange:
         body = self.whole_body()
         if body is not None:
             return body
-        most = self._dispatcher.settings.max_body_bytes
+        most = self.settings.max_body_bytes
         held = self._dispatcher.incomplete.of(self.scope.get("client"))
         return await read_body(self.receive, self.headers.get(b"content-length"), most, held)
 
@@ -217,7 +214,7 @@ class Exchange:
             Refused: The body is too large.
         """
         body = None if self.direct is None else self.direct.whole_body()
-        if body is not None and len(body) > (most := self._dispatcher.settings.max_body_bytes):
+        if body is not None and len(body) > (most := self.settings.max_body_bytes):
             raise too_large(most)
         return body
 
@@ -234,16 +231,18 @@ class Exchange:
     @property
     def id(self) -> bytes:
         """The client's ``X-Request-ID`` if it is well-formed, else a generated one."""
-        if self._id is None:
-            given = self.headers.get(b"x-request-id")
-            is_usable = given is not None and _REQUEST_ID.fullmatch(given)
-            self._id = given if given is not None and is_usable else self._dispatcher.new_id()
-        return self._id
+        return self._id or self._find_id()
 
     @property
     def request_id(self) -> str:
         """The same as text."""
         return self.id.decode("ascii")
+
+    def _find_id(self) -> bytes:
+        given = self.headers.get(b"x-request-id")
+        is_usable = given is not None and _REQUEST_ID.fullmatch(given)
+        self._id = given if given is not None and is_usable else self._dispatcher.new_id()
+        return self._id
 
     async def answer(
         self,
@@ -271,7 +270,7 @@ class Exchange:
         assert self.direct is not None
         self.status = status
         fields = _JSON_FIELDS if media_type is JSON else _FIELDS % media_type
-        self.direct.answer(status, fields + self.id, body)
+        self.direct.answer(status, fields + (self._id or self._find_id()), body)
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()

@@ -170,7 +170,7 @@ class Call:
 
     def scope(self) -> Scope:
         """Returns a new scope of ASGI."""
-        return scope_of(self, self.line, self.carrier)
+        return scope_of(self, self.line, list(self.header_list), self.carrier)
 
     def whole_body(self) -> bytes | None:
         """Returns the body of the request, once; None if it is to be received in parts."""
