@@ -349,6 +349,25 @@ async def test_a_body_that_is_too_large_is_refused_though_it_came_whole():
 # Calls that have a task.
 
 
+async def test_the_time_limit_of_a_call_is_that_of_its_backend_now():
+    limits = []
+    app = shoal.App(answer_timeout_s=90)
+
+    @app.endpoint("/it", name="it", request_timeout_s=5)
+    async def it(items):
+        requests = shoal.current_batch().requests
+        limits.extend(round(request.deadline - request.arrived_at) for request in requests)
+        return items
+
+    async with app.lifespan(), serving(app) as server:
+        client = server.connect()
+        for timeout_s in (5, 100, 100, None, 8):
+            await app.controller.update_backend_config("it", {"request_timeout_s": timeout_s})
+            client.ask("/it", 1)
+            await settle()
+    assert limits == [5, 100, 100, 90, 8]
+
+
 async def test_a_call_that_is_split_is_answered():
     parts = []
     app = shoal.App()

@@ -166,7 +166,8 @@ class Entry:
             return None
         options = self._request_options_of(item, call_options, self.now())
         options.metadata = metadata
-        return PendingCall(self.intake, self._enter(call_options), item, options, ended)
+        enter = self.intake.enter if self._sharing is None else self._enter(call_options)
+        return PendingCall(self.intake, enter, item, options, ended)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.

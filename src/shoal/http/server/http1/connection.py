@@ -332,7 +332,7 @@ class Http1Connection(Receiver):
     def call_ended(self, call: Call) -> None:
         """Handles that the application has returned."""
         self._running -= 1
-        if not (call.is_answered or call.has_left):
+        if call is self._call and not call.is_answered:
             if call.has_begun:
                 self.abort()  # the client must not take it for the whole answer
             else:
