@@ -16,6 +16,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount
 
 import shoal
+from shoal.batching.loops.event_loop import EventLoop
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.http.app.admin_mount import AppAdmin
@@ -431,3 +432,13 @@ async def test_a_stream_is_answered():
         assert client.wire.sent.count(b'{"item":') == 3
         assert client.wire.sent.endswith(b"0\r\n\r\n")
         assert server.counts() == (1, 1)
+
+
+async def test_a_call_from_another_event_loop_than_the_batchers_is_refused(app, held):
+    async with served(app) as server:
+        server.shared.loop = EventLoop(None, None)
+        client = server.connect()
+        client.ask("/held", 1)
+        await settle()
+        assert client.statuses == [500]
+        assert statistics(app).running == statistics(app).queued == 0

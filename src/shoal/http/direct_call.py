@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Scope
 
+    from shoal.batching.loops.event_loop import EventLoop
+
 
 class RequestLine(Protocol):
     """What the first line of a request says."""
@@ -35,6 +37,11 @@ class RequestLine(Protocol):
 
 class DirectCall(Protocol):
     """A request that an application is called with."""
+
+    @property
+    def loop(self) -> EventLoop:
+        """The event loop that the server runs in."""
+        ...
 
     @property
     def line(self) -> RequestLine:

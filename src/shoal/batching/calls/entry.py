@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.intake import Intake
     from shoal.batching.calls.leaving import Departure, Enter
     from shoal.batching.handlers.binding import Binding
+    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
@@ -147,6 +148,7 @@ class Entry:
         call_options: CallOptions,
         metadata: Mapping[str, Any],
         ended: Callable[[], object],
+        loop: EventLoop,
     ) -> PendingCall | None:
         """Makes a call whose arguments are bound, and for which no task waits; see `PendingCall`.
 
@@ -155,6 +157,7 @@ class Entry:
             call_options: Its options, but for the metadata, so that many calls can share them.
             metadata: Its metadata.
             ended: Called when it has ended, unless it `ended_at_once`.
+            loop: The caller's event loop. A caller that makes many calls looks it up once.
 
         Returns:
             The call; None if it may have several requests, and must be awaited.
@@ -164,10 +167,13 @@ class Entry:
         """
         if self._divides:
             return None
+        intake = self.intake
+        if loop != intake.home.loop:
+            raise intake.refusals.elsewhere()
         options = self._request_options_of(item, call_options, self.now())
         options.metadata = metadata
-        enter = self.intake.enter if self._sharing is None else self._enter(call_options)
-        return PendingCall(self.intake, enter, item, options, ended)
+        enter = intake.enter_here if self._sharing is None else self._enter(call_options)
+        return PendingCall(intake, enter, item, options, ended)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.

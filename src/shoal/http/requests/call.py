@@ -263,8 +263,9 @@ class EndpointCall:
         direct = self._caller.direct
         if direct is None or self._endpoint.shadows:
             return False
-        options = self._call_options
-        self._pending = pending = self._entry.begin_pending(item, options, metadata, direct.resume)
+        self._pending = pending = self._entry.begin_pending(
+            item, self._call_options, metadata, direct.resume, direct.loop
+        )
         if pending is None:
             return False
         if pending.ended_at_once:

@@ -6,7 +6,6 @@ with equal ``X-Serve-Shard-Key`` go to the same backend; both headers are Ray Se
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -97,7 +96,7 @@ class EndpointRoute(Route):
         if call.streams:
             return self._stream(call, exchange, codec, item, metadata)
         if call.is_suspended(item, metadata):
-            exchange.suspend(self, partial(_resumed, call, codec))
+            exchange.suspend(self, _resumed, (call, codec))
             return None
         if call.has_ended:
             return _answered(call, codec, exchange)
@@ -120,8 +119,9 @@ class EndpointRoute(Route):
         )
 
     def _codec_of(self, batcher: Batcher[Any]) -> Codec:
-        if self._last is not None and self._last[0]() is batcher:
-            return self._last[1]
+        last = self._last
+        if last is not None and last[0]() is batcher:
+            return last[1]
         codec = self._codecs.of(batcher)
         self._last = ref(batcher), codec
         return codec
@@ -163,10 +163,11 @@ async def _wait(
         await exchange.answer(200, codec.media_type, body)
 
 
-def _resumed(
-    call: EndpointCall, codec: Codec, exchange: Exchange
-) -> Coroutine[Any, Any, None] | None:
+def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
+    call: EndpointCall
+    codec: Codec
+    (call, codec), exchange.kept = exchange.kept, None
     try:
         rest = _answered(call, codec, exchange)
     except BaseException:

@@ -93,16 +93,18 @@ class Exchange:
         direct: As above.
         method: The method of the request.
         headers: The request's headers; the last one of those with the same name.
+        kept: What `suspend` was given to keep.
         settings: The options of the server.
         status: The status of the answer; 0 until it has begun.
     """
 
     __slots__ = (
-        *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_scope", "_send"),
-        *("direct", "headers", "method", "settings", "status"),
+        *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_route", "_scope"),
+        *("_send", "_step", "direct", "headers", "kept", "method", "settings", "status"),
     )
 
     headers: Mapping[bytes, bytes]
+    kept: Any
 
     def __init__(
         self,
@@ -218,15 +220,25 @@ class Exchange:
             raise too_large(most)
         return body
 
-    def suspend(self, route: Any, step: Callable[[Exchange], Awaitable[None] | None]) -> None:
+    def suspend(
+        self, route: Any, step: Callable[[Exchange], Awaitable[None] | None], kept: object
+    ) -> None:
         """Gives the task back until `direct` is resumed.
 
         Args:
             route: The route of the request.
             step: Called then; what it returns is awaited, unless that is None.
+            kept: What `step` finds in the attribute `kept`, and must take out of it: it may refer
+                to this object.
         """
         assert self.direct is not None
-        self.direct.suspend(partial(self._dispatcher.go_on, self, route, step))
+        self._route = route
+        self._step = step
+        self.kept = kept
+        self.direct.suspend(self._resumed)
+
+    def _resumed(self) -> Awaitable[None] | None:
+        return self._dispatcher.go_on(self, self._route, self._step)
 
     @property
     def id(self) -> bytes:

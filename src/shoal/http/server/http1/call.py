@@ -52,6 +52,7 @@ class Call:
 
     Attributes:
         carrier: The connection.
+        loop: The event loop of the server.
         line: The request line.
         headers: The headers by name, and `header_list` all of them; other requests share both.
         suspended: What the application goes on with after it has returned; None if it does not.
@@ -81,7 +82,8 @@ class Call:
 
     def __init__(self, carrier: Carrier, parser: HeadParser, body: bytes = b"") -> None:
         self.carrier = carrier
-        self._shared = carrier.shared
+        self._shared = shared = carrier.shared
+        self.loop = shared.loop
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
         self.headers = parser.by_name
@@ -185,15 +187,13 @@ class Call:
         if self.has_left:
             return
         shared = self._shared
-        size = len(body)
         close = b""
         if shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
             close = _CLOSE
-        if self.line.method == "HEAD":
-            body = b""
-        parts = (status_line(status), fields, size, close, shared.date())
-        self._finish(b"%b%b\r\ncontent-length: %d%b%b\r\n\r\n" % parts, body)
+        parts = (status_line(status), fields, len(body), close, shared.date())
+        text = b"%b%b\r\ncontent-length: %d%b%b\r\n\r\n" % parts
+        self._finish(text, b"" if self.line.method == "HEAD" else body)
 
     def put(self, data: bytes) -> bool:
         """Sends a part of a body at once; see `DirectCall`."""
