@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     """Makes a request with a waiter, or with one of its own for None; see `Intake.enter`."""
 
 T = TypeVar("T")
+FINISHED = State.FINISHED
 _ALIVE: Final = (State.QUEUED, State.PARKED, State.RUNNING)
 
 
@@ -167,9 +168,12 @@ class PendingCall:
         """
         request, self._request = self._request, None  # it refers to this object
         assert request is not None
+        intake = self._intake
         if request.options is not None:
-            self._intake.former.overdue.forget(request)
-        return _result_of(request, self._intake)
+            intake.former.overdue.forget(request)
+        if request.state is FINISHED:
+            return request.value
+        return _result_of(request, intake)
 
     def departed(self) -> bool:
         """Returns False: a caller that leaves abandons its request itself."""
@@ -178,7 +182,7 @@ class PendingCall:
 
 def _result_of(request: Request, intake: Intake) -> Any:
     """Returns the result of a request, or raises its error; `CallerLeft` if it has neither."""
-    if request.state is State.FINISHED:
+    if request.state is FINISHED:
         return request.value
     if request.error is None:
         intake.abandon(request)
