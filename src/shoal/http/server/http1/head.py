@@ -111,6 +111,7 @@ class HeadParser:
         "upgrade",
     )
 
+    last: bytes
     line: RequestLine
     headers: list[tuple[bytes, bytes]]
     by_name: dict[bytes, bytes]
