@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.former_scenes import admit, change, check, expire, new, queue, take, waiting
-from shoal import QueuePolicy, WholeQueuePolicy
+from shoal import BatchOptions, QueuePolicy, WholeQueuePolicy
 from shoal.core.batch import DispatchReason
+from shoal.core.forming.former import Former
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import State
@@ -295,6 +296,61 @@ def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:
     check(former)
     assert take(former, 2.0) == [late]
     assert former.live == 0
+
+
+# Deadlines that are computed only if they may matter before a slot decides again
+
+
+def measured(**options: Any) -> Former:
+    """Makes a queue whose handler takes a second, as measured, and whose batches wait for 9 s."""
+    former = queue(max_batch_size=8, batch_wait_timeout_s=9, **options)
+    for _ in range(20):
+        former.model.observe(1, 1.0)
+    return former
+
+
+def must_leave_by(former: Former, due: float, size: int) -> float:
+    lead_s = former._pressures.lead_s(size)
+    assert lead_s is not None
+    return due - lead_s
+
+
+@pytest.mark.parametrize("seconds", [-0.1, 0.1])
+def test_a_slot_is_woken_for_a_request_that_must_leave_before_it_decides(seconds: float) -> None:
+    former = measured()
+    admit(former, *[new() for _ in range(6)])
+    assert former.decide(0.0) == Wait(9.0, 8)
+    due = 2 * 9.0 - must_leave_by(former, 9.0, 7) + seconds
+    assert former.admit(new(1.0, deadline=due)).ring == (seconds < 0)
+    assert former.decide(1.0) == Wait(pytest.approx(min(9.0, 9.0 + seconds)), 8)
+
+
+def test_the_first_of_requests_that_came_while_no_slot_waited_counts() -> None:
+    former = measured()
+    admit(former, *[new(deadline=due) for due in (200.0, 5.0, 100.0)])
+    wait = former.decide(0.0)
+    assert isinstance(wait, Wait)
+    assert wait.until is not None
+    assert must_leave_by(former, 5.0, 8) <= wait.until < 5.0
+    assert not former._pressures.unseen
+
+
+def test_a_slot_is_woken_once_for_requests_that_come_together() -> None:
+    former = measured()
+    assert former.decide(0.0) == Wait(None, 1)
+    assert [former.admit(new(deadline=60)).ring for _ in range(5)] == [True, *[False] * 4]
+
+
+def test_a_request_must_leave_by_the_run_times_measured_while_a_slot_waits() -> None:
+    batches: dict[Any, float] = {object(): 0.0}
+    former = Former(BatchOptions.of({"max_batch_size": 8, "batch_wait_timeout_s": 9}), batches)
+    former.reform(idle_slots=1)
+    former.model.observe(1, 1.0)
+    admit(former, new())
+    former.decide(0.0)
+    for _ in range(200):
+        former.model.observe(1, 20.0)
+    assert former.admit(new(1.0, deadline=25.0)).ring
 
 
 # What is left behind

@@ -16,6 +16,7 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount
 
 import shoal
+from shoal.batching.loops.event_loop import EventLoop
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.http.app.admin_mount import AppAdmin
@@ -349,6 +350,25 @@ async def test_a_body_that_is_too_large_is_refused_though_it_came_whole():
 # Calls that have a task.
 
 
+async def test_the_time_limit_of_a_call_is_that_of_its_backend_now():
+    limits = []
+    app = shoal.App(answer_timeout_s=90)
+
+    @app.endpoint("/it", name="it", request_timeout_s=5)
+    async def it(items):
+        requests = shoal.current_batch().requests
+        limits.extend(round(request.deadline - request.arrived_at) for request in requests)
+        return items
+
+    async with app.lifespan(), serving(app) as server:
+        client = server.connect()
+        for timeout_s in (5, 100, 100, None, 8):
+            await app.controller.update_backend_config("it", {"request_timeout_s": timeout_s})
+            client.ask("/it", 1)
+            await settle()
+    assert limits == [5, 100, 100, 90, 8]
+
+
 async def test_a_call_that_is_split_is_answered():
     parts = []
     app = shoal.App()
@@ -412,3 +432,13 @@ async def test_a_stream_is_answered():
         assert client.wire.sent.count(b'{"item":') == 3
         assert client.wire.sent.endswith(b"0\r\n\r\n")
         assert server.counts() == (1, 1)
+
+
+async def test_a_call_from_another_event_loop_than_the_batchers_is_refused(app, held):
+    async with served(app) as server:
+        server.shared.loop = EventLoop(None, None)
+        client = server.connect()
+        client.ask("/held", 1)
+        await settle()
+        assert client.statuses == [500]
+        assert statistics(app).running == statistics(app).queued == 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 
 import pytest
+from server_in_memory import serving
 
 from shoal.http.server.http1.answer import AnswerHead, error_answer
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.head import MAX_HEAD, HeadParser, find_end
 from shoal.http.server.http1.target import in_origin_form
+from shoal.testing import settle
 
 DATE = b"\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT"
 
@@ -231,7 +233,17 @@ def test_nothing_of_a_head_is_left_for_the_next(before):
 # Limits.
 
 
-FACTS = ("line", "headers", "host", "origin", "length", "keeps_alive", "expects", "upgrade")
+FACTS = (
+    "line",
+    "headers",
+    "by_name",
+    "host",
+    "origin",
+    "length",
+    "keeps_alive",
+    "expects",
+    "upgrade",
+)
 
 
 def facts(parser):
@@ -261,12 +273,55 @@ def test_heads_in_a_row_are_read_as_each_alone(first, second):
         assert facts(parser) == facts(alone)
 
 
-def test_a_change_of_the_headers_does_not_reach_the_next_request():
-    parser = HeadParser()
-    for _ in range(3):
-        parser.parse(HEADS["plain"])
-        assert parser.headers == [(b"host", b"shoal.test"), (b"x-a", b"a")]
-        parser.headers.append((b"x-b", b"b"))
+@pytest.mark.anyio
+async def test_a_change_of_the_headers_does_not_reach_the_next_request():
+    found = []
+
+    async def app(scope, receive, send):
+        found.append(list(scope["headers"]))
+        scope["headers"].append((b"x-b", b"b"))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async with serving(app) as server:
+        client = server.connect()
+        for _ in range(3):
+            client.say(HEADS["plain"])
+            await settle()
+    assert found == [[(b"host", b"shoal.test"), (b"x-a", b"a")]] * 3
+
+
+@pytest.mark.anyio
+async def test_requests_with_the_same_head_have_bodies_of_their_own():
+    found = []
+
+    async def app(scope, receive, send):
+        message = await receive()
+        assert not message["more_body"]
+        found.append((scope["path"], message["body"]))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    one = head("Content-Length: 3", first="POST /one HTTP/1.1")
+    two = head("Content-Length: 3", first="POST /two HTTP/1.1")
+    bare = head(first="GET /bare HTTP/1.1")
+    said = [one + b"abc", one + b"def", two + b"ghi", one + one[:3], bare, bare + bare]
+    said.append(one + b"jkl")
+    async with serving(app) as server:
+        client = server.connect()
+        for data in said:
+            client.say(data)
+            await settle()
+        # In pieces, and with others behind it.
+        client.say(one[:9])
+        client.say(one[9:] + b"mno" + one + b"pqr" + one + b"s")
+        client.say(b"tu" + bare)
+        await settle()
+    assert found == [
+        *[("/one", b"abc"), ("/one", b"def"), ("/two", b"ghi"), ("/one", one[:3])],
+        *[("/bare", b"")] * 3,
+        *[("/one", b"jkl"), ("/one", b"mno"), ("/one", b"pqr"), ("/one", b"stu"), ("/bare", b"")],
+    ]
 
 
 def test_a_long_head_is_not_kept():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ class Timers:
         The entries of ``_queue`` are in order of time; ``_latest`` is the time of the last one.
     """
 
-    __slots__ = ("_count", "_heap", "_latest", "_queue", "_sweep_at", "forgotten")
+    __slots__ = ("_heap", "_latest", "_numbers", "_queue", "_sweep_at", "forgotten")
 
     def __init__(self) -> None:
         self._queue: deque[Timer] = deque()
         self._heap: list[Timer] = []
         self._latest = -math.inf
-        self._count = 0
+        self._numbers = count()
         self.forgotten = 0
         # How many cancelled entries trigger a sweep: the number of entries left by the last one.
         self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
@@ -52,8 +53,7 @@ class Timers:
         """
         if self.forgotten > self._sweep_at:
             self.keep(lambda _: True)
-        self._count = number = self._count + 1
-        timer = [at, number, what]
+        timer = [at, next(self._numbers), what]
         if at >= self._latest:
             self._latest = at
             self._queue.append(timer)
@@ -102,9 +102,11 @@ class Timers:
 
     def _next(self) -> Timer | None:
         queue, heap = self._queue, self._heap
+        dropped = 0
         while queue and queue[0][2] is None:
             queue.popleft()
-            self.forgotten -= 1
+            dropped += 1
+        self.forgotten -= dropped
         while heap and heap[0][2] is None:
             heapq.heappop(heap)
             self.forgotten -= 1

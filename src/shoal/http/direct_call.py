@@ -14,9 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.types import Message, Scope
+
+    from shoal.batching.loops.event_loop import EventLoop
 
 
 class RequestLine(Protocol):
@@ -37,13 +39,18 @@ class DirectCall(Protocol):
     """A request that an application is called with."""
 
     @property
+    def loop(self) -> EventLoop:
+        """The event loop that the server runs in."""
+        ...
+
+    @property
     def line(self) -> RequestLine:
         """The request line."""
         ...
 
     @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """The names, in lower case, and the values of the headers."""
+    def headers(self) -> Mapping[bytes, bytes]:
+        """The headers by their names in lower case; the last one of those with the same name."""
         ...
 
     def scope(self) -> Scope:

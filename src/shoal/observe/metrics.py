@@ -25,9 +25,12 @@ class AnswerCounts:
             endpoint: The endpoint's name, or `NO_ENDPOINT`.
             status: The response's HTTP status.
         """
-        self._counts[endpoint, status // 100] += 1
+        self._counts[endpoint, status] += 1
 
     def __iter__(self) -> Iterator[tuple[str, str, int]]:
         """Yields the endpoint, status class (``"2xx"``) and count of each pair counted so far."""
-        for (endpoint, hundreds), count in self._counts.items():
+        by_class: Counter[tuple[str, int]] = Counter()
+        for (endpoint, status), count in self._counts.items():
+            by_class[endpoint, status // 100] += count
+        for (endpoint, hundreds), count in by_class.items():
             yield endpoint, f"{hundreds}xx", count

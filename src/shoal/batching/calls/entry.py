@@ -16,12 +16,13 @@ from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
     from shoal.batching.calls.leaving import Departure, Enter
     from shoal.batching.handlers.binding import Binding
+    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
@@ -143,14 +144,21 @@ class Entry:
         return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
 
     def begin_pending(
-        self, item: Any, call_options: CallOptions | None, ended: Callable[[], object]
+        self,
+        item: Any,
+        call_options: CallOptions,
+        metadata: Mapping[str, Any],
+        ended: Callable[[], object],
+        loop: EventLoop,
     ) -> PendingCall | None:
         """Makes a call whose arguments are bound, and for which no task waits; see `PendingCall`.
 
         Args:
             item: Its item.
-            call_options: Its options.
+            call_options: Its options, but for the metadata, so that many calls can share them.
+            metadata: Its metadata.
             ended: Called when it has ended, unless it `ended_at_once`.
+            loop: The caller's event loop. A caller that makes many calls looks it up once.
 
         Returns:
             The call; None if it may have several requests, and must be awaited.
@@ -160,8 +168,13 @@ class Entry:
         """
         if self._divides:
             return None
-        options = self.options_of(item, call_options)
-        return PendingCall(self.intake, self._enter(call_options), item, options, ended)
+        intake = self.intake
+        if loop != intake.home.loop:
+            raise intake.refusals.elsewhere()
+        options = self._request_options_of(item, call_options, self.now())
+        options.metadata = metadata
+        enter = intake.enter_here if self._sharing is None else self._enter(call_options)
+        return PendingCall(intake, enter, item, options, ended)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.

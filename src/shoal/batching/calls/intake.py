@@ -198,8 +198,11 @@ class Intake:
             waiter = self._new_waiter()
         elif not self.parking.seems_here():
             raise self.refusals.elsewhere()
-        request = self._new_request(item, options, waiter)
-        self._enter(request)
+        return self.enter_here(item, options, waiter)
+
+    def enter_here(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
+        """Does the same for a caller that is known to be in the batcher's loop."""
+        self._enter(request := self._new_request(item, options, waiter))
         return request
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     """Makes a request with a waiter, or with one of its own for None; see `Intake.enter`."""
 
 T = TypeVar("T")
+FINISHED = State.FINISHED
 _ALIVE: Final = (State.QUEUED, State.PARKED, State.RUNNING)
 
 
@@ -129,13 +130,14 @@ class PendingCall:
             must not raise, or do more than wake a task.
 
     Attributes:
+        wake: `ended`; the engine calls it on the waiter of a request, which this object is.
         ended_at_once: Whether it had ended as soon as it was made, with a result from a cache.
 
     Raises:
         Exception: As for any call that is refused.
     """
 
-    __slots__ = ("_ended", "_intake", "_request", "ended_at_once")
+    __slots__ = ("_intake", "_request", "ended_at_once", "wake")
 
     def __init__(
         self,
@@ -145,7 +147,7 @@ class PendingCall:
         options: RequestOptions | None,
         ended: Callable[[], object],
     ) -> None:
-        self._ended = ended
+        self.wake = ended
         self._intake = intake
         request = enter(item, options, self)
         self._request: Request | None = request
@@ -155,7 +157,7 @@ class PendingCall:
         """Cancels the call, since its caller has left."""
         if self._request is not None:
             self._intake.abandon(self._request)
-            self._ended()
+            self.wake()
 
     def result(self) -> Any:
         """Returns the result; called once, after it has ended.
@@ -166,15 +168,12 @@ class PendingCall:
         """
         request, self._request = self._request, None  # it refers to this object
         assert request is not None
+        intake = self._intake
         if request.options is not None:
-            self._intake.former.overdue.forget(request)
-        return _result_of(request, self._intake)
-
-    # What the engine calls on the waiter of a request.
-
-    def wake(self) -> None:
-        """Tells the caller that the request has ended."""
-        self._ended()
+            intake.former.overdue.forget(request)
+        if request.state is FINISHED:
+            return request.value
+        return _result_of(request, intake)
 
     def departed(self) -> bool:
         """Returns False: a caller that leaves abandons its request itself."""
@@ -183,7 +182,7 @@ class PendingCall:
 
 def _result_of(request: Request, intake: Intake) -> Any:
     """Returns the result of a request, or raises its error; `CallerLeft` if it has neither."""
-    if request.state is State.FINISHED:
+    if request.state is FINISHED:
         return request.value
     if request.error is None:
         intake.abandon(request)

@@ -102,9 +102,9 @@ class RequestOptionsFactory:
             Exception: What a function of one item raised.
         """
         asked = _new(RequestOptions)  # without the constructor: 2 % of a call
-        asked.metadata = call_options.metadata
+        deadline_s, asked.metadata, asked_priority, asked.queue_timeout_s, _ = call_options
         asked.options_factory = self
-        asked.asked_priority = asked_priority = call_options.priority
+        asked.asked_priority = asked_priority
         asked.priority = (
             self._priority
             if asked_priority is None
@@ -126,12 +126,11 @@ class RequestOptionsFactory:
             except TypeError:
                 raise self._not_a_key(key) from None
         limit_s = self._limit_s
-        if call_options.deadline_s is not None and call_options.deadline_s < limit_s:
-            limit_s = call_options.deadline_s
+        if deadline_s is not None and deadline_s < limit_s:
+            limit_s = deadline_s
         asked.deadline = asked.due = None if limit_s == math.inf else now + limit_s
         if scope_deadline < math.inf and (asked.due is None or scope_deadline < asked.due):
             asked.due = scope_deadline
-        asked.queue_timeout_s = call_options.queue_timeout_s
         asked.delayed_at = asked.timer = asked.queue_timer = None
         asked.number = 0
         return asked

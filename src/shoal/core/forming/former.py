@@ -211,14 +211,14 @@ class Former:
         decision = self._policy.decide(now, pressures.pressure(now) if self.live else None)
         decision = self.regathering.decide(decision, self._policy, now, self.live, self.calls)
         if isinstance(decision, Dispatch):
-            pressures.asleep_until = -math.inf
+            pressures.wake()
             self.wake_at = 0
             return decision
-        if pressures.unseen:
+        if pressures.must_see(decision):
             # Now their deadlines matter, and may change the decision.
             pressures.see(self.live)
             return self.decide(now)
-        wait = pressures.sleep(decision, self.live)
+        wait = pressures.sleep(decision, self.live, may_learn=bool(self.batches))
         self.wake_at = wait.wake_at
         return wait
 

@@ -41,18 +41,21 @@ class PressureTracker:
             waits.
         covered: The queued requests that a flush covers.
         draining: Whether batches are dispatched without waiting for them to fill.
-        unseen: Requests with a due time that has not been processed. While all slots are busy it is
-            not needed, and most of these requests leave before it is.
+        unseen: Requests with a due time that has not been processed. It is not needed while all
+            slots are busy, or while the waiting slot decides again long before; and most of these
+            requests leave before it is.
         handed_out_flushed: Whether a flush covered any of the requests that were taken last.
         may_wait: Whether requests ever wait for a batch to fill; if not, none has to leave early.
     """
 
     __slots__ = (
+        "_earliest_unseen",
         "_handed_out",
         "_has_times",
         "_leave_by",
         "_model",
         "_most",
+        "_urgent_before",
         "asleep_until",
         "covered",
         "draining",
@@ -74,6 +77,9 @@ class PressureTracker:
         self._leave_by = Timers()
         self._has_times = False
         self.unseen: list[Request] = []
+        self._earliest_unseen = math.inf  # no unseen request is due before this
+        # A request that is due before this may have to leave before the waiting slot decides again.
+        self._urgent_before = -math.inf
 
     def change(self, options: BatchOptions) -> None:
         """Applies new options, and drops the times that were computed under the old ones."""
@@ -96,12 +102,26 @@ class PressureTracker:
         Returns:
             Whether it must be dispatched before the waiting slot decides again.
         """
-        if self.asleep_until != -math.inf:
-            return self._note(request, due, live) < self.asleep_until
+        if due < self._urgent_before:
+            is_urgent = self._note(request, due, live) < self.asleep_until
+            if is_urgent:
+                self._urgent_before = -math.inf  # the slot decides as soon as it runs
+            return is_urgent
         self.unseen.append(request)
+        if due < self._earliest_unseen:
+            self._earliest_unseen = due
         if len(self.unseen) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
             self.unseen = [other for other in self.unseen if _is_queued(other)]
         return False
+
+    def must_see(self, wait: Wait) -> bool:
+        """Returns whether an unseen request may have to be dispatched before a wait ends."""
+        if not self.unseen:
+            return False
+        if wait.until is None:
+            return True
+        lead_s = self.lead_s(self._most)
+        return lead_s is None or self._earliest_unseen - lead_s < wait.until
 
     def see(self, live: int) -> None:
         """Computes when the unseen requests that are still queued must be dispatched.
@@ -114,11 +134,13 @@ class PressureTracker:
             if request.state is State.QUEUED and asked is not None and asked.due is not None:
                 self._note(request, asked.due, live)
         self.unseen.clear()
+        self._earliest_unseen = math.inf
 
     def forget_times(self) -> None:
         """Drops all dispatch times, and the record of what was taken last."""
         if self.unseen:
             self.unseen = []
+            self._earliest_unseen = math.inf
         if self._has_times:
             self._has_times = False
             self._leave_by = Timers()
@@ -137,12 +159,13 @@ class PressureTracker:
                 return Pressure(DispatchReason.DEADLINE, first)
         return None
 
-    def sleep(self, wait: Wait, live: int) -> Wait:
+    def sleep(self, wait: Wait, live: int, *, may_learn: bool) -> Wait:
         """Records that the free slot waits, and until when.
 
         Args:
             wait: The policy's decision.
             live: The number of queued requests.
+            may_learn: Whether a run may be measured meanwhile.
 
         Returns:
             The same decision, or an earlier time if a request must be dispatched before.
@@ -151,8 +174,15 @@ class PressureTracker:
         if live and self._first() is not None:
             until = min(until, self._leave_by.next_at())
         self.asleep_until = until
+        # A larger batch takes no less time, so no request must leave earlier than by this.
+        lead_s = None if may_learn else self.lead_s(self._most)
+        self._urgent_before = math.inf if lead_s is None else until + lead_s
         asked = None if until == math.inf else until
         return wait if asked == wait.until else Wait(asked, wait.wake_at)
+
+    def wake(self) -> None:
+        """Records that the slot does not wait any more."""
+        self.asleep_until = self._urgent_before = -math.inf
 
     def left(self, request: Request) -> None:
         """Records that a request has left the queue for good."""

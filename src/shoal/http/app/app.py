@@ -367,6 +367,7 @@ class App:
             try:
                 yield
             finally:
+                self._table = None
                 self._phase = "closed"
 
     def begin_drain(self) -> None:
@@ -381,11 +382,12 @@ class App:
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        if self._table is not None and self._phase != "closed" and not self._has_middleware:
-            line = call.line
-            if not line.path.startswith(_PAGES):
-                found = self._table.at(line.path, line.method)
-                if found is not None and (route := found.routes.get(line.method)) is not None:
+        table = self._table
+        if table is not None and not self._has_middleware:
+            path, method = call.line.path, call.line.method
+            if not path.startswith(_PAGES):
+                found = table.at(path, method)
+                if found is not None and (route := found.routes.get(method)) is not None:
                     return self._dispatcher.answer_directly(call, route, found.params)
         return self(call.scope(), call.receive, call.send)
 
@@ -432,7 +434,7 @@ class App:
         """Returns the routes for a request; see `PathTable.at`."""
         if path.startswith(_PAGES):  # not even for an endpoint at "/{any:path}"
             return self._pages.at(path, method)
-        if self._table is not None and self._phase != "closed":
+        if self._table is not None:
             return self._table.at(path, method)
         declared = PathTable[Route]()
         for endpoint in self._declared.endpoints.values():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 import anyio
 from starlette.datastructures import Headers
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from shoal.batching.batcher import Batcher
-    from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.leaving import Departure, PendingCall
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
@@ -73,26 +72,39 @@ class Caller(Protocol):
         ...
 
 
+class CallHeaders(NamedTuple):
+    """What the headers of a request say about its call.
+
+    Attributes:
+        method: The method of the backend's code.
+        shard_key: Calls with equal keys go to the same backend; None for no key.
+        priority: The priority level, as text; None for the default.
+        cache_control: The client's directives about shared results; None for none.
+    """
+
+    method: str = "__call__"
+    shard_key: str | None = None
+    priority: bytes | None = None
+    cache_control: bytes | None = None
+
+
+NO_CALL_HEADERS: Final = CallHeaders()
+
+
 class EndpointCalls:
     """Makes the calls of one endpoint.
 
     Attributes:
         endpoint: The endpoint.
         options: The options of the server.
+        usual: The options of a call without such headers, as the last one had them.
     """
 
     def __init__(self, endpoint: Endpoint, options: HttpOptions) -> None:
         self.endpoint = endpoint
         self.options = options
+        self.usual = CallOptions(options.answer_timeout_s)
         self._has_hinted = False
-
-    def begin(self, caller: Caller) -> EndpointCall:
-        """Returns a call, to be entered as a context.
-
-        Args:
-            caller: The client's request.
-        """
-        return EndpointCall(self, caller)
 
     def failed(self, error: BaseException) -> None:
         """Counts a call that failed, and logs a hint if its code was written for another loop."""
@@ -112,6 +124,10 @@ class EndpointCall:
     call that `is_suspended` leaves the block, enters it again when its caller is resumed, and ends
     with `pending_result`.
 
+    Args:
+        calls: The calls of the endpoint.
+        caller: The client's request.
+
     Attributes:
         streams: Whether it is answered by a stream; known after `find`.
     """
@@ -120,13 +136,12 @@ class EndpointCall:
     _copies: PrimaryAnswer | None = None
     _pending: PendingCall | None = None
     _spent_s = 0.0
-    _shares = True
+    streams = False
 
     def __init__(self, calls: EndpointCalls, caller: Caller) -> None:
         self._calls = calls
         self._endpoint = calls.endpoint
         self._caller = caller
-        self.streams = False
         calls.endpoint.requests += 1
 
     def __enter__(self) -> Self:
@@ -144,39 +159,21 @@ class EndpointCall:
             return
         self._calls.failed(error)
 
-    def found(
-        self,
-        method: str,
-        shard_key: str | None,
-        priority: bytes | None,
-        cache_control: bytes | None = None,
-    ) -> Batcher[Any] | None:
+    def found(self, given: CallHeaders) -> Batcher[Any] | None:
         """Finds the batcher of the call; see `find`.
 
         Returns:
             The batcher; None if it must be waited for.
         """
         try:
-            backend = self._endpoint.backend_for(shard_key)
+            backend = self._endpoint.backend_for(given.shard_key)
         except NoSuchName:  # the endpoint was deleted just now
             raise Refused(not_found()) from None
-        found = None if backend is None else backend.method_batchers.get(method)
-        return None if found is None else self._use(found, priority, cache_control)
+        found = None if backend is None else backend.method_batchers.get(given.method)
+        return None if found is None else self._use(found, given)
 
-    async def find(
-        self,
-        method: str,
-        shard_key: str | None,
-        priority: bytes | None,
-        cache_control: bytes | None = None,
-    ) -> Batcher[Any]:
+    async def find(self, given: CallHeaders) -> Batcher[Any]:
         """Finds the batcher of the call; waits for traffic, or for a first replica.
-
-        Args:
-            method: The method of the backend's code.
-            shard_key: Calls with equal keys go to the same backend; None for no key.
-            priority: The priority level, as text; None for the default.
-            cache_control: The directives of the client about shared results; None for none.
 
         Returns:
             The batcher, which determines the codec.
@@ -187,25 +184,49 @@ class EndpointCall:
             CallerLeft: The client left meanwhile.
             Exception: The endpoint has no backend in time, or its batcher broke.
         """
-        batcher = self.found(method, shard_key, priority, cache_control)
+        batcher = self.found(given)
         if batcher is not None:
             return batcher
         started = anyio.current_time()
-        found = await self._awaited(method, shard_key)
+        found = await self._awaited(given)
         self._spent_s = anyio.current_time() - started
-        return self._use(found, priority, cache_control)
+        return self._use(found, given)
 
-    def _use(
-        self, found: MethodBatcher, priority: bytes | None, cache_control: bytes | None
-    ) -> Batcher[Any]:
+    def _use(self, found: MethodBatcher, given: CallHeaders) -> Batcher[Any]:
+        try:
+            self._entry = found.entry()
+        except NotOpen:
+            raise Refused(not_open(self._calls.options)) from None
         self._method_batcher = found
-        self._entry = self._entry_of(found)
         batcher = found.batcher
-        self.streams = batcher.streams
-        self._priority = None if priority is None else _priority(priority, batcher.options)
-        if cache_control is not None:
-            self._shares = _may_share(cache_control)
+        options = batcher.options
+        timeout_s = options.request_timeout_s
+        if found.streams:
+            self.streams = True
+        elif timeout_s is None:
+            timeout_s = self._calls.options.answer_timeout_s
+        usual = self._calls.usual
+        if given is NO_CALL_HEADERS and timeout_s == usual.deadline_s and not self._spent_s:
+            self._call_options = usual
+        else:
+            self._call_options = self._options_by(given, options, timeout_s)
         return batcher
+
+    def _options_by(
+        self, given: CallHeaders, options: BatchOptions, timeout_s: float | None
+    ) -> CallOptions:
+        """Returns the options of the call, without its metadata."""
+        if timeout_s is not None:
+            timeout_s = max(0.0, timeout_s - self._spent_s)
+        priority, caching = given.priority, given.cache_control
+        made = CallOptions(
+            timeout_s,
+            priority=None if priority is None else _priority(priority, options),
+            share=caching is None or _may_share(caching),
+        )
+        if given is NO_CALL_HEADERS and not self._spent_s:
+            self._calls.usual = made
+        return made
 
     async def result(self, item: Any, metadata: Mapping[str, Any]) -> Any:
         """Makes a call with one result.
@@ -218,7 +239,7 @@ class EndpointCall:
             CallerLeft: The client left; the call was cancelled.
             Exception: As for any call.
         """
-        options = self._call_options(item, metadata)
+        options = self._begin_copies(item, metadata)
         result = await self._entry.begin_unless_left(item, options, self._caller.departure)
         if self._copies is not None:
             self._copies.set(result)
@@ -242,8 +263,9 @@ class EndpointCall:
         direct = self._caller.direct
         if direct is None or self._endpoint.shadows:
             return False
-        options = self._call_options(item, metadata)
-        self._pending = pending = self._entry.begin_pending(item, options, direct.resume)
+        self._pending = pending = self._entry.begin_pending(
+            item, self._call_options, metadata, direct.resume, direct.loop
+        )
         if pending is None:
             return False
         if pending.ended_at_once:
@@ -270,7 +292,7 @@ class EndpointCall:
 
     def stream(self, item: Any, metadata: Mapping[str, Any]) -> ResultStream[Any] | ComparedStream:
         """Returns the stream of a call, which is made when the stream is entered."""
-        stream = self._entry.begin_stream_of(item, self._call_options(item, metadata))
+        stream = self._entry.begin_stream_of(item, self._begin_copies(item, metadata))
         return stream if self._copies is None else ComparedStream(stream, self._copies)
 
     def explained(self, error: Exception) -> Problem:
@@ -278,28 +300,16 @@ class EndpointCall:
         self._calls.failed(error)
         return explained(error, self._calls.options, self._endpoint.name, self._caller.request_id)
 
-    def _call_options(self, item: Any, metadata: Mapping[str, Any]) -> CallOptions:
-        """Returns the options of the call, and begins its shadow copies."""
-        method_batcher = self._method_batcher
-        timeout_s = method_batcher.batcher.options.request_timeout_s
-        if timeout_s is None and not self.streams:
-            timeout_s = self._calls.options.answer_timeout_s
-        if timeout_s is not None and self._spent_s:
-            timeout_s = max(0.0, timeout_s - self._spent_s)
+    def _begin_copies(self, item: Any, metadata: Mapping[str, Any]) -> CallOptions:
+        """Begins the shadow copies of the call; returns all of its options."""
         if self._endpoint.shadows:
-            self._copies = self._endpoint.copied(method_batcher, item, metadata)
-        return CallOptions(timeout_s, metadata, self._priority, None, self._shares)
+            self._copies = self._endpoint.copied(self._method_batcher, item, metadata)
+        return self._call_options._replace(metadata=metadata)
 
-    def _entry_of(self, method_batcher: MethodBatcher) -> Entry:
-        try:
-            return method_batcher.entry()
-        except NotOpen:
-            raise Refused(not_open(self._calls.options)) from None
-
-    async def _awaited(self, method: str, shard_key: str | None) -> MethodBatcher:
+    async def _awaited(self, given: CallHeaders) -> MethodBatcher:
         """Waits until the endpoint has traffic, or a replica has reported its methods."""
         limit_s = self._calls.options.answer_timeout_s
-        wait = partial(self._endpoint.routed, method, shard_key, limit_s)
+        wait = partial(self._endpoint.routed, given.method, given.shard_key, limit_s)
         try:
             return await run_unless_left(self._caller.departure, wait)
         except NoSuchName:

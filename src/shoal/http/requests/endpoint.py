@@ -6,13 +6,18 @@ with equal ``X-Serve-Shard-Key`` go to the same backend; both headers are Ray Se
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
 from typing_extensions import override
 
-from shoal.http.requests.call import EndpointCalls, HttpMetadata
+from shoal.http.requests.call import (
+    NO_CALL_HEADERS,
+    CallHeaders,
+    EndpointCall,
+    EndpointCalls,
+    HttpMetadata,
+)
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
@@ -20,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.codec import Codec, Codecs
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -46,14 +50,17 @@ class EndpointRoute(Route):
 
     @override
     def begin(self, exchange: Exchange) -> Awaitable[None] | None:
-        call = self._calls.begin(exchange)
-        with call:
+        call = EndpointCall(self._calls, exchange)
+        try:
             body = exchange.whole_body()
-            batcher = None if body is None else call.found(*_wishes(exchange.headers))
+            batcher = None if body is None else call.found(_call_headers(exchange.headers))
             if body is None or batcher is None:
                 rest: Coroutine[Any, Any, None] | None = self._answer(call, exchange, body)
             else:
                 rest = self._make(call, exchange, batcher, body)
+        except BaseException:
+            with call:  # only now, since without an error there is nothing to do at its end
+                raise
         return None if rest is None else _within(call, rest)
 
     @override
@@ -64,7 +71,7 @@ class EndpointRoute(Route):
             CallerLeft: The client is gone, or did not read in time; the call was cancelled.
             Exception: The request failed before its answer had begun.
         """
-        with self._calls.begin(exchange) as call:
+        with EndpointCall(self._calls, exchange) as call:
             await self._answer(call, exchange)
 
     async def _answer(
@@ -74,7 +81,7 @@ class EndpointRoute(Route):
         if body is None:
             body = await exchange.body()
         # After the body was read: meanwhile the traffic may have moved to another backend.
-        batcher = await call.find(*_wishes(exchange.headers))
+        batcher = await call.find(_call_headers(exchange.headers))
         rest = self._make(call, exchange, batcher, body)
         if rest is not None:
             await rest
@@ -86,10 +93,10 @@ class EndpointRoute(Route):
         codec = self._codec_of(batcher)
         item = codec.item(exchange, body)
         metadata = HttpMetadata(self.name, exchange)
-        if batcher.streams:
+        if call.streams:
             return self._stream(call, exchange, codec, item, metadata)
         if call.is_suspended(item, metadata):
-            exchange.suspend(self, partial(_resumed, call, codec))
+            exchange.suspend(self, _resumed, (call, codec))
             return None
         if call.has_ended:
             return _answered(call, codec, exchange)
@@ -112,25 +119,31 @@ class EndpointRoute(Route):
         )
 
     def _codec_of(self, batcher: Batcher[Any]) -> Codec:
-        if self._last is not None and self._last[0]() is batcher:
-            return self._last[1]
+        last = self._last
+        if last is not None and last[0]() is batcher:
+            return last[1]
         codec = self._codecs.of(batcher)
         self._last = ref(batcher), codec
         return codec
 
 
-def _wishes(
-    headers: Mapping[bytes, bytes],
-) -> tuple[str, str | None, bytes | None, bytes | None]:
-    """Returns what a request's headers say about its call; see `EndpointCall.find`."""
+def _call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
+    """Returns what a request's headers say about its call."""
+    if headers.keys().isdisjoint(_OF_CALLS):
+        return NO_CALL_HEADERS
     method = headers.get(b"x-serve-call-method")
     key = headers.get(b"x-serve-shard-key")
-    return (
+    return CallHeaders(
         "__call__" if method is None else method.decode("latin-1"),
         None if key is None else key.decode("latin-1"),
         headers.get(b"x-priority"),
         headers.get(b"cache-control"),
     )
+
+
+_OF_CALLS: Final = frozenset(
+    {b"x-serve-call-method", b"x-serve-shard-key", b"x-priority", b"cache-control"}
+)
 
 
 async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
@@ -150,12 +163,16 @@ async def _wait(
         await exchange.answer(200, codec.media_type, body)
 
 
-def _resumed(
-    call: EndpointCall, codec: Codec, exchange: Exchange
-) -> Coroutine[Any, Any, None] | None:
+def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
-    with call:
+    call: EndpointCall
+    codec: Codec
+    (call, codec), exchange.kept = exchange.kept, None
+    try:
         rest = _answered(call, codec, exchange)
+    except BaseException:
+        with call:
+            raise
     return None if rest is None else _within(call, rest)
 
 

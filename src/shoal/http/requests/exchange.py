@@ -93,15 +93,18 @@ class Exchange:
         direct: As above.
         method: The method of the request.
         headers: The request's headers; the last one of those with the same name.
+        kept: What `suspend` was given to keep.
+        settings: The options of the server.
         status: The status of the answer; 0 until it has begun.
     """
 
     __slots__ = (
-        *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_scope", "_send"),
-        *("direct", "headers", "method", "status"),
+        *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_route", "_scope"),
+        *("_send", "_step", "direct", "headers", "kept", "method", "settings", "status"),
     )
 
-    headers: dict[bytes, bytes]
+    headers: Mapping[bytes, bytes]
+    kept: Any
 
     def __init__(
         self,
@@ -117,13 +120,14 @@ class Exchange:
         self._send = send
         self._path_params = path_params
         self.status = 0
+        self.settings = dispatcher.settings
         self._id: bytes | None = None
         self._dispatcher = dispatcher
         self.direct = direct
         self._offered: DirectCall | _Offered | None = direct
         if direct is not None:
             self.method = direct.line.method
-            self.headers = dict(direct.headers)
+            self.headers = direct.headers
         else:
             assert scope is not None
             self.method = scope["method"]
@@ -156,11 +160,6 @@ class Exchange:
             assert self.direct is not None
             self._send = self.direct.send
         return self._send
-
-    @property
-    def settings(self) -> HttpOptions:
-        """The options of the server."""
-        return self._dispatcher.settings
 
     @property
     def wants_no_body(self) -> bool:
@@ -206,7 +205,7 @@ class Exchange:
         body = self.whole_body()
         if body is not None:
             return body
-        most = self._dispatcher.settings.max_body_bytes
+        most = self.settings.max_body_bytes
         held = self._dispatcher.incomplete.of(self.scope.get("client"))
         return await read_body(self.receive, self.headers.get(b"content-length"), most, held)
 
@@ -217,33 +216,45 @@ class Exchange:
             Refused: The body is too large.
         """
         body = None if self.direct is None else self.direct.whole_body()
-        if body is not None and len(body) > (most := self._dispatcher.settings.max_body_bytes):
+        if body is not None and len(body) > (most := self.settings.max_body_bytes):
             raise too_large(most)
         return body
 
-    def suspend(self, route: Any, step: Callable[[Exchange], Awaitable[None] | None]) -> None:
+    def suspend(
+        self, route: Any, step: Callable[[Exchange], Awaitable[None] | None], kept: object
+    ) -> None:
         """Gives the task back until `direct` is resumed.
 
         Args:
             route: The route of the request.
             step: Called then; what it returns is awaited, unless that is None.
+            kept: What `step` finds in the attribute `kept`, and must take out of it: it may refer
+                to this object.
         """
         assert self.direct is not None
-        self.direct.suspend(partial(self._dispatcher.go_on, self, route, step))
+        self._route = route
+        self._step = step
+        self.kept = kept
+        self.direct.suspend(self._resumed)
+
+    def _resumed(self) -> Awaitable[None] | None:
+        return self._dispatcher.go_on(self, self._route, self._step)
 
     @property
     def id(self) -> bytes:
         """The client's ``X-Request-ID`` if it is well-formed, else a generated one."""
-        if self._id is None:
-            given = self.headers.get(b"x-request-id")
-            is_usable = given is not None and _REQUEST_ID.fullmatch(given)
-            self._id = given if given is not None and is_usable else self._dispatcher.new_id()
-        return self._id
+        return self._id or self._find_id()
 
     @property
     def request_id(self) -> str:
         """The same as text."""
         return self.id.decode("ascii")
+
+    def _find_id(self) -> bytes:
+        given = self.headers.get(b"x-request-id")
+        is_usable = given is not None and _REQUEST_ID.fullmatch(given)
+        self._id = given if given is not None and is_usable else self._dispatcher.new_id()
+        return self._id
 
     async def answer(
         self,
@@ -271,7 +282,7 @@ class Exchange:
         assert self.direct is not None
         self.status = status
         fields = _JSON_FIELDS if media_type is JSON else _FIELDS % media_type
-        self.direct.answer(status, fields + self.id, body)
+        self.direct.answer(status, fields + (self._id or self._find_id()), body)
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()

@@ -71,13 +71,14 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
     Raises:
         Refused: There are too many, or a number is not one in JSON, or is too large for a float.
     """
-    if len(body) <= _SMALL and len(body) <= max_elements and not _ODD.search(body):
-        return len(body)  # so few bytes can't cost too much
+    size = len(body)
+    if size <= _SMALL and size <= max_elements and not _ODD.search(body):
+        return size  # so few bytes can't cost too much
     # Each string is a value or a key, and has two quotes.
     if body.count(b'"') - body.count(b'\\"') > 2 * max_elements + 2:
         raise _too_complex(max_elements)
     free = _FREE_BYTES + _FREE_BYTES_PER_ELEMENT * max_elements
-    allowance = _TIMES_ITS_SIZE * len(body) + free
+    allowance = _TIMES_ITS_SIZE * size + free
     elements, cost = _counted(body, costs)
     names = [name for name in _NO_NUMBERS if name in body]
     may_be_too_large = _may_have_too_large(body)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
+from shoal.batching.loops.event_loop import EventLoop
 from shoal.http.direct_call import answerer_of
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.client_faults import ClientFaults
@@ -65,6 +66,7 @@ class Shared:
         state, timeouts, tasks, scheme, guard: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
+        loop: The event loop.
         new_waiter, wake: See `Parking`.
         idle_s: How long a connection may be idle, in seconds.
         workers: Call the application for HTTP/1.1.
@@ -101,6 +103,7 @@ class Shared:
         self.tasks = tasks
         self.options = options
         self.context = copy_context()
+        self.loop = EventLoop.here()
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.workers = Workers(self, parking, tasks)

@@ -16,7 +16,7 @@ import logging
 from collections import deque
 from contextlib import suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio.lowlevel
 
@@ -24,6 +24,7 @@ from shoal.batching.failures.exceptions import goes_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextvars import Context
 
     from anyio.abc import TaskGroup
 
@@ -69,6 +70,14 @@ class CallToMake(Protocol):
         ...
 
 
+class _Surroundings(NamedTuple):
+    """What a worker has begun in, and must still be in after each call."""
+
+    context: Context
+    innermost_scope: Callable[[], object]
+    outermost: object
+
+
 class Workers:
     """Calls the application, in tasks that are parked while there is nothing to do.
 
@@ -90,7 +99,6 @@ class Workers:
         self._context = copy_context()  # what each worker starts with
         self._ready: deque[tuple[CallToMake, Callable[[], Awaitable[None] | None] | None]]
         self._ready = deque()
-        self._started = 0
         self._idle: list[Any] = []  # the waiters of the parked workers
         self._coming = 0  # workers that were woken, and have not run since
         # The call that was begun last, until it ends or gives its task back.
@@ -112,7 +120,6 @@ class Workers:
         if self._is_closed:
             return
         self._ready.append((call, resume))
-        self._started += 1
         if not self._coming or not (self._is_one_enough or self._coming >= len(self._ready)):
             self._wake_one()
 
@@ -158,12 +165,9 @@ class Workers:
             self._wake_one()
 
     async def _make_calls(self) -> None:
-        served = self._served
-        ready = self._ready
-        parking = self._parking
-        context = copy_context()
-        innermost_scope = parking.innermost_scope()
-        outermost = innermost_scope()
+        """Makes calls, and waits for others, until it has been changed or is not needed."""
+        innermost_scope = self._parking.innermost_scope()
+        begun_in = _Surroundings(copy_context(), innermost_scope, innermost_scope())
         while True:
             self._coming -= 1
             if self._current is not None:  # it waits, or this worker would not run
@@ -171,10 +175,31 @@ class Workers:
                 self._is_one_enough = False
                 for _ in range(len(self._ready) - self._coming - 1):
                     self._wake_one()
-            made = 0
-            while ready:
+            # In a coroutine of its own, so that nothing refers to a request while this one waits.
+            if not await self._make_ready_calls(begun_in):
+                return
+            if self._is_closed or len(self._idle) >= _MOST_IDLE:
+                return
+            waiter: Any = self._parking.new_waiter()
+            self._idle.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter in self._idle:
+                    self._idle.remove(waiter)
+                else:
+                    self._coming -= 1
+                raise
+
+    async def _make_ready_calls(self, begun_in: _Surroundings) -> bool:
+        """Makes the calls that are ready; returns whether the worker is as it was before."""
+        served = self._served
+        ready = self._ready
+        context, innermost_scope, outermost = begun_in
+        while ready:
+            for _ in range(_CALLS_WITHOUT_CHECKPOINT):
                 call, resume = ready.popleft()
-                started = self._started
+                left = len(ready)
                 rest = None
                 try:
                     if resume is None:
@@ -196,31 +221,19 @@ class Workers:
                 finally:
                     if rest is None or self._current is call:
                         self._current = None
-                        if self._started == started:
+                        if not self._is_one_enough and len(ready) == left:  # it has begun none
                             self._is_one_enough = True
                     if call.suspended is None:
                         served.finished += 1
                         call.end()
-                del call, resume, rest  # nothing refers to a request while the worker is idle
                 try:
                     if copy_context() != context or innermost_scope() is not outermost:
-                        return
+                        return False
                 except Exception:  # a value of a variable can't be compared with another
-                    return
-                made += 1
-                if made % _CALLS_WITHOUT_CHECKPOINT == 0:
-                    if self._coming:  # or each pass of the event loop would have one worker more
-                        break
-                    await anyio.lowlevel.checkpoint()
-            if self._is_closed or len(self._idle) >= _MOST_IDLE:
-                return
-            waiter: Any = parking.new_waiter()
-            self._idle.append(waiter)
-            try:
-                await waiter
-            except BaseException:
-                if waiter in self._idle:
-                    self._idle.remove(waiter)
-                else:
-                    self._coming -= 1
-                raise
+                    return False
+                if not ready:
+                    return True
+            if self._coming:  # or each pass of the event loop would have one worker more
+                return True
+            await anyio.lowlevel.checkpoint()
+        return True

@@ -39,6 +39,7 @@ class MethodBatcher:
     Attributes:
         method: The method.
         batcher: The batcher itself.
+        streams: Whether its calls are answered by streams.
     """
 
     def __init__(
@@ -48,11 +49,7 @@ class MethodBatcher:
         self._handler = handler
         room = PoolRoom(pool, self._largest_batch)
         self.batcher: Batcher[Any] = Batcher(handler, name=name, room=room, **options)
-
-    @property
-    def streams(self) -> bool:
-        """Whether its calls are answered by streams."""
-        return self.batcher.streams
+        self.streams = self.batcher.streams
 
     def check(self, options: dict[str, Any]) -> None:
         """Checks options before they are applied.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
-from shoal.http.server.http1.answer import CONTINUE, END, LAST_CHUNK, AnswerHead, status_line
+from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead, status_line
 from shoal.http.server.http1.scope import scope_of
 from shoal.http.server.sockets.timeouts import Heartbeat
 
@@ -48,11 +48,13 @@ class Call:
     Args:
         carrier: The connection.
         parser: What the head of the request says.
+        body: The whole body of the request, if it came with the head.
 
     Attributes:
         carrier: The connection.
+        loop: The event loop of the server.
         line: The request line.
-        headers: The names, in lower case, and the values of the headers.
+        headers: The headers by name, and `header_list` all of them; other requests share both.
         suspended: What the application goes on with after it has returned; None if it does not.
         keeps_alive: Whether the client may send another request on the connection.
         has_left: Whether the client is gone.
@@ -62,7 +64,6 @@ class Call:
     # Most requests change none of these; an attribute of the class costs them nothing.
     has_left = False
     is_sent = False
-    _body: bytes | bytearray = b""
     _gave_disconnect = False
     _gives_body = True  # the application has not been given the end of the body
     _is_partial = False  # more of the body is to come
@@ -79,12 +80,15 @@ class Call:
     _heartbeat: Heartbeat | None = None
     suspended: Callable[[], Awaitable[None] | None] | None = None
 
-    def __init__(self, carrier: Carrier, parser: HeadParser) -> None:
+    def __init__(self, carrier: Carrier, parser: HeadParser, body: bytes = b"") -> None:
         self.carrier = carrier
-        self._shared = carrier.shared
+        self._shared = shared = carrier.shared
+        self.loop = shared.loop
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
-        self.headers = parser.headers
+        self.headers = parser.by_name
+        self.header_list = parser.headers
+        self._body: bytes | bytearray = body
 
     # The application's side.
 
@@ -168,7 +172,7 @@ class Call:
 
     def scope(self) -> Scope:
         """Returns a new scope of ASGI."""
-        return scope_of(self, self.line, self.carrier)
+        return scope_of(self, self.line, list(self.header_list), self.carrier)
 
     def whole_body(self) -> bytes | None:
         """Returns the body of the request, once; None if it is to be received in parts."""
@@ -183,13 +187,13 @@ class Call:
         if self.has_left:
             return
         shared = self._shared
-        text = b"%b%b\r\ncontent-length: %d" % (status_line(status), fields, len(body))
+        close = b""
         if shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
-            text += _CLOSE
-        if self.line.method == "HEAD":
-            body = b""
-        self._finish(text + shared.date() + END, body)
+            close = _CLOSE
+        parts = (status_line(status), fields, len(body), close, shared.date())
+        text = b"%b%b\r\ncontent-length: %d%b%b\r\n\r\n" % parts
+        self._finish(text, b"" if self.line.method == "HEAD" else body)
 
     def put(self, data: bytes) -> bool:
         """Sends a part of a body at once; see `DirectCall`."""
@@ -263,10 +267,6 @@ class Call:
     def is_answered(self) -> bool:
         """Whether the whole answer was sent, or is being sent."""
         return self._answer == _COMPLETE
-
-    def give_whole_body(self, body: bytes) -> None:
-        """Takes the whole body of the request."""
-        self._body = body
 
     def expect_body(self, *, is_asked_for: bool) -> None:
         """Expects a body in parts.

@@ -139,8 +139,13 @@ class Http1Connection(Receiver):
         """Handles bytes from the client."""
         state = self._state
         if state <= _HEAD:
+            last = self._parser.last
             try:
-                if state == _IDLE and 0 <= (end := data.find(END)) < MAX_HEAD:
+                if state == _HEAD:
+                    self._take_head(data)
+                elif last and data.startswith(last):
+                    self._answer(data, len(last))
+                elif 0 <= (end := data.find(END)) < MAX_HEAD:
                     self._begin(data, end + 4)
                 else:
                     self._take_head(data)
@@ -228,42 +233,49 @@ class Http1Connection(Receiver):
             self._timeout.set(self.shared.head_timeout_s)
 
     def _begin(self, data: bytes, end: int) -> None:
-        """Begins to answer the request whose head is the data up to `end`."""
+        """Checks the head that is the data up to `end`, and begins to answer its request.
+
+        A head that is the same as the last one passes again, so it is not given to this method.
+        """
         shared = self.shared
         parser = self._parser
-        size = len(data)
         if self._is_new and data.startswith(_HTTP2_PREFACE):
             self._switch(partial(self._client.switch_to_http2, data))
             return
         self._is_new = False
-        parser.parse(data if size == end else data[:end])
-        line = parser.line
+        parser.parse(data if len(data) == end else data[:end])
         host, origin = parser.host, parser.origin
         is_websocket = parser.upgrade == b"websocket" and parser.may_upgrade
         if shared.guard is not None and (origin is not None or host != self._known_host):
-            shared.guard.check("" if is_websocket else line.method, host, origin)
+            shared.guard.check("" if is_websocket else parser.line.method, host, origin)
             if origin is None:
                 self._known_host = host
         if is_websocket:
             self._switch(partial(self._client.switch_to_websocket, parser, data[end:]))
             return
-        self._call = call = Call(self, parser)
+        self._answer(data, end)
+
+    def _answer(self, data: bytes, end: int) -> None:
+        """Begins to answer the request whose head, the data up to `end`, was parsed last."""
+        shared = self.shared
+        parser = self._parser
         length = parser.length
         # The deadline of the idle connection stays, and counts for nothing in the state ANSWER.
-        if length == 0:
+        if length == len(data) - end:
             self._state = _ANSWER
-            if size != end:
-                self._hold(data[end:])
-        elif length == size - end:
+            self._call = call = Call(self, parser, data[end:])
+        elif length == 0:
             self._state = _ANSWER
-            call.give_whole_body(data[end:])
+            self._call = call = Call(self, parser)
+            self._hold(data[end:])
         else:
             self._state = _BODY
+            self._call = call = Call(self, parser)
             call.expect_body(is_asked_for=parser.expects)
             self._body = reader_of(length)
             self._body_began_at = shared.timeouts.now()
             self._received = 0
-            if size != end:
+            if len(data) != end:
                 self._take_body(data[end:])
             if self._state == _BODY:
                 self._set_timeout()
@@ -320,7 +332,7 @@ class Http1Connection(Receiver):
     def call_ended(self, call: Call) -> None:
         """Handles that the application has returned."""
         self._running -= 1
-        if not (call.is_answered or call.has_left):
+        if call is self._call and not call.is_answered:
             if call.has_begun:
                 self.abort()  # the client must not take it for the whole answer
             else:

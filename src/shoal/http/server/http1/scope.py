@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from shoal.http.server.http1.head import RequestLine
 
 
-def scope_of(call: DirectCall, line: RequestLine, carrier: Carrier) -> Scope:
+def scope_of(
+    call: DirectCall, line: RequestLine, headers: list[tuple[bytes, bytes]], carrier: Carrier
+) -> Scope:
     """Returns a new scope.
 
     Args:
         call: The request.
         line: Its request line.
+        headers: A list of its headers, which the application may change.
         carrier: Its connection.
     """
     shared = carrier.shared
@@ -31,7 +34,7 @@ def scope_of(call: DirectCall, line: RequestLine, carrier: Carrier) -> Scope:
         "raw_path": line.raw_path,
         "query_string": line.query,
         "root_path": "",
-        "headers": call.headers,
+        "headers": headers,
         "client": carrier.peer,
         "server": carrier.name,
         "state": shared.state.copy(),
