@@ -122,7 +122,7 @@ class AsyncioParking(Parking):
 
     def innermost_scope(self) -> Callable[[], object]:
         state = self._states.get(asyncio.current_task(self._loop))
-        return lambda: getattr(state, "cancel_scope", None)
+        return partial(getattr, state, "cancel_scope", None)
 
     def leave_scopes_in(self, scope: Scope) -> bool:
         # An anyio scope that was not left breaks all scopes around it, up to the task group's.
