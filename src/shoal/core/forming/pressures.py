@@ -79,7 +79,8 @@ class PressureTracker:
         self.unseen: list[Request] = []
         self._earliest_unseen = math.inf  # no unseen request is due before this
         # A request that is due before this may have to leave before the waiting slot decides again.
-        self._urgent_before = -math.inf
+        # None if it is not computed, since no request with a due time has arrived meanwhile.
+        self._urgent_before: float | None = -math.inf
 
     def change(self, options: BatchOptions) -> None:
         """Applies new options, and drops the times that were computed under the old ones."""
@@ -102,7 +103,13 @@ class PressureTracker:
         Returns:
             Whether it must be dispatched before the waiting slot decides again.
         """
-        if due < self._urgent_before:
+        urgent_before = self._urgent_before
+        if urgent_before is None:
+            # A larger batch takes no less time, so no request must leave earlier than by this.
+            lead_s = self.lead_s(self._most)
+            urgent_before = math.inf if lead_s is None else self.asleep_until + lead_s
+            self._urgent_before = urgent_before
+        if due < urgent_before:
             is_urgent = self._note(request, due, live) < self.asleep_until
             if is_urgent:
                 self._urgent_before = -math.inf  # the slot decides as soon as it runs
@@ -174,9 +181,7 @@ class PressureTracker:
         if live and self._first() is not None:
             until = min(until, self._leave_by.next_at())
         self.asleep_until = until
-        # A larger batch takes no less time, so no request must leave earlier than by this.
-        lead_s = None if may_learn else self.lead_s(self._most)
-        self._urgent_before = math.inf if lead_s is None else until + lead_s
+        self._urgent_before = math.inf if may_learn else None
         asked = None if until == math.inf else until
         return wait if asked == wait.until else Wait(asked, wait.wake_at)
 
