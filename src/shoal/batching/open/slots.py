@@ -119,6 +119,7 @@ class OpenSlots(Slots[OpenRun]):
         joining = self._joining_of(batch, self._queue, self._tell_room, self._gets_no_more)
         self._open[batch] = joining
         self.run.began(batch, joining)
+        self._tell_idle()
         try:
             if isinstance(joining, OpenJoining):
                 await self._run_and_feed(batch, joining, scope)

@@ -61,6 +61,8 @@ class ClosedSlots(Slots[Run]):
                 if batch is None:
                     return False
                 in_a_row, turn_at = 0, self.batches[batch]
+            if not in_a_row or former.parked:
+                self._tell_idle()
             calls = former.calls
             ended_at = await self._run(batch, scope)
             batch = None  # an idle slot must not keep items and results alive

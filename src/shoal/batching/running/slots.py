@@ -265,12 +265,11 @@ class Slots(ABC, Generic[RunT]):
     async def _run(self, batch: Batch, scope: Scope) -> float:
         """Runs a batch; returns when it ended, in seconds.
 
-        If it returns, the caller must call `_tell_idle`, unless the slot runs another batch at
-        once. If it raises, it has done so itself.
+        The caller calls `_tell_idle` before and after it. Between the batches that a slot runs in a
+        row there is no need for it. If this raises, it has called it.
         """
         run = self.run  # with the options with which the batch was filled
         self._intake.adopt()
-        self._tell_idle()
         try:
             await run.run(batch, scope)
         except BaseException as error:

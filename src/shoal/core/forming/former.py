@@ -211,7 +211,7 @@ class Former:
         decision = self._policy.decide(now, pressures.pressure(now) if self.live else None)
         decision = self.regathering.decide(decision, self._policy, now, self.live, self.calls)
         if isinstance(decision, Dispatch):
-            pressures.wake()
+            pressures.asleep_until = pressures.urgent_before = -math.inf
             self.wake_at = 0
             return decision
         if pressures.must_see(decision):

@@ -46,6 +46,9 @@ class PressureTracker:
             requests leave before it is.
         handed_out_flushed: Whether a flush covered any of the requests that were taken last.
         may_wait: Whether requests ever wait for a batch to fill; if not, none has to leave early.
+        urgent_before: A request that is due before this may have to leave before the waiting slot
+            decides again, in seconds; minus infinity if no slot waits. None if it is not computed,
+            since no request with a due time has arrived meanwhile.
     """
 
     __slots__ = (
@@ -55,13 +58,13 @@ class PressureTracker:
         "_leave_by",
         "_model",
         "_most",
-        "_urgent_before",
         "asleep_until",
         "covered",
         "draining",
         "handed_out_flushed",
         "may_wait",
         "unseen",
+        "urgent_before",
     )
 
     def __init__(self, model: LatencyModel) -> None:
@@ -78,9 +81,7 @@ class PressureTracker:
         self._has_times = False
         self.unseen: list[Request] = []
         self._earliest_unseen = math.inf  # no unseen request is due before this
-        # A request that is due before this may have to leave before the waiting slot decides again.
-        # None if it is not computed, since no request with a due time has arrived meanwhile.
-        self._urgent_before: float | None = -math.inf
+        self.urgent_before: float | None = -math.inf
 
     def change(self, options: BatchOptions) -> None:
         """Applies new options, and drops the times that were computed under the old ones."""
@@ -103,16 +104,16 @@ class PressureTracker:
         Returns:
             Whether it must be dispatched before the waiting slot decides again.
         """
-        urgent_before = self._urgent_before
+        urgent_before = self.urgent_before
         if urgent_before is None:
             # A larger batch takes no less time, so no request must leave earlier than by this.
             lead_s = self.lead_s(self._most)
             urgent_before = math.inf if lead_s is None else self.asleep_until + lead_s
-            self._urgent_before = urgent_before
+            self.urgent_before = urgent_before
         if due < urgent_before:
             is_urgent = self._note(request, due, live) < self.asleep_until
             if is_urgent:
-                self._urgent_before = -math.inf  # the slot decides as soon as it runs
+                self.urgent_before = -math.inf  # the slot decides as soon as it runs
             return is_urgent
         self.unseen.append(request)
         if due < self._earliest_unseen:
@@ -181,13 +182,9 @@ class PressureTracker:
         if live and self._first() is not None:
             until = min(until, self._leave_by.next_at())
         self.asleep_until = until
-        self._urgent_before = math.inf if may_learn else None
+        self.urgent_before = math.inf if may_learn else None
         asked = None if until == math.inf else until
         return wait if asked == wait.until else Wait(asked, wait.wake_at)
-
-    def wake(self) -> None:
-        """Records that the slot does not wait any more."""
-        self.asleep_until = self._urgent_before = -math.inf
 
     def left(self, request: Request) -> None:
         """Records that a request has left the queue for good."""

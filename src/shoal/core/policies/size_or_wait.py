@@ -35,10 +35,11 @@ class SizeOrWait(Rule):
         queue: The requests, including leftovers.
     """
 
-    __slots__ = ("_left", "_queue", "_size", "_wait_s", "queue")
+    __slots__ = ("_full", "_left", "_queue", "_size", "_wait_s", "queue")
 
     def __init__(self, options: BatchOptions) -> None:
         self._size = options.max_batch_size
+        self._full = Dispatch(self._size, DispatchReason.FULL)
         self._wait_s = options.batch_wait_timeout_s
         self._queue = ArrivalQueue()
         self.queue = self._queue.entries
@@ -72,7 +73,7 @@ class SizeOrWait(Rule):
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         live = len(self.queue) - self._left
         if live >= self._size:
-            return Dispatch(self._size, DispatchReason.FULL)
+            return self._full
         oldest = self._oldest()
         if oldest is None:
             return Wait(None, 1)
