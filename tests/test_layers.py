@@ -77,6 +77,8 @@ CONTRACTS = {
     # What a protocol over HTTP is: a codec, and the form of its streams.
     "shoal.http.requests.codec.Codec",
     "shoal.http.requests.codec.StreamForm",
+    "shoal.http.requests.protocol.HttpProtocol",
+    "shoal.http.requests.protocol.ProtocolRoutes",
     # What a request knows of its batch, which knows its requests.
     "shoal.core.request.RequestBatch",
 }

@@ -4,10 +4,11 @@ import anyio
 import pytest
 
 import shoal
-from shoal.http.requests import endpoint_table
 from shoal.http.requests.codec import Codec, Codecs, StreamForm
 from shoal.http.requests.endpoint import EndpointRoute
 from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
+from shoal.http.requests.routing import Route
 from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
@@ -52,20 +53,35 @@ class TextRoute(EndpointRoute):
         return b"text/plain", f"{problem.status} {problem.kind}".encode()
 
 
-class TextRoutes:
-    """Each endpoint at ``/text/<name>``."""
+class NamesRoute(Route):
+    def __init__(self, controller):
+        super().__init__()
+        self.controller = controller
 
-    def __init__(self, options):
-        self.codecs, self.options = Codecs(TextCodec), options
+    async def answer(self, exchange):
+        await exchange.answer(200, b"text/plain", " ".join(self.controller.endpoints).encode())
+
+
+class TextRoutes(ProtocolRoutes):
+    """Each endpoint at ``/text/<name>``, and their names at ``/text``."""
+
+    def __init__(self, controller, options):
+        self.codecs, self.options, self.controller = Codecs(TextCodec), options, controller
 
     def of(self, endpoint):
         yield f"/text/{endpoint.name}", "POST", TextRoute(endpoint, self.codecs, self.options)
 
+    def besides(self):
+        yield "/text", "GET", NamesRoute(self.controller)
 
-@pytest.fixture(autouse=True)
-def text_is_spoken(monkeypatch):
-    protocols = (*endpoint_table.PROTOCOLS, TextRoutes)
-    monkeypatch.setattr(endpoint_table, "PROTOCOLS", protocols)
+
+class TextProtocol(HttpProtocol):
+    def routes(self, controller, options):
+        return TextRoutes(controller, options)
+
+
+def text_app():
+    return shoal.App(protocols=[TextProtocol()])
 
 
 async def doubled(items: list[int]) -> list[int]:
@@ -82,7 +98,7 @@ async def counted(items: list[int]):
 
 
 async def test_a_call_in_another_form_shares_batches_with_the_usual_one():
-    app = shoal.App()
+    app = text_app()
     app.endpoint("/d", max_batch_size=2, batch_wait_timeout_s=60)(doubled)
     async with app.lifespan():
         usual, other = Call(app, "/d", item=3), Call(app, "/text/doubled", body=b"4")
@@ -94,7 +110,7 @@ async def test_a_call_in_another_form_shares_batches_with_the_usual_one():
 
 
 async def test_problems_have_its_form():
-    app = shoal.App()
+    app = text_app()
     app.endpoint("/d")(doubled)
     async with app.lifespan():
         refused = await ask(app, "/text/doubled", body=b"x")
@@ -107,7 +123,7 @@ async def test_problems_have_its_form():
 
 
 async def test_streams_have_its_form():
-    app = shoal.App()
+    app = text_app()
     app.endpoint("/c")(counted)
     async with app.lifespan():
         whole = await ask(app, "/text/counted", body=b"2")
@@ -117,7 +133,7 @@ async def test_streams_have_its_form():
 
 
 async def test_a_client_that_leaves_cancels_its_call():
-    app, began, left = shoal.App(), anyio.Event(), anyio.Event()
+    app, began, left = text_app(), anyio.Event(), anyio.Event()
 
     @app.endpoint("/w")
     async def waiting(items: list[int]) -> list[int]:
@@ -137,7 +153,26 @@ async def test_a_client_that_leaves_cancels_its_call():
 
 
 async def test_the_first_protocol_with_a_route_at_a_path_has_it():
-    app = shoal.App()
+    app = text_app()
     app.endpoint("/text/doubled")(doubled)
     async with app.lifespan():
         assert (await ask(app, "/text/doubled", 4)).headers["content-type"] == "application/json"
+
+
+async def test_a_protocol_has_routes_that_belong_to_no_endpoint():
+    app = text_app()
+    async with app.lifespan():
+        assert (await ask(app, "/text", method="GET")).body == b""
+    app = text_app()
+    app.endpoint("/d")(doubled)
+    async with app.lifespan():
+        assert (await ask(app, "/text", method="GET")).body == b"doubled"
+
+
+def test_a_wrong_protocol_is_refused():
+    with pytest.raises(ValueError, match="there is no protocol 'smtp'"):
+        shoal.App(protocols=["smtp"])
+    with pytest.raises(TypeError, match="protocols must be protocols or names of them"):
+        shoal.App(protocols=[3])
+    with pytest.raises(TypeError, match="protocols must be a list, not 'oip'"):
+        shoal.App(protocols="oip")

@@ -33,6 +33,7 @@ class AppKeywords(TypedDict, total=False):
     overload_status: OverloadStatus
     retry_after_s: int
     debug: bool
+    protocols: Sequence[Any]
 
 
 class ServerKeywords(TypedDict, total=False):
@@ -162,6 +163,8 @@ class HttpOptions:
         overload_status: The status of the answer to a call that met a full queue, 503 or 429.
         retry_after_s: The ``Retry-After`` of such an answer, in seconds.
         debug: Whether an answer to an internal error shows the traceback.
+        protocols: The protocols in which endpoints are called, besides Shoal's own: their names, or
+            `shoal.http.HttpProtocol` objects.
     """
 
     host: str = option(
@@ -236,6 +239,7 @@ class HttpOptions:
     overload_status: OverloadStatus = option(503, _overload_status)
     retry_after_s: int = option(1, partial(whole, least=1))
     debug: bool = option(False, yes_or_no)
+    protocols: Sequence[Any] = option((), _list)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -29,6 +29,7 @@ from shoal.http.app.pages import Pages
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
+from shoal.http.requests.protocol import checked_protocols
 from shoal.http.requests.routing import Mounts, NotOpenRoute, PathTable, Route
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
@@ -84,7 +85,7 @@ class App:
         middleware: Middleware around the endpoints and the mounted applications: Starlette's
             `Middleware`, or functions that take an ASGI application and return another, the first
             outermost. It does not wrap the application's own routes under ``/-/``.
-        **settings: The options of `HttpOptions` from ``max_body_bytes`` to ``debug``.
+        **settings: The options of `HttpOptions` from ``max_body_bytes`` to ``protocols``.
 
     Attributes:
         settings: These options as a record, which has the defaults for the others.
@@ -106,6 +107,7 @@ class App:
             hint = suggested(name, known) or f"there are {', '.join(known)}"
             raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
         self.settings = HttpOptions(**settings)
+        self._protocols = checked_protocols(self.settings.protocols)
         self.file: AppFile | None = None
         self.controller: Controller | None = None
         self.state: StateFile | None = None
@@ -362,7 +364,7 @@ class App:
         with ExitStack() as lending:
             await self._declared.apply(controller, lending)
             self.controller = controller
-            self._table = EndpointTable(controller, self.settings)
+            self._table = EndpointTable(controller, self.settings, self._protocols)
             self._phase = "open"
             try:
                 yield
@@ -382,8 +384,7 @@ class App:
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        table = self._table
-        if table is not None and not self._has_middleware:
+        if (table := self._table) is not None and not self._has_middleware:
             path, method = call.line.path, call.line.method
             if not path.startswith(_PAGES):
                 found = table.at(path, method)

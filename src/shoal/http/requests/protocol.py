@@ -1,0 +1,72 @@
+"""A protocol in which endpoints are called: its routes, beside Shoal's own at each endpoint's path.
+
+An `App` speaks the protocols that its ``protocols`` name, or that are given there as objects. A
+protocol of this package has a room of its own, with a codec and the routes where it is spoken.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from shoal.http.requests.routing import Route
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.http_options import HttpOptions
+
+PROTOCOLS: Final[Mapping[str, str]] = {}
+"""The protocols that have names, and where each is defined, as ``module:class``."""
+
+
+class ProtocolRoutes(ABC):
+    """The routes of one protocol for one controller."""
+
+    @abstractmethod
+    def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
+        """Yields the path, the method and the route of each way to call an endpoint."""
+
+    def besides(self) -> Iterable[tuple[str, str, Route]]:
+        """Yields the routes that belong to no endpoint, such as one that lists them."""
+        return ()
+
+
+class HttpProtocol(ABC):
+    """A protocol that an application speaks."""
+
+    @abstractmethod
+    def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
+        """Returns the protocol's routes.
+
+        Args:
+            controller: The controller whose endpoints are called.
+            options: The options of the server.
+        """
+
+
+def checked_protocols(given: Sequence[str | HttpProtocol]) -> list[HttpProtocol]:
+    """Returns protocols that are given by name or as objects.
+
+    Raises:
+        TypeError: One is neither a name nor a protocol.
+        ValueError: There is no protocol of a name.
+    """
+    return [_checked(one) for one in given]
+
+
+def _checked(given: str | HttpProtocol) -> HttpProtocol:
+    if isinstance(given, HttpProtocol):
+        return given
+    names = ", ".join(PROTOCOLS) or "none"
+    if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"protocols must be protocols or names of them ({names}), not {given!r}")
+    if given not in PROTOCOLS:
+        raise ValueError(f"there is no protocol {given!r}; there are {names}")
+    module, _, name = PROTOCOLS[given].partition(":")
+    make: Callable[[], Any] = getattr(import_module(module), name)
+    made = make()
+    assert isinstance(made, HttpProtocol)
+    return made
