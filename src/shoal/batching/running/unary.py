@@ -39,8 +39,7 @@ class UnaryRun(Run):
         self.parking.answer_all(running, values)
 
     def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
-        kind: object = type(results)
-        if kind is list and len(results) == wanted:
+        if results.__class__ is list and len(results) == wanted:
             return list(results)  # the usual case; the handler may change its list
         got = self._counted(results, wanted)
         values: list[Any] = self._listed(results, got)
