@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import AsyncExitStack
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -194,6 +195,29 @@ async def test_a_bad_call_is_a_type_error_of_its_caller_alone_and_never_enters_a
                 await bad()
     assert good.outcome == 1
     assert handler.batches == [[1]]
+
+
+async def test_a_bad_call_of_a_decorated_function_is_a_type_error() -> None:
+    @shoal.batch
+    async def handler(items: list[int]) -> list[int]:
+        return items
+
+    bad: Any = handler
+    for opened in (False, True):
+        async with AsyncExitStack() as stack:
+            if opened:
+                await stack.enter_async_context(shoal.open_batchers(handler))
+                assert await handler(items=1) == 1
+            for call in (
+                lambda: bad(),
+                lambda: bad(1, 2),
+                lambda: bad(1, wrong=2),
+                lambda: bad(1, items=2),
+                lambda: bad(wrong=1),
+                lambda: bad(item=1),
+            ):
+                with pytest.raises(TypeError):
+                    call()
 
 
 async def test_what_a_partial_has_filled_in_is_not_batched() -> None:

@@ -56,6 +56,26 @@ async def test_any_value_is_a_result_even_an_exception_class(value: Any) -> None
         assert await call(1) is value
 
 
+async def test_code_of_a_result_that_changes_the_handlers_list_harms_nobody() -> None:
+    kept: list[Any] = []
+
+    class Clearing(type):
+        def __hash__(cls) -> int:
+            kept.clear()
+            return 0
+
+    class Result(metaclass=Clearing):
+        pass
+
+    async def handler(items: list[int]) -> list[Any]:
+        kept.extend(Result() for _ in items)
+        return kept
+
+    async with shoal.Batcher(handler, max_batch_size=2) as call:
+        assert [type(one) for one in await outcomes(call(1), call(2))] == [Result, Result]
+    assert not kept
+
+
 @pytest.mark.parametrize("got", [0, 1, 2, 4, 9])
 @pytest.mark.parametrize("kind", [list, tuple, np.array])
 async def test_a_wrong_length_fails_every_caller_and_names_both_numbers(

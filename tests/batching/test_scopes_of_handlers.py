@@ -149,3 +149,19 @@ async def test_so_it_is_for_open_batches(leave_open: Any) -> None:
     async with batcher as call:
         assert await outcome(call("bad")) == "bad"
         await check_next_batches(call)
+
+
+@LEFT_OPEN
+async def test_a_slot_that_was_cancelled_by_it_has_room_again(leave_open: Any) -> None:
+    async def handler(items: list[str]) -> list[str]:
+        if items[0] == "bad":
+            leave_open()
+            await anyio.sleep(2)
+        return items
+
+    batcher = shoal.Batcher(handler, max_batch_size=2, max_queued_requests=1)
+    async with batcher as call:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel_scopes)
+            assert isinstance(await outcome(call("bad")), shoal.ShoalError)
+        assert await outcomes(call("a"), call("b"), call("c")) == ["a", "b", "c"]

@@ -39,8 +39,8 @@ class UnaryRun(Run):
         self.parking.answer_all(running, values)
 
     def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
-        if type(results) is list and len(results) == wanted:
-            return results.copy()  # the usual case; the handler may change its list
+        if results.__class__ is list and len(results) == wanted:
+            return list(results)  # the usual case; the handler may change its list
         got = self._counted(results, wanted)
         values: list[Any] = self._listed(results, got)
         if got != wanted or len(values) != wanted:
