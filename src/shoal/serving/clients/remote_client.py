@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.arguments import ENDPOINT
-from shoal.serving.clients.portal_thread import PortalThread
 from shoal.serving.clients.protocol import VERBS, Client
 from shoal.serving.clients.remote_connection import ConnectionPool
 from shoal.serving.clients.remote_handle import RemoteHandle
