@@ -333,7 +333,7 @@ class HttpClient:
         method = method or ("GET" if content is None else "POST")
 
         async def send(limit: TimeLimit, silence_s: float | None) -> StreamingAnswer:
-            of_attempt = {**of_request, **limit.header()}
+            of_attempt = {**limit.header(), **of_request}
             return await self._connection.open(method, path, of_attempt, content, silence_s)
 
         return send

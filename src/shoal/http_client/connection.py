@@ -158,9 +158,14 @@ class Connection:
 
     def _broken(self, error: Exception) -> Exception:
         """Returns the builtin exception that stands for an error of httpx."""
+        import ssl
+
         import httpx
 
-        message = str(error) or type(error).__name__
+        causes = _with_causes(error)
+        message = next(filter(None, map(str, causes)), type(error).__name__)
+        if any(isinstance(cause, ssl.SSLError) for cause in causes):
+            return ConnectionError(f"no secure connection to {self.url} could be made: {message}")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return ConnectionRefusedError(
                 f"no server answers at {self.url} ({message}); start one:\n"
@@ -194,6 +199,14 @@ class Connection:
             trust_env=False,
             verify=verify,
         )
+
+
+def _with_causes(error: BaseException) -> list[BaseException]:
+    """Returns an error and what caused it: trio's errors of connections say nothing themselves."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) not in (None, *causes):
+        causes.append(cause)
+    return causes
 
 
 def _import_httpx() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 _TRACEPARENT: Final = re.compile(
-    r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]*)?"
+    r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 )
 _TRACESTATE: Final = re.compile(r"[\t\x20-\x7e]{1,512}")
 # How far the clock of a server may be ahead, in seconds.
