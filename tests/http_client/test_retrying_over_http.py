@@ -277,6 +277,34 @@ async def test_a_stream_that_is_refused_is_entered_again():
     assert len(server.times) == 3
 
 
+@pytest.mark.parametrize("timeout_s", [None, 5])
+async def test_a_stream_has_no_time_limit_unless_it_is_given_one(timeout_s):
+    async def lines():
+        yield b'{"item": 1}\n'
+        await anyio.sleep(1000)
+        yield b'{"item": 2}\n'
+
+    limits = []
+
+    async def serve(request):
+        limits.append(request.headers.get("x-request-timeout"))
+        headers = {"content-type": "application/x-ndjson"}
+        return httpx.Response(200, headers=headers, content=lines())
+
+    async with client_of(serve) as client:
+        began = anyio.current_time()
+        async with client.stream("/x", 1, timeout_s=timeout_s) as results:
+            assert await anext(results) == 1
+            if timeout_s is None:
+                assert await anext(results) == 2
+                assert limits == [None]
+                return
+            with pytest.raises(errors.DeadlineExceeded, match="did not end in time"):
+                await anext(results)
+    assert limits == ["5.000"]
+    assert anyio.current_time() - began == pytest.approx(5)
+
+
 async def test_a_stream_that_broke_off_is_not():
     broken = httpx.Response(
         200, headers={"content-type": "application/x-ndjson"}, content=b'{"item": 1}\n'

@@ -97,15 +97,15 @@ class HttpClient:
     `Overloaded` of another endpoint, which it calls, has begun when it is called again. Use
     ``RetryOptions(attempts=1)`` for endpoints whose handlers must not.
 
-    Every call also raises:
-        Overloaded: The server refused it as too many, and no try is left.
-        DeadlineExceeded: It was not answered in time.
-        BatcherClosed, BackendUnavailable, ReplicaDied, HandlerTimeout, ItemTooLarge, SlowReader,
-            NotOpen: What the server reports; see the class.
-        HttpProblem: The server answered with another error.
-        ConnectionError: The server can't be reached, or the connection broke; in the second case
-            the call may have run.
-        ShutDown: This client is closed.
+    Every call may also raise what the server reports, by the classes that a call in its process
+    raises, and:
+
+    - `Overloaded`: the server refused the call as too many, and no try is left;
+    - `DeadlineExceeded`: it was not answered in time;
+    - `HttpProblem`: the server answered with an error that has no class;
+    - `ConnectionRefusedError`: no server was reached, so the call has not run;
+    - `ConnectionError`: the connection broke, and the call may have run;
+    - `ShutDown`: this client is closed.
 
     Cancellation: closes the call's connection, and the server cancels the call.
     """

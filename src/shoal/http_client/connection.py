@@ -163,7 +163,7 @@ class Connection:
         import httpx
 
         causes = _with_causes(error)
-        message = next(filter(None, map(str, causes)), type(error).__name__)
+        message = next((told for told in map(str, causes) if told), type(error).__name__)
         if any(isinstance(cause, ssl.SSLError) for cause in causes):
             return ConnectionError(f"no secure connection to {self.url} could be made: {message}")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
@@ -203,9 +203,11 @@ class Connection:
 
 def _with_causes(error: BaseException) -> list[BaseException]:
     """Returns an error and what caused it: trio's errors of connections say nothing themselves."""
-    causes = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) not in (None, *causes):
+    causes: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in causes:
         causes.append(cause)
+        cause = cause.__cause__ or cause.__context__
     return causes
 
 

@@ -38,7 +38,9 @@ def connect_sync(url: str, **options: Any) -> SyncHttpClient:
         **options: The options of `connect`.
 
     Raises:
-        As `connect`.
+        TypeError: As for `connect`.
+        ValueError: As for `connect`.
+        ModuleNotFoundError: httpx is not installed.
     """
     return SyncHttpClient(connect(url, **options))
 
@@ -46,8 +48,7 @@ def connect_sync(url: str, **options: Any) -> SyncHttpClient:
 class SyncHttpClient:
     """Calls the endpoints of a server, and blocks until they are answered; see `HttpClient`.
 
-    Every call also raises:
-        RuntimeError: This thread runs an event loop, which would be blocked.
+    In a thread that runs an event loop, which would be blocked, every call raises a RuntimeError.
 
     Cancellation: an exception in a thread that waits, such as `KeyboardInterrupt`, cancels its
     call; so does the end of the request that the thread works for.
