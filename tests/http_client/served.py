@@ -13,13 +13,13 @@ HANG_S = 15
 
 
 @asynccontextmanager
-async def served(app, **options):
+async def served(app, *, lifespan=True, **options):
     """Serves an application; gives the URL of the server."""
     stop = anyio.Event()
 
     async def run(*, task_status):
         config = HttpOptions(**{"port": 0, "graceful_timeout_s": 1, **options})
-        await serve(app, config, shutdown=stop.wait, started=task_status.started)
+        await serve(app, config, shutdown=stop.wait, started=task_status.started, lifespan=lifespan)
 
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from shoal.http_client.retries import RetryOptions
     from shoal.http_client.stream import HttpStream
     from shoal.http_client.sync import SyncHttpClient, connect_sync
+    from shoal.http_client.websocket.socket import HttpSocket
 
 __all__ = [
     "HttpClient",
+    "HttpSocket",
     "HttpStream",
     "RetryOptions",
     "SyncHttpClient",
@@ -32,6 +34,7 @@ __all__ = [
 
 _WHERE: Final = {
     "HttpClient": "shoal.http_client.client",
+    "HttpSocket": "shoal.http_client.websocket.socket",
     "HttpStream": "shoal.http_client.stream",
     "RetryOptions": "shoal.http_client.retries",
     "SyncHttpClient": "shoal.http_client.sync",

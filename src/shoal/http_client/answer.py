@@ -55,6 +55,11 @@ class StreamingAnswer:
         """The media type of the body, without parameters; empty if it has none."""
         return self.header("content-type").partition(";")[0].strip().lower()
 
+    @property
+    def network(self) -> Any:
+        """The stream of bytes below, once the server has switched protocols."""
+        return self._response.extensions["network_stream"]
+
     def header(self, name: str) -> str:
         """Returns the value of a header; empty if the response does not have it."""
         return str(self._response.headers.get(name, ""))

@@ -13,11 +13,12 @@ from shoal.core.options.checks import seconds, whole
 from shoal.errors import DeadlineExceeded
 from shoal.http_client.address import checked_headers, checked_path, checked_token
 from shoal.http_client.bodies import ACCEPTED, JSON_LINES, body_of, result_of
-from shoal.http_client.connection import SILENCE_S, Connection
+from shoal.http_client.connection import SILENCE_S, Connection, needs
 from shoal.http_client.limits import TimeLimit, request_of, trace_of
 from shoal.http_client.problems import Failure, error_of, failure_of
 from shoal.http_client.retries import Backoff, RetryOptions
 from shoal.http_client.stream import HttpStream
+from shoal.http_client.websocket.socket import HttpSocket
 
 if TYPE_CHECKING:
     import ssl
@@ -254,6 +255,47 @@ class HttpClient:
 
         open_ = partial(self._made, attempt, given_s)
         return HttpStream(self._connection, open_, partial(error_of, url))
+
+    def websocket(
+        self,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        max_requests: int = 64,
+        request: Request | None = None,
+    ) -> HttpSocket:
+        """Returns a WebSocket for many calls of one endpoint; it connects when it is entered.
+
+        ::
+
+            async with client.websocket("/embed") as socket:
+                vector = await socket.call("some text")
+
+        Its calls have the time limits, the retries and the errors of the client's calls.
+
+        Args:
+            path: The path of the endpoint.
+            headers: More headers of the handshake, which count for all of its calls.
+            max_requests: How many calls may run at once; others wait. A Shoal server allows 64.
+            request: As for `call`; its trace is continued by all calls.
+
+        Raises:
+            TypeError: An argument has the wrong type.
+            ValueError: An argument can't be sent.
+            ModuleNotFoundError: wsproto is not installed.
+        """
+        checked_path(path)
+        whole("max_requests", max_requests, least=1)
+        needs("wsproto")
+        of_request = {**trace_of(request_of(request)), **checked_headers(headers)}
+
+        async def open_(of_handshake: Mapping[str, str]) -> StreamingAnswer:
+            all_headers = {**of_request, **of_handshake}
+            return await self._connection.open("GET", path, all_headers, None, SILENCE_S)
+
+        return HttpSocket(
+            open_, self._made, self._timeout_s, max_requests, self._connection.max_answer_bytes
+        )
 
     async def map(
         self,

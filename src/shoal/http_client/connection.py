@@ -61,7 +61,7 @@ class Connection:
         tls: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        _import_httpx()
+        needs("httpx")
         self.url = url
         self.max_answer_bytes = max_answer_bytes
         self._base, self._socket = split_url(url)
@@ -211,9 +211,14 @@ def _with_causes(error: BaseException) -> list[BaseException]:
     return causes
 
 
-def _import_httpx() -> None:
+def needs(module: str) -> None:
+    """Checks that a module is installed.
+
+    Raises:
+        ModuleNotFoundError: It is not.
+    """
     try:
-        importlib.import_module("httpx")
+        importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             f"a client over HTTP needs {error.name}, which is not installed: pip install "

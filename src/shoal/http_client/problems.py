@@ -45,6 +45,7 @@ _CLASSES: Final[Mapping[str, type[Exception]]] = {
     "replica-died": ReplicaDied,
     "slow-reader": SlowReader,
     "too-many-incomplete-bodies": Overloaded,
+    "too-many-requests": Overloaded,
     "unavailable": BackendUnavailable,
 }
 
@@ -92,6 +93,18 @@ def failure_of(url: str, status: int, retry_after: str, body: bytes) -> Failure:
     if was_refused and not isinstance(error, Overloaded):
         error = Overloaded(str(error))
     return Failure(error, was_refused, retry_after_s)
+
+
+def failure_of_problem(url: str, status: int, problem: object) -> Failure:
+    """Returns what a problem means that came otherwise than as an error answer of HTTP.
+
+    Args:
+        url: The URL of the request.
+        status: The status, for a problem that does not say it.
+        problem: The JSON object of the problem.
+    """
+    error = error_of(url, status, problem)
+    return Failure(error, was_refused=isinstance(error, Overloaded))
 
 
 def error_of(url: str, status: int, problem: object) -> Exception:
