@@ -23,12 +23,14 @@ from shoal.http_client.websocket.socket import HttpSocket
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from typing import Unpack
 
     import httpx
 
     from shoal.core.request import Request
     from shoal.http_client.answer import StreamingAnswer
     from shoal.http_client.bodies import ResultType
+    from shoal.http_client.keywords import CallKeywords
 
 T = TypeVar("T")
 
@@ -304,7 +306,7 @@ class HttpClient:
         *,
         max_concurrent: int = 64,
         return_exceptions: bool = False,
-        **options: Any,
+        **options: Unpack[CallKeywords],
     ) -> list[Any]:
         """Makes a call for each item, and waits for all of them.
 

@@ -16,13 +16,13 @@ from shoal.http_client.client import NO_ITEM, HttpClient, connect
 from shoal.replicas.portal import BlockingStream, PortalThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
+    from typing import Unpack
 
-    from shoal.core.request import Request
-    from shoal.http_client.bodies import ResultType
+    from shoal.http_client.keywords import CallKeywords, ConnectKeywords, StreamKeywords
 
 
-def connect_sync(url: str, **options: Any) -> SyncHttpClient:
+def connect_sync(url: str, **options: Unpack[ConnectKeywords]) -> SyncHttpClient:
     """Returns a client for code without an event loop; it may be used from several threads.
 
     ::
@@ -77,51 +77,37 @@ class SyncHttpClient:
         self._client.close_to("this client is closed")
         self._thread.close(self._client.aclose)
 
-    def call(
-        self,
-        path: str,
-        item: Any = NO_ITEM,
-        *,
-        timeout_s: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        method: str | None = None,
-        result: ResultType | None = None,
-        request: Request | None = None,
-    ) -> Any:
+    def call(self, path: str, item: Any = NO_ITEM, **options: Unpack[CallKeywords]) -> Any:
         """Makes a call with one result; see `HttpClient.call`."""
-        call = partial(
-            self._client.call,
-            path,
-            item,
-            timeout_s=timeout_s,
-            headers=headers,
-            method=method,
-            result=result,
-            request=request,
-        )
+        call = partial(self._client.call, path, item, **options)
         return self._thread.run(call, "await client.call(...)")
 
     def stream(
-        self,
-        path: str,
-        item: Any = NO_ITEM,
-        *,
-        timeout_s: float | None = None,
-        headers: Mapping[str, str] | None = None,
-        method: str | None = None,
-        request: Request | None = None,
+        self, path: str, item: Any = NO_ITEM, **options: Unpack[StreamKeywords]
     ) -> BlockingStream:
         """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``.
 
         See `HttpClient.stream`.
         """
-        stream = self._client.stream(
-            path, item, timeout_s=timeout_s, headers=headers, method=method, request=request
-        )
+        stream = self._client.stream(path, item, **options)
         return BlockingStream(lambda: stream, self._thread, "client")
 
-    def map(self, path: str, items: Iterable[Any], **options: Any) -> list[Any]:
+    def map(
+        self,
+        path: str,
+        items: Iterable[Any],
+        *,
+        max_concurrent: int = 64,
+        return_exceptions: bool = False,
+        **options: Unpack[CallKeywords],
+    ) -> list[Any]:
         """Makes a call for each item, and waits for all of them; see `HttpClient.map`."""
-        return self._thread.run(
-            partial(self._client.map, path, list(items), **options), "await client.map(...)"
+        calls = partial(
+            self._client.map,
+            path,
+            list(items),
+            max_concurrent=max_concurrent,
+            return_exceptions=return_exceptions,
+            **options,
         )
+        return self._thread.run(calls, "await client.map(...)")
