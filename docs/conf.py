@@ -43,7 +43,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(anyio|asyncio|collections|contextlib|contextvars|inspect|os|pathlib|starlette|trio|types|typing)\..+",
+        r"(anyio|asyncio|collections|contextlib|contextvars|httpx|inspect|os|pathlib|ssl|starlette|trio|types|typing)\..+",
     ),
     # Type variables.
     (r"py:.*", r"(.+\.)?[A-Z](_co|_contra)?(\.args|\.kwargs)?"),

@@ -22,6 +22,7 @@ OWN_ARGUMENTS: dict[type[Exception], dict[str, Any]] = {
         "signal": "SIGKILL",
         "last_lines": "out of memory\n",
     },
+    errors.HttpProblem: {"status": 422, "kind": "invalid-item", "members": {"status": 422}},
     errors.LifespanFailed: {"details": "Traceback"},
     errors.WrongBatchSize: {"expected": 3, "got": 2},
 }

@@ -28,7 +28,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "batching": frozenset({"errors", "core"}),
     # of batching: what adapts the user's functions, and the batch that is running
     "replicas": frozenset({"errors", "core", "batching"}),
-    "serving": frozenset({"errors", "core", "batching", "replicas"}),
+    "http_client": frozenset({"errors", "core", "batching", "replicas"}),
+    "serving": frozenset({"errors", "core", "batching", "replicas", "http_client"}),
     "observe": frozenset({"errors", "core"}),
     "planning": frozenset({"errors", "core", "batching"}),
     "http": frozenset({"errors", "core", "batching", "replicas", "serving", "observe"}),
@@ -74,6 +75,8 @@ CONTRACTS = {
     "shoal.replicas.placements.PlacementKeywords",
     "shoal.replicas.process.options.ProcessKeywords",
     "shoal.replicas.ray.options.RayKeywords",
+    # What a call over HTTP takes, beside what a stream does.
+    "shoal.http_client.keywords.StreamKeywords",
     # What a protocol over HTTP is: a codec, and the form of its streams.
     "shoal.http.requests.codec.Codec",
     "shoal.http.requests.codec.StreamForm",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 E = TypeVar("E", bound="ShoalError")
 
@@ -101,6 +101,25 @@ class ReplicaDied(ShoalError, ConnectionError):
 
 class ReplicaNotStarted(ShoalError, RuntimeError):
     """A replica could not be started: its code can't be loaded, raised, or took too long."""
+
+
+class HttpProblem(ShoalError, RuntimeError):
+    """A server answered a client's request with an error for which there is no other class.
+
+    Attributes:
+        status: The HTTP status.
+        kind: The last part of the problem's type, such as ``"invalid-item"``; empty if it is not a
+            Shoal server's problem.
+        members: The JSON object of the problem; empty if the answer was none.
+    """
+
+    def __init__(
+        self, message: str, *, status: int, kind: str = "", members: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.members = dict(members or {})
 
 
 class ShutDown(ShoalError, RuntimeError):

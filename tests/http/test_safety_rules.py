@@ -70,7 +70,7 @@ def test_the_server_sends_no_requests(trees):
     """So a caller can't make it fetch a URL."""
     found = {name for name, tree in trees.items() if SENDS_REQUESTS & set(imported(tree))}
     assert found
-    assert {name for name in found if name.startswith(("shoal.http", "shoal.replicas"))} == set()
+    assert {name for name in found if name.startswith(("shoal.http.", "shoal.replicas"))} == set()
 
 
 def test_no_version_with_a_known_flaw_is_allowed():

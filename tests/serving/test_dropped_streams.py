@@ -182,7 +182,7 @@ async def test_one_from_a_server_that_was_never_read() -> None:
         with pytest.warns(ResourceWarning, match="a stream of .* was not closed"):
             held.clear()
         await has_room(client)
-        open_streams = connected._connection._client._transport._pool.connections
+        open_streams = connected._connection.pool._client._transport._pool.connections
         await connected.status()
         assert len(open_streams) <= 1
 

@@ -192,8 +192,8 @@ def error_of(made):
 async def test_an_error_has_its_class_text_and_attributes_again(fake, made):
     fake.fails = error_of(made)
     async with connected(FakeClient()) as client:
-        client._connection._client = None  # another transport
-        client._connection._transport = httpx.ASGITransport(app=admin_listener(fake))
+        client._connection.pool._client = None  # another transport
+        client._connection.pool._transport = httpx.ASGITransport(app=admin_listener(fake))
         with pytest.raises(made) as caught:
             await client.restart_backend("a")
     assert type(caught.value) is made

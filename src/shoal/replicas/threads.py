@@ -117,7 +117,7 @@ def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
     is_its_own = threading.get_ident() == loop_thread_id
     if is_its_own or (runs_a_loop() and not hasattr(builtins, "get_ipython")):
         raise RuntimeError(
-            f".sync is for threads, and this one runs an event loop; write:\n    {instead}"
+            f"blocking is for threads, and this one runs an event loop; write:\n    {instead}"
         )
 
 

@@ -80,12 +80,14 @@ class CallHeaders(NamedTuple):
         shard_key: Calls with equal keys go to the same backend; None for no key.
         priority: The priority level, as text; None for the default.
         cache_control: The client's directives about shared results; None for none.
+        timeout_s: How long the client waits for the call, in seconds; None for as long as it takes.
     """
 
     method: str = "__call__"
     shard_key: str | None = None
     priority: bytes | None = None
     cache_control: bytes | None = None
+    timeout_s: float | None = None
 
 
 NO_CALL_HEADERS: Final = CallHeaders()
@@ -216,6 +218,8 @@ class EndpointCall:
         self, given: CallHeaders, options: BatchOptions, timeout_s: float | None
     ) -> CallOptions:
         """Returns the options of the call, without its metadata."""
+        # A client can only shorten the server's limit.
+        timeout_s = _shorter(timeout_s, given.timeout_s)
         if timeout_s is not None:
             timeout_s = max(0.0, timeout_s - self._spent_s)
         priority, caching = given.priority, given.cache_control
@@ -308,7 +312,7 @@ class EndpointCall:
 
     async def _awaited(self, given: CallHeaders) -> MethodBatcher:
         """Waits until the endpoint has traffic, or a replica has reported its methods."""
-        limit_s = self._calls.options.answer_timeout_s
+        limit_s = _shorter(self._calls.options.answer_timeout_s, given.timeout_s)
         wait = partial(self._endpoint.routed, given.method, given.shard_key, limit_s)
         try:
             return await run_unless_left(self._caller.departure, wait)
@@ -316,6 +320,13 @@ class EndpointCall:
             # The endpoint itself may have been deleted meanwhile.
             problem = not_found() if self._endpoint.is_gone else no_such_method()
             raise Refused(problem) from None
+
+
+def _shorter(limit_s: float | None, other_s: float | None) -> float | None:
+    """Returns the shorter of two time limits, where None is no limit."""
+    if limit_s is None or other_s is None:
+        return other_s if limit_s is None else limit_s
+    return min(limit_s, other_s)
 
 
 def _priority(given: bytes, options: BatchOptions) -> int | None:

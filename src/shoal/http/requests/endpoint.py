@@ -2,10 +2,12 @@
 
 ``X-Serve-Call-Method`` names another method of the backend's code than ``__call__``, and requests
 with equal ``X-Serve-Shard-Key`` go to the same backend; both headers are Ray Serve's.
+``X-Request-Timeout`` shortens the time limit of the call.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Final
 from weakref import ref
 
@@ -18,6 +20,7 @@ from shoal.http.requests.call import (
     EndpointCalls,
     HttpMetadata,
 )
+from shoal.http.requests.problem import Refused, invalid_timeout
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
@@ -128,21 +131,42 @@ class EndpointRoute(Route):
 
 
 def _call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
-    """Returns what a request's headers say about its call."""
+    """Returns what a request's headers say about its call.
+
+    Raises:
+        Refused: A header can't be read.
+    """
     if headers.keys().isdisjoint(_OF_CALLS):
         return NO_CALL_HEADERS
     method = headers.get(b"x-serve-call-method")
     key = headers.get(b"x-serve-shard-key")
+    timeout = headers.get(b"x-request-timeout")
     return CallHeaders(
         "__call__" if method is None else method.decode("latin-1"),
         None if key is None else key.decode("latin-1"),
         headers.get(b"x-priority"),
         headers.get(b"cache-control"),
+        None if timeout is None else _timeout_s(timeout),
     )
 
 
+def _timeout_s(given: bytes) -> float:
+    """Returns the seconds of ``X-Request-Timeout``.
+
+    Raises:
+        Refused: It is not a decimal number.
+    """
+    if not _SECONDS.fullmatch(given):
+        raise Refused(invalid_timeout())
+    return float(given)
+
+
+_SECONDS: Final = re.compile(rb"[0-9]{1,15}(\.[0-9]{1,15})?")
 _OF_CALLS: Final = frozenset(
-    {b"x-serve-call-method", b"x-serve-shard-key", b"x-priority", b"cache-control"}
+    {
+        *(b"x-serve-call-method", b"x-serve-shard-key", b"x-priority", b"cache-control"),
+        b"x-request-timeout",
+    }
 )
 
 

@@ -227,6 +227,16 @@ def no_such_method() -> Problem:
     )
 
 
+def invalid_timeout() -> Problem:
+    """Returns the problem of a request whose time limit is not a number of seconds."""
+    return Problem(
+        400,
+        "invalid-timeout",
+        "The time limit is invalid",
+        "X-Request-Timeout must be a number of seconds, such as 2.5: digits, with at most one dot.",
+    )
+
+
 def no_such_priority(levels: int) -> Problem:
     """Returns the problem of a request whose priority is not one of the endpoint's levels."""
     return Problem(

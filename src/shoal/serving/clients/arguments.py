@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
+from shoal.http_client.bodies import check_keys
 from shoal.replicas.code.definition import named_arguments
-from shoal.serving.clients.wire_forms import check_keys, without_hidden
+from shoal.serving.clients.wire_forms import without_hidden
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.names import checked_methods, checked_route, checked_tag, is_tag
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, cast
 
+from shoal.replicas.portal import PortalThread
 from shoal.serving.clients.arguments import ENDPOINT
-from shoal.serving.clients.portal_thread import PortalThread
 from shoal.serving.clients.protocol import VERBS, Client
-from shoal.serving.clients.remote_connection import ConnectionPool
+from shoal.serving.clients.remote_connection import AdminConnection
 from shoal.serving.clients.remote_handle import RemoteHandle
 from shoal.serving.clients.sync import SyncFace, SyncHandleFace
 from shoal.serving.clients.wire_forms import made
@@ -74,7 +74,7 @@ class RemoteClient(Client):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._made_with = {"token": token, "timeout_s": timeout_s}
-        self._connection = ConnectionPool(url, token, timeout_s, transport)
+        self._connection = AdminConnection(url, token, timeout_s, transport)
         self._sync: RemoteSyncFace | None = None
 
     @property
@@ -87,7 +87,7 @@ class RemoteClient(Client):
         """A client with blocking verbs, for threads; it has its own connections and event loop."""
         if self._sync is None:
             of_thread = RemoteClient(self.url, **cast("Any", self._made_with))
-            self._sync = RemoteSyncFace(of_thread, self._connection.close_to)
+            self._sync = RemoteSyncFace(of_thread, self._connection.pool.close_to)
         return self._sync
 
     async def __aenter__(self) -> Self:
@@ -112,7 +112,7 @@ class RemoteClient(Client):
         """Closes the connections; the server goes on. Idempotent."""
         if self._sync is not None:
             await self._sync.aclose()
-        await self._connection.aclose()
+        await self._connection.pool.aclose()
 
     async def _send(self, verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         path, body = verb.request(args, kwargs)
@@ -128,16 +128,16 @@ class RemoteClient(Client):
 
     async def shutdown(self) -> None:
         """See `Client.shutdown`: the server's controller ends, for all its clients."""
-        if self._connection.is_closed:
+        if self._connection.pool.is_closed:
             return
         await super().shutdown()
-        self._connection.close_to(_SHUT_DOWN)
+        self._connection.pool.close_to(_SHUT_DOWN)
         if self._sync is not None:
             self._sync.close_to(_SHUT_DOWN)
 
     def close_to(self, reason: str) -> None:
         """Refuses all further requests, for this reason."""
-        self._connection.close_to(reason)
+        self._connection.pool.close_to(reason)
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> RemoteHandle:
         """Returns a handle with options, without checking that the endpoint exists."""

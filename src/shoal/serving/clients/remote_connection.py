@@ -1,43 +1,35 @@
-"""The HTTP of a remote client: connections, requests and errors.
+"""The HTTP of a remote client: requests of the admin API, and the errors that it reports.
 
-Errors of httpx are raised as `ConnectionError` or `TimeoutError`, and error responses as the
-exceptions that they describe. Cancelling a wait closes its connection, so the server learns that
-the client no longer waits.
+The connections are those of any client over HTTP; see `shoal.http_client.connection`. Nothing is
+retried: a verb is no call, and an operator should see that a server refuses it.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import socket
-import warnings
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import urlsplit
 
-import anyio
-
-from shoal.errors import ItemTooLarge, NotAllowed, ShutDown
+from shoal.errors import ItemTooLarge, NotAllowed
+from shoal.http_client.address import checked_token
+from shoal.http_client.bodies import JSON, JSON_LINES
+from shoal.http_client.connection import SILENCE_S, Connection
+from shoal.http_client.problems import PROBLEM
 from shoal.serving.clients.wire_errors import WireError, received
 from shoal.serving.clients.wire_forms import written
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
 
     import httpx
 
-API: Final = "/-/api"
-JSON_LINES: Final = "application/x-ndjson"
-PROBLEM: Final = "urn:shoal:problem:"
+    from shoal.http_client.answer import StreamingAnswer
 
-_CONNECT_TIMEOUT_S: Final = 10.0
-# Shorter than the servers' limit, so that a server does not close a connection during a request.
-_IDLE_S: Final = 2.0
+API: Final = "/-/api"
+
 # How much longer than its time limit the client waits for a call, since the server reports it.
 _MARGIN_S: Final = 10.0
-# The server sends an empty line on a stream every few seconds.
-_SILENCE_S: Final = 60.0
+# The server is the operator's own, and a result may be large.
+_MAX_ANSWER_BYTES: Final = 2**32
 
 # Refusals by the admin API itself, for which `KINDS` has no class.
 _REFUSALS: Final[Mapping[str, type[Exception]]] = {
@@ -49,14 +41,17 @@ _REFUSALS: Final[Mapping[str, type[Exception]]] = {
 }
 
 
-class ConnectionPool:
-    """A pool of connections to one server, for one event loop.
+class AdminConnection:
+    """Sends the requests of a remote client.
 
     Args:
         url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
         token: The operator's token, for an admin API that requires one.
         timeout_s: How long the server may take for a verb, in seconds; None for no limit.
         transport: The transport to use instead of sockets.
+
+    Attributes:
+        pool: The connections to the server.
 
     Raises:
         TypeError: The URL or the token is not text.
@@ -71,35 +66,18 @@ class ConnectionPool:
         timeout_s: float | None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        _import_httpx()
-        self.url = url
-        self.timeout_s = timeout_s
-        self._base, self._socket = _split(url)
-        self._headers = {"accept": "application/json"}
+        self._timeout_s = timeout_s
+        headers = {"accept": JSON}
         if token is not None:
-            self._headers["authorization"] = f"Bearer {_checked_token(token)}"
-        self._transport = transport
-        self._client: httpx.AsyncClient | None = None
-        # Streams that were garbage-collected; their connections are shut down already.
-        self._dropped: list[StreamingAnswer] = []
-        self._closed: str | None = None
-
-    def close_to(self, reason: str) -> None:
-        """Refuses all further requests, for this reason."""
-        self._closed = self._closed or reason
+            headers["authorization"] = f"Bearer {checked_token(token)}"
+        self.pool = Connection(
+            url, headers, max_answer_bytes=_MAX_ANSWER_BYTES, transport=transport
+        )
 
     @property
-    def is_closed(self) -> bool:
-        """Whether further requests are refused."""
-        return self._closed is not None
-
-    async def aclose(self) -> None:
-        """Closes the connections. Idempotent."""
-        self.close_to("this client is closed")
-        await self._close_dropped()
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+    def url(self) -> str:
+        """The URL of the server."""
+        return self.pool.url
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Sends the request of a verb, and returns the server's answer.
@@ -112,7 +90,7 @@ class ConnectionPool:
 
         Cancellation: closes the connection, so that the server cancels the verb.
         """
-        return await self._ask(method, path, body, self.timeout_s)
+        return await self._ask(method, path, body, self._timeout_s)
 
     async def call(self, path: str, body: Any, timeout_s: float | None) -> Any:
         """Makes a call with one result; like `ask`, but with a time limit of its own."""
@@ -125,29 +103,10 @@ class ConnectionPool:
         Raises:
             As `ask`.
         """
-        response = await self._send("POST", path, body, _SILENCE_S, stream=True)
-        if response.is_success:
-            return StreamingAnswer(response)
-        try:
-            await response.aread()
-        finally:
-            await response.aclose()
-        raise self.error_of(response.status_code, _parsed(response))
-
-    def drop(self, answer: StreamingAnswer) -> None:
-        """Disconnects a stream that was garbage-collected unclosed; in any thread."""
-        self._dropped.append(answer)
-        answer.disconnect()
-        warnings.warn(
-            f"a stream of {self.url} was not closed; "
-            "use it as: async with handle.stream(x) as stream: ...",
-            ResourceWarning,
-            stacklevel=2,
-        )
-
-    async def _close_dropped(self) -> None:
-        while self._dropped:
-            await self._dropped.pop().aclose()
+        answer = await self._open("POST", path, body, SILENCE_S, {"accept": JSON_LINES})
+        if answer.is_success:
+            return answer
+        raise self.error_of(answer.status, _parsed(answer, await answer.read()))
 
     def error_of(self, status: int, body: Any) -> Exception:
         """Makes the exception that the JSON body of an error response describes."""
@@ -166,172 +125,36 @@ class ConnectionPool:
             )
         return RuntimeError(f"{self.url} answered {status}: {text}")
 
-    def broken(self, error: Exception) -> Exception:
-        """Returns the builtin exception that stands for an error of httpx."""
-        import httpx
-
-        message = str(error) or type(error).__name__
-        if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
-            return ConnectionError(
-                f"no server answers at {self.url} ({message}); start one:\n"
-                "    shoal serve my_module:app"
-            )
-        if isinstance(error, httpx.TimeoutException):
-            return TimeoutError(f"{self.url} took too long; the request may still be carried out")
-        return ConnectionError(
-            f"the connection to {self.url} broke ({message}); the request may have been carried out"
-        )
-
     async def _ask(self, method: str, path: str, body: Any, patience_s: float | None) -> Any:
-        response = await self._send(method, path, body, patience_s, stream=False)
-        parsed = _parsed(response)
-        if response.is_success:
+        answer = await self._open(method, path, body, patience_s, {})
+        parsed = _parsed(answer, await answer.read())
+        if answer.is_success:
             return parsed
-        raise self.error_of(response.status_code, parsed)
+        raise self.error_of(answer.status, parsed)
 
-    async def _send(
-        self, method: str, path: str, body: Any, patience_s: float | None, *, stream: bool
-    ) -> httpx.Response:
-        import httpx
-
-        if self._closed is not None:
-            raise ShutDown(self._closed)
-        await self._close_dropped()
-        if self._client is None:
-            self._client = self._new_client()
-        headers = {"accept": JSON_LINES} if stream else {}
+    async def _open(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        patience_s: float | None,
+        headers: Mapping[str, str],
+    ) -> StreamingAnswer:
         content = None
         if body is not None:
             content = written(body)
-            headers["content-type"] = "application/json"
-        request = self._client.build_request(
-            method,
-            f"{API}/{path}",
-            content=content,
-            headers=headers,
-            timeout=httpx.Timeout(
-                connect=_CONNECT_TIMEOUT_S, read=patience_s, write=_SILENCE_S, pool=None
-            ),
-        )
-        try:
-            return await self._client.send(request, stream=stream)
-        except httpx.TransportError as error:
-            raise self.broken(error) from error
-
-    def _new_client(self) -> httpx.AsyncClient:
-        import ssl
-
-        import httpx
-
-        # As many connections as there are calls: the server has its own limit.
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S)
-        # Loading the trusted certificate authorities takes 30 ms, and is needed only for TLS.
-        is_tls = urlsplit(self._base).scheme == "https"
-        verify = is_tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        transport = self._transport
-        if transport is None and self._socket is not None:
-            transport = httpx.AsyncHTTPTransport(verify, uds=self._socket, limits=limits)
-        # The environment's proxies are for the web, and the token should not be sent through one.
-        return httpx.AsyncClient(
-            base_url=self._base,
-            headers=self._headers,
-            limits=limits,
-            transport=transport,
-            trust_env=False,
-            verify=verify,
-        )
+            headers = {**headers, "content-type": JSON}
+        return await self.pool.open(method, f"{API}/{path}", headers, content, patience_s)
 
 
-class StreamingAnswer:
-    """The streaming HTTP response of a call, line by line.
-
-    Attributes:
-        lines: The lines, without the empty ones.
-    """
-
-    def __init__(self, response: httpx.Response) -> None:
-        self.lines = _lines_of(response)
-        self._response = response
-        network = response.extensions.get("network_stream")
-        self._socket: Any = None if network is None else network.get_extra_info("socket")
-
-    def disconnect(self) -> None:
-        """Shuts the connection down, so that the server cancels the call; in any thread."""
-        with suppress(OSError):
-            if self._socket is not None:
-                with socket.socket(fileno=os.dup(self._socket.fileno())) as same:
-                    same.shutdown(socket.SHUT_RDWR)
-
-    async def aclose(self) -> None:
-        """Closes the response and its connection. Idempotent.
-
-        Cancellation: it is closed nevertheless.
-        """
-        with anyio.CancelScope(shield=True):
-            await self._response.aclose()
-            # httpx nests several generators, and closing the outermost one leaves the inner ones to
-            # the garbage collector. The connection is closed, so reading on ends them all.
-            with suppress(Exception):
-                async for _ in self.lines:
-                    pass
-
-
-async def _lines_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    # Not `aiter_lines`, which also splits at characters that may occur in JSON strings.
-    rest = b""
-    async for piece in response.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line:  # the server sends an empty one as a keep-alive
-                yield line
-
-
-def _import_httpx() -> None:
-    try:
-        importlib.import_module("httpx")
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"a remote client needs {error.name}, which is not installed: pip install "
-            "'shoal[client]'",
-            name=error.name,
-        ) from None
-
-
-def _split(url: str) -> tuple[str, str | None]:
-    """Returns the base of the requests' URLs, and the path of the UNIX socket, if it is one."""
-    right = "write http://127.0.0.1:8000 or unix:/run/shoal.sock"
-    if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
-        raise TypeError(f"a server's URL must be text, not {url!r}; {right}")
-    if url.startswith("unix:"):
-        path = url.removeprefix("unix:")
-        path = path.removeprefix("//") if path.startswith("///") else path
-        if not path:
-            raise ValueError(f"{url!r} has no path of a socket; {right}")
-        return "http://localhost", path
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not a server's URL; {right}")
-    if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError(f"a server's URL can't have a user, query or fragment; {right}")
-    return url.rstrip("/"), None
-
-
-def _checked_token(token: str) -> str:
-    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
-        raise TypeError(f"a token must be text, not of type {type(token).__name__}")
-    if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise ValueError("a token must be printable ASCII characters, without spaces")
-    return token
-
-
-def _parsed(response: httpx.Response) -> Any:
+def _parsed(answer: StreamingAnswer, body: bytes) -> Any:
     """Returns the JSON of a response; an empty mapping for an error response without JSON."""
     try:
-        parsed: Any = json.loads(response.content)
+        parsed: Any = json.loads(body)
     except ValueError:
-        if response.is_success:
+        if answer.is_success:
             raise ConnectionError(
-                f"{response.url} did not answer with JSON: it is not Shoal's admin API"
+                f"{answer.url} did not answer with JSON: it is not Shoal's admin API"
             ) from None
         return dict[str, Any]()
     return parsed

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
-import weakref
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
 from shoal.errors import DeadlineExceeded
+from shoal.http_client.bodies import check_keys
+from shoal.http_client.stream import HttpStream
 from shoal.serving.clients.handles import AsyncHandle
-from shoal.serving.clients.wire_forms import check_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
 
-    from shoal.serving.clients.remote_connection import ConnectionPool, StreamingAnswer
+    from shoal.http_client.answer import StreamingAnswer
+    from shoal.serving.clients.remote_connection import AdminConnection
     from shoal.serving.clients.sync import SyncHandleFace
 
 _LEAST_S = 0.001
@@ -33,7 +33,7 @@ class RemoteHandle(AsyncHandle):
         to_sync: Makes the handle for threads.
     """
 
-    connection: ConnectionPool
+    connection: AdminConnection
     to_sync: Callable[[RemoteHandle], SyncHandleFace]
 
     @property
@@ -60,19 +60,19 @@ class RemoteHandle(AsyncHandle):
             await anyio.sleep_until(deadline)
             raise
 
-    def stream(self, *args: Any, **kwargs: Any) -> RemoteStream:
+    def stream(self, *args: Any, **kwargs: Any) -> HttpStream:
         """Returns the stream of a call, which is made when the stream is entered."""
 
-        async def open_() -> StreamingAnswer:
+        async def open_() -> tuple[StreamingAnswer, float]:
             timeout_s, deadline = await self._time()
             body = self._body(args, kwargs, timeout_s)
             try:
-                return await self.connection.open_stream(self._path, body)
+                return await self.connection.open_stream(self._path, body), math.inf
             except DeadlineExceeded:
                 await anyio.sleep_until(deadline)  # as in `call`
                 raise
 
-        return RemoteStream(self.connection, open_)
+        return HttpStream(self.connection.pool, open_, self.connection.error_of)
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r} at {self.connection.url}>"
@@ -108,74 +108,3 @@ class RemoteHandle(AsyncHandle):
         if "http_headers" in options:
             options["http_headers"] = dict(options["http_headers"])
         return {"args": args, "kwargs": kwargs, "options": options}
-
-
-class RemoteStream:
-    """The results of a stream: ``async with handle.stream(x) as stream: async for r in stream``.
-
-    Raises (on entering, or from the iteration, after the results that came before):
-        ConnectionError: The connection broke before the stream had ended.
-        Exception: As for the stream of a handle in this process.
-
-    Cancellation: a wait that is cancelled ends the stream.
-    """
-
-    def __init__(
-        self, connection: ConnectionPool, open_: Callable[[], Awaitable[StreamingAnswer]]
-    ) -> None:
-        self._connection = connection
-        self._open = open_
-        self._answer: StreamingAnswer | None = None
-        self._over = False
-
-    async def __aenter__(self) -> Self:
-        if self._answer is None and not self._over:
-            self._answer = answer = await self._open()
-            self._watch = weakref.finalize(self, self._connection.drop, answer)
-            self._watch.atexit = False
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        if self._over:
-            raise StopAsyncIteration
-        if self._answer is None:
-            raise RuntimeError(
-                "enter the stream first: async with handle.stream(...) as stream: ..."
-            )
-        try:
-            return await self._next(self._answer)
-        except BaseException:
-            await self.aclose()
-            raise
-
-    async def aclose(self) -> None:
-        """Closes the stream and its connection, so that the server cancels it. Idempotent."""
-        self._over = True
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            self._watch.detach()
-            await answer.aclose()
-
-    async def _next(self, answer: StreamingAnswer) -> Any:
-        import httpx
-
-        try:
-            line = await anext(answer.lines, None)
-        except httpx.TransportError as error:
-            raise self._connection.broken(error) from error
-        if line is None:
-            raise ConnectionError(
-                f"the stream from {self._connection.url} broke off before its end"
-            )
-        message = json.loads(line)
-        if "item" in message:
-            return message["item"]
-        if "error" in message:
-            raise self._connection.error_of(500, message["error"])
-        raise StopAsyncIteration

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_t
 
 from shoal.core.options.records import Same
 from shoal.errors import NotDurable
+from shoal.http_client.bodies import json_bytes
 from shoal.serving.config.config import BackendConfig, durable_options
 
 
@@ -22,37 +23,7 @@ def written(value: Any) -> bytes:
         TypeError: It holds an object that JSON can't represent.
         ValueError: It holds a float or text that JSON can't represent, or contains itself.
     """
-    try:
-        text = json.dumps(
-            value, default=_plain, allow_nan=False, ensure_ascii=False, separators=(",", ":")
-        )
-    except ValueError as error:
-        raise ValueError(f"this can't be sent as JSON: {error}") from None
-    return text.encode()
-
-
-def check_keys(what: str, value: Any) -> None:
-    """Checks that the keys of dicts are text, since JSON silently turns other keys into text.
-
-    Args:
-        what: What the value is, for messages.
-        value: The value to be sent.
-
-    Raises:
-        TypeError: A key is not text.
-    """
-    if isinstance(value, Mapping):
-        for key, one in cast("Mapping[object, Any]", value).items():
-            if not isinstance(key, str):
-                raise TypeError(
-                    f"{what} can't be sent as JSON: the key {key!r} of a dict would arrive as "
-                    "text; write text for keys"
-                )
-            check_keys(what, one)
-    elif isinstance(value, (list, tuple)):
-        for one in cast("Sequence[Any]", value):
-            if isinstance(one, (Mapping, list, tuple)):
-                check_keys(what, one)
+    return json_bytes(value, _plain)
 
 
 HIDDEN: Final = "***"

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
+    from shoal.replicas.portal import Bridge
     from shoal.serving.backends.backend import Backend
-    from shoal.serving.clients.sync import Bridge
     from shoal.serving.controller.backends import Deletion
     from shoal.serving.controller.journal import Program
     from shoal.serving.imports import ImportRule

@@ -13,7 +13,7 @@ import anyio
 from anyio.from_thread import BlockingPortal
 
 from shoal.errors import ShutDown
-from shoal.serving.clients.sync import PortalBridge
+from shoal.replicas.portal import PortalBridge
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -1,0 +1,231 @@
+"""Coroutines in an event loop for plain code that waits for them: a client's blocking calls.
+
+A thread submits a coroutine to a client's event loop and waits. So the thread of that loop must not
+wait here, as that would deadlock. The thread of another event loop must not wait either, as that
+would block all other tasks of the loop. IPython is an exception: it runs a notebook's code inside
+an event loop, and that code is expected to block.
+
+A client without an event loop of its own gets one in a new thread. anyio's `start_blocking_portal`
+starts one too, but its thread keeps the program from ending until it is stopped, which users of
+notebooks rarely do. The one of `PortalThread` is a daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio.from_thread import BlockingPortal
+
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.errors import ShutDown
+from shoal.replicas.threads import WorkCancelled, check_may_block, inner_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+_OVER: Final[Any] = object()
+
+
+class Bridge(Protocol):
+    """Runs coroutines in a client's event loop, for other threads."""
+
+    def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
+        """Runs an async function in the event loop, waits, and returns its result.
+
+        Args:
+            function: The function.
+            instead: What code in an event loop should write instead.
+
+        Raises:
+            RuntimeError: This thread runs an event loop.
+            ShutDown: The client's event loop has ended.
+            Exception: `function` raised this.
+        """
+        ...
+
+
+class PortalBridge:
+    """A `Bridge` to the event loop of a blocking portal.
+
+    Args:
+        portal: The portal.
+        thread_id: The `threading.get_ident` of its event loop's thread; this thread by default.
+    """
+
+    def __init__(self, portal: BlockingPortal, thread_id: int | None = None) -> None:
+        self._portal = portal
+        self._process = os.getpid()
+        self._thread_id = threading.get_ident() if thread_id is None else thread_id
+
+    def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
+        """See `Bridge.run`. An exception in the waiting thread cancels the coroutine."""
+        if os.getpid() != self._process:
+            raise ShutDown(
+                f"this client was made in process {self._process}, and this is {os.getpid()}, a "
+                "fork of it, which has no copy of its event loop; make a client here"
+            )
+        check_may_block(instead, self._thread_id)
+        try:
+            future = self._portal.start_task_soon(_held, function)
+        except RuntimeError:
+            raise ShutDown("the event loop of this client has ended") from None
+        calls = inner_calls.get(None)
+        try:
+            if calls is None:
+                return future.result()
+            with calls.waiting(future.cancel):
+                return future.result()
+        except CancelledError:
+            if calls is not None and calls.is_cancelled:
+                raise WorkCancelled("the request that made this call was cancelled") from None
+            raise ShutDown("the event loop of this client has ended") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+@holds_ctrl_c
+async def _held(function: Callable[[], Awaitable[T]]) -> T:
+    """Calls a function that may call the user's code, whose exceptions must not end the loop."""
+    with holding():
+        return await function()
+
+
+class PortalThread:
+    """A `Bridge` to an event loop in a new thread, which starts when it is first needed.
+
+    Args:
+        name: The name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._portal: BlockingPortal | None = None
+        self._bridge: PortalBridge | None = None
+        self._is_closed = False
+        self._process = os.getpid()
+
+    def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
+        """See `Bridge.run`."""
+        check_may_block(instead)
+        return self._started().run(function, instead)
+
+    def close(self, last: Callable[[], Awaitable[object]]) -> None:
+        """Runs one last coroutine, and ends the thread. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            portal, self._portal = self._portal, None
+        if portal is None or self._thread is None or os.getpid() != self._process:
+            return  # a process that was forked has no copy of the thread
+        try:
+            portal.call(last)
+        finally:
+            portal.call(portal.stop, True)
+            self._thread.join()
+
+    async def aclose(self, last: Callable[[], Awaitable[object]]) -> None:
+        """Does what `close` does, without blocking the event loop.
+
+        Cancellation: waits for the end of the thread nevertheless.
+        """
+        if self._portal is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self.close, last)
+        self._is_closed = True
+
+    def _started(self) -> PortalBridge:
+        with self._lock:
+            if self._is_closed:
+                raise ShutDown("this client is closed")
+            if self._bridge is None:
+                self._process = os.getpid()
+                started: Future[BlockingPortal] = Future()
+                self._thread = threading.Thread(
+                    target=_serve, args=(started,), name=self._name, daemon=True
+                )
+                self._thread.start()
+                self._portal = started.result()
+                self._bridge = PortalBridge(self._portal, self._thread.ident)
+            return self._bridge
+
+
+def _serve(started: Future[BlockingPortal]) -> None:
+    async def main() -> None:
+        async with BlockingPortal() as portal:
+            started.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    try:
+        anyio.run(main, backend="trio")
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)
+
+
+class AsyncStream(Protocol):
+    """The stream that a `BlockingStream` reads."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __anext__(self) -> Any: ...
+    async def aclose(self) -> None: ...
+
+
+class BlockingStream:
+    """A stream for plain code: ``with ... as stream: for result in stream: ...``.
+
+    It raises the exceptions of the async stream. Leaving the block closes the stream.
+
+    Args:
+        open_: Makes the async stream.
+        bridge: Runs coroutines in its event loop.
+        owner: What code calls the object whose ``stream`` this is, for messages.
+    """
+
+    def __init__(self, open_: Callable[[], AsyncStream], bridge: Bridge, owner: str) -> None:
+        self._open = open_
+        self._bridge = bridge
+        self._owner = owner
+        self._stream: AsyncStream | None = None
+
+    def __enter__(self) -> Self:
+        self._stream = self._bridge.run(
+            self._enter, f"async with {self._owner}.stream(...) as stream:"
+        )
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._stream is not None:
+            with suppress(ShutDown):  # then the stream has ended
+                self._bridge.run(self._stream.aclose, "await stream.aclose()")
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._stream is None:
+            raise RuntimeError(
+                f"enter the stream first: with {self._owner}.stream(...) as stream: ..."
+            )
+        result = self._bridge.run(self._next, "async for result in stream:")
+        if result is _OVER:
+            raise StopIteration
+        return result
+
+    async def _enter(self) -> AsyncStream:
+        return await self._open().__aenter__()
+
+    async def _next(self) -> Any:
+        assert self._stream is not None
+        return await anext(self._stream, _OVER)

@@ -1,0 +1,176 @@
+"""The client for code without an event loop: the same calls, which block a thread."""
+
+from __future__ import annotations
+
+import functools
+import threading
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+import pytest
+from served import served
+from starlette.requests import Request  # noqa: TC002 (handlers are read at run time)
+
+import shoal
+from shoal import errors
+from shoal.http_client import RetryOptions, connect, connect_sync
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Held:
+    def __init__(self):
+        self.began = anyio.Event()
+        self.cancelled = anyio.Event()
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        self.began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.cancelled.set()
+
+
+class Steps:
+    def __init__(self):
+        self.ended = anyio.Event()
+
+    async def __call__(self, items: list[int]):
+        try:
+            for number in range(items[0]):
+                yield [number]
+            await anyio.sleep_forever()
+        finally:
+            self.ended.set()
+
+
+async def three(items: list[int]):
+    for number in range(3):
+        yield [number]
+
+
+def doubled(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+def headers_of(items: list[Request]) -> list[dict]:
+    return [dict(item.headers) for item in items]
+
+
+def app_of(**handlers):
+    app = shoal.App()
+    for name, handler in handlers.items():
+        app.endpoint(f"/{name}", name=name, max_batch_size=1)(handler)
+    return app
+
+
+async def in_a_thread(function, *args):
+    return await anyio.to_thread.run_sync(functools.partial(function, *args))
+
+
+async def test_calls_and_streams_block():
+    def use(url):
+        with connect_sync(url) as client:
+            assert client.url == url
+            assert client.call("/doubled", 4) == 8
+            assert client.map("/doubled", iter(range(5))) == [0, 2, 4, 6, 8]
+            with client.stream("/three", 1) as stream:
+                assert list(stream) == [0, 1, 2]
+            with pytest.raises(RuntimeError, match=r"with client\.stream"):
+                next(client.stream("/three", 1))
+            with pytest.raises(errors.HttpProblem):
+                client.call("/none", 1)
+            with pytest.raises(errors.DeadlineExceeded):
+                client.call("/held", 1, timeout_s=0.05)
+        client.close()
+        with pytest.raises(errors.ShutDown, match="closed"):
+            client.call("/doubled", 4)
+
+    async with served(app_of(doubled=doubled, three=three, held=Held())) as url:
+        await in_a_thread(use, url)
+
+
+async def test_a_stream_that_is_left_is_left_at_the_server():
+    steps = Steps()
+
+    def use(url):
+        with connect_sync(url) as client:
+            with client.stream("/steps", 2) as stream:
+                assert [next(stream), next(stream)] == [0, 1]
+            anyio.from_thread.run(steps.ended.wait)
+
+    async with served(app_of(steps=steps)) as url:
+        await in_a_thread(use, url)
+
+
+async def test_several_threads_may_use_one():
+    async with served(app_of(doubled=doubled)) as url:
+        client = connect_sync(url)
+        results = {}
+
+        async def call(number):
+            results[number] = await in_a_thread(client.call, "/doubled", number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(call, number)
+        assert results == {number: 2 * number for number in range(8)}
+        await in_a_thread(client.close)
+
+
+async def test_an_event_loop_must_not_block():
+    client = connect_sync("http://x")
+    with pytest.raises(RuntimeError, match=r"await client\.call"):
+        client.call("/x", 1)
+    with pytest.raises(RuntimeError, match=r"await client\.map"):
+        client.map("/x", [1])
+    with pytest.raises(RuntimeError, match=r"async with client\.stream"):
+        client.stream("/x", 1).__enter__()
+    client.close()
+
+
+async def test_a_handler_that_blocks_passes_its_trace_on():
+    async with served(app_of(headers=headers_of)) as inner_url:
+        inner = connect_sync(inner_url)
+
+        def outer(items: list[int]) -> list[dict]:
+            return [inner.call("/headers", {})]
+
+        async with served(app_of(outer=outer)) as url, connect(url) as client:
+            headers = await client.call("/outer", 1, headers={"traceparent": TRACE})
+            assert headers["traceparent"] == TRACE
+        await in_a_thread(inner.close)
+
+
+async def test_a_handler_that_blocks_is_cancelled_with_its_request():
+    held = Held()
+    async with served(app_of(held=held)) as inner_url:
+        inner = connect_sync(inner_url)
+
+        def outer(items: list[int]) -> list[int]:
+            return [inner.call("/held", 1)]
+
+        async with served(app_of(outer=outer)) as url, connect(url) as client:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.call, "/outer", 1)
+                await held.began.wait()
+                tasks.cancel_scope.cancel()
+            await held.cancelled.wait()
+        await in_a_thread(inner.close)
+
+
+def test_its_options_are_those_of_the_other():
+    with pytest.raises(TypeError, match="timeout"):
+        connect_sync("http://x", timeout=5)
+    with pytest.raises(ValueError, match="timeout_s"):
+        connect_sync("http://x", timeout_s=-1)
+    retries = RetryOptions(attempts=2, first_delay_s=0.001)
+    with connect_sync("http://127.0.0.1:1", retries=retries) as client:
+        with pytest.raises(ConnectionRefusedError):
+            client.call("/x", 1)
+        [thread] = [one for one in threading.enumerate() if one.name == "shoal-http-client"]
+        assert thread.daemon
+    assert not thread.is_alive()

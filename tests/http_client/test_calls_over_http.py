@@ -1,0 +1,578 @@
+"""Calls of a real server by the client, on a real socket."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import ssl
+
+import anyio
+import numpy as np
+import pydantic
+import pytest
+from served import served
+from starlette.applications import Starlette
+from starlette.requests import Request  # noqa: TC002 (handlers are read at run time)
+from starlette.responses import Response
+from starlette.routing import Mount
+
+import shoal
+from shoal import errors
+from shoal.http.requests.problem import problem_of
+from shoal.http_client import RetryOptions, connect
+from shoal.http_client.bodies import check_keys, result_of
+from shoal.serving.http_options import HttpOptions
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+NO_RETRIES = RetryOptions(attempts=1)
+
+
+class Point(pydantic.BaseModel):
+    x: int
+    y: int = 0
+
+
+@dataclasses.dataclass
+class Place:
+    x: int
+    y: int
+
+
+class Held:
+    """A handler that waits until it is let go."""
+
+    def __init__(self):
+        self.began = anyio.Event()
+        self.go = anyio.Event()
+        self.cancelled = anyio.Event()
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        self.began.set()
+        try:
+            await self.go.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled.set()
+            raise
+        return items
+
+
+class Steps:
+    """A stream that waits after its first item."""
+
+    def __init__(self):
+        self.ended = anyio.Event()
+
+    async def __call__(self, items: list[int]):
+        try:
+            yield [item + 1 for item in items]
+            await anyio.sleep_forever()
+        finally:
+            self.ended.set()
+
+
+def app_of(**handlers):
+    """An application with these endpoints, each without batching."""
+    app = shoal.App()
+    for name, handler in handlers.items():
+        app.endpoint(f"/{name}", name=name, max_batch_size=1)(handler)
+    return app
+
+
+def echo(items: list) -> list:
+    return items
+
+
+def lengths(items: list[bytes]) -> list[int]:
+    return [len(item) for item in items]
+
+
+def points(items: list[Point]) -> list[Point]:
+    return [Point(x=item.y, y=item.x) for item in items]
+
+
+def sums(items: list[np.ndarray]) -> list[float]:
+    return [float(item.sum()) for item in items]
+
+
+def doubled(items: list[np.ndarray]) -> list[Response]:
+    return [npy(item * 2) for item in items]
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return Response(file.getvalue(), media_type="application/x-npy")
+
+
+def headers_of(items: list[Request]) -> list[dict]:
+    return [dict(item.headers) for item in items]
+
+
+# Items and results
+
+
+@pytest.mark.parametrize(
+    ("path", "item", "result"),
+    [
+        ("/echo", "text", "text"),
+        (
+            "/echo",
+            {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
+            {"a": [1, None, 2.5, "\u00fc\U0001f41f"]},
+        ),
+        ("/echo", None, None),
+        ("/echo", np.float32(1.5), 1.5),
+        ("/echo", {"vector": np.arange(3)}, {"vector": [0, 1, 2]}),
+        ("/echo", Place(1, 2), {"x": 1, "y": 2}),
+        ("/points", Point(x=1, y=2), {"x": 2, "y": 1}),
+        ("/points?x=5&y=6", ..., {"x": 6, "y": 5}),
+        ("/lengths", b"12345", 5),
+        ("/lengths", memoryview(bytearray(7)), 7),
+        ("/sums", np.arange(5.0), 10.0),
+        ("/sums", [1, 2, 3], 6.0),
+    ],
+)
+async def test_an_item_goes_there_and_its_result_comes_back(path, item, result):
+    app = app_of(echo=echo, lengths=lengths, points=points, sums=sums)
+    async with served(app) as url, connect(url) as client:
+        assert await client.call(path, item) == result
+
+
+async def test_a_result_may_be_an_array_or_bytes():
+    array = np.arange(6, dtype=np.int16).reshape(2, 3)
+    async with served(app_of(doubled=doubled, echo=echo)) as url, connect(url) as client:
+        for wanted in (None, "npy"):
+            found = await client.call("/doubled", array, result=wanted)
+            assert found.dtype == np.int16
+            assert (found == array * 2).all()
+        found = await client.call("/doubled", array, result="bytes")
+        assert found.startswith(b"\x93NUMPY")
+        assert await client.call("/echo", [1], result="bytes") == b"[1]"
+        assert (await client.call("/echo", [1, 2], result="npy") == np.array([1, 2])).all()
+        with pytest.raises(TypeError, match="answered with application/x-npy, not with json"):
+            await client.call("/doubled", array, result="json")
+
+
+def test_an_array_of_objects_is_neither_sent_nor_read():
+    file = io.BytesIO()
+    np.save(file, np.array([{}], dtype=object))
+    with pytest.raises(ConnectionError, match="did not answer with application/x-npy"):
+        result_of(file.getvalue(), "application/x-npy", None, "u")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("media_type", ["application/json", "application/x-npy"])
+def test_a_result_that_is_not_what_it_is_said_to_be_is_no_result(body, media_type):
+    with pytest.raises(ConnectionError, match=f"u did not answer with {media_type}"):
+        result_of(body, media_type, None, "u")
+
+
+@pytest.mark.parametrize(
+    ("item", "error", "words"),
+    [
+        ({1: 2}, TypeError, "the key 1"),
+        (object(), TypeError, "can't be sent as JSON"),
+        (Place, TypeError, "can't be sent as JSON"),
+        (float("nan"), ValueError, "can't be sent as JSON"),
+        ("\ud800", ValueError, "surrogates not allowed"),
+        (np.array([{}], dtype=object), TypeError, "array of objects"),
+    ],
+)
+async def test_an_item_that_cannot_be_sent_is_refused(item, error, words):
+    async with connect("http://127.0.0.1:1") as client:
+        with pytest.raises(error, match=words):
+            await client.call("/echo", item)
+        with pytest.raises(error, match=words):
+            client.stream("/echo", item)
+
+
+async def test_many_calls_are_made_at_once_and_answered_in_order():
+    most = []
+
+    async def held(items: list[int]) -> list[int]:
+        most.append(len(items))
+        if items == [13]:
+            raise ValueError
+        return items
+
+    app = shoal.App()
+    app.endpoint("/held", name="held", max_batch_size=8, batch_wait_timeout_s=10)(held)
+    app.endpoint("/one", name="one", max_batch_size=1)(held)
+    async with served(app) as url, connect(url) as client:
+        assert await client.map("/held", range(32), max_concurrent=8) == list(range(32))
+        assert most == [8] * 4
+        assert await client.map("/held", []) == []
+        with pytest.raises(errors.HttpProblem, match="500"):
+            await client.map("/one", [12, 13, 14])
+        found = await client.map("/one", [12, 13, 14], return_exceptions=True)
+        assert found[::2] == [12, 14]
+        assert type(found[1]) is errors.HttpProblem
+
+
+# Errors
+
+
+ERRORS = {
+    "BackendUnavailable": errors.BackendUnavailable("x"),
+    "BatcherClosed": errors.BatcherClosed("x"),
+    "DeadlineExceeded": errors.DeadlineExceeded("x"),
+    "HandlerTimeout": errors.HandlerTimeout("x"),
+    "ItemTooLarge": errors.ItemTooLarge("x"),
+    "Overloaded": errors.Overloaded("x"),
+    "ReplicaDied": errors.ReplicaDied("x"),
+    "SlowReader": errors.SlowReader("x"),
+}
+
+
+async def test_an_error_is_of_the_same_class_as_in_the_server():
+    def fail(items: list[str]) -> list[str]:
+        raise ERRORS[items[0]]
+
+    async with served(app_of(fail=fail)) as url, connect(url, retries=NO_RETRIES) as client:
+        # In place of a replica that died another is made, which takes a while.
+        for name, error in sorted(ERRORS.items(), key=lambda one: one[0] == "ReplicaDied"):
+            with pytest.raises(type(error), match=rf"{url}/fail answered \d+: .*request ") as found:
+                await client.call("/fail", name)
+            assert type(found.value) is type(error)
+
+
+def test_every_problem_of_an_error_has_its_class():
+    for name, error in ERRORS.items():
+        problem = problem_of(error, HttpOptions())
+        found = shoal.http_client.problems.error_of("u", 500, problem.members("id"))
+        assert type(found).__name__ == name
+
+
+async def test_another_problem_has_its_members():
+    async with served(app_of(points=points)) as url, connect(url) as client:
+        with pytest.raises(errors.HttpProblem, match="answered 422") as found:
+            await client.call("/points", {"x": "no"})
+        assert (found.value.status, found.value.kind) == (422, "invalid-item")
+        assert found.value.members["errors"][0]["loc"] == ["x"]
+        with pytest.raises(errors.HttpProblem, match="404") as found:
+            await client.call("/none", 1)
+        assert found.value.kind == "not-found"
+        with pytest.raises(errors.HttpProblem, match="405"):
+            await client.call("/points", {"x": 1}, method="PUT")
+
+
+async def test_a_server_that_is_not_there_is_named():
+    retries = RetryOptions(attempts=2, first_delay_s=0.01)
+    async with connect("http://127.0.0.1:1", retries=retries) as client:
+        with pytest.raises(
+            ConnectionRefusedError, match=r"no server answers at http://127\.0\.0\.1:1"
+        ):
+            await client.call("/x", 1)
+
+
+async def test_a_connection_that_breaks_is_not_called_again():
+    came = []
+
+    async def hang_up(stream):
+        came.append(await stream.receive())
+        await stream.aclose()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, hang_up)
+        async with connect(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(ConnectionError, match="may have been carried out"):
+                await client.call("/x", 1)
+        tasks.cancel_scope.cancel()
+    assert len(came) == 1
+
+
+async def test_an_answer_that_is_too_large_is_not_read():
+    async with served(app_of(echo=echo)) as url, connect(url, max_answer_bytes=1000) as client:
+        assert await client.call("/echo", "x" * 990)
+        with pytest.raises(ConnectionError, match="more than 1000 bytes"):
+            await client.call("/echo", "x" * 200_000)
+        assert await client.call("/echo", "x" * 990)
+
+
+# Leaving, and time limits
+
+
+async def test_a_call_that_is_cancelled_frees_its_place():
+    held = Held()
+    async with served(app_of(held=held)) as url, connect(url) as client:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.call, "/held", 1)
+            await held.began.wait()
+            tasks.cancel_scope.cancel()
+        await held.cancelled.wait()
+        held.go.set()
+        assert await client.call("/held", 2) == 2
+
+
+async def test_a_call_whose_time_is_over_frees_its_place():
+    async def for_ever_or_not(items: list[int]) -> list[int]:
+        if items == [1]:
+            await anyio.sleep_forever()
+        return items
+
+    async with served(app_of(held=for_ever_or_not)) as url, connect(url) as client:
+        with pytest.raises(errors.DeadlineExceeded):
+            await client.call("/held", 1, timeout_s=0.05)
+        assert await client.call("/held", 2) == 2
+
+
+async def test_the_server_ends_a_call_for_a_client_that_does_not():
+    """As for one behind a proxy that does not tell that its client has left."""
+    held = Held()
+    async with served(app_of(held=held)) as url, connect(url) as client:
+        with pytest.raises(errors.DeadlineExceeded, match="/held answered 504"):
+            await client.call("/held", 1, headers={"X-Request-Timeout": "0.05"})
+
+
+# Streams
+
+
+async def test_a_stream_gives_its_items_and_ends():
+    async def steps(items: list[int]):
+        for number in range(items[0]):
+            yield [{"number": number, "text": "\u2028\n"}]
+
+    async with served(app_of(steps=steps)) as url, connect(url) as client:
+        async with client.stream("/steps", 3) as stream:
+            found = [item async for item in stream]
+            assert found == [{"number": number, "text": "\u2028\n"} for number in range(3)]
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        with pytest.raises(RuntimeError, match="enter the stream first"):
+            await anext(client.stream("/steps", 3))
+
+
+async def test_a_stream_that_fails_gives_what_came_before():
+    async def steps(items: list[int]):
+        yield items
+        raise errors.Overloaded("inside")
+
+    async with (
+        served(app_of(steps=steps)) as url,
+        connect(url) as client,
+        client.stream("/steps", 3) as stream,
+    ):
+        assert await anext(stream) == 3
+        with pytest.raises(errors.Overloaded, match=f"{url}/steps answered 503"):
+            await anext(stream)
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+
+async def test_a_stream_that_is_left_is_left_at_the_server():
+    steps = Steps()
+    async with served(app_of(steps=steps)) as url, connect(url) as client:
+        async with client.stream("/steps", 1) as stream:
+            assert await anext(stream) == 2
+        await steps.ended.wait()
+
+
+async def test_a_wait_for_a_stream_that_is_cancelled_is_its_end():
+    steps = Steps()
+    async with (
+        served(app_of(steps=steps)) as url,
+        connect(url) as client,
+        client.stream("/steps", 1) as stream,
+    ):
+        assert await anext(stream) == 2
+        with anyio.move_on_after(0.02):
+            await anext(stream)
+        await steps.ended.wait()
+
+
+async def test_a_message_that_is_too_large_is_not_read():
+    async def steps(items: list[int]):
+        yield ["x" * 200_000]
+
+    async with (
+        served(app_of(steps=steps)) as url,
+        connect(url, max_answer_bytes=1000) as client,
+        client.stream("/steps", 1) as stream,
+    ):
+        with pytest.raises(ConnectionError, match="more than 1000 bytes"):
+            await anext(stream)
+
+
+async def test_the_wrong_kind_of_call_is_told():
+    steps = Steps()
+    async with served(app_of(steps=steps, echo=echo)) as url, connect(url) as client:
+        with pytest.raises(TypeError, match=r"use client\.stream"):
+            await client.call("/steps", 1)
+        await steps.ended.wait()
+        with pytest.raises(TypeError, match=r"use client\.call"):
+            async with client.stream("/echo", 1):
+                pass
+
+
+# What is passed on
+
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def traced(headers):
+    return {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+
+
+async def test_the_trace_of_the_request_is_continued():
+    async with served(app_of(headers=headers_of)) as inner_url, connect(inner_url) as inner:
+
+        async def outer(items: list[int]) -> list[dict]:
+            return [await inner.call("/headers", {})]
+
+        given = {"traceparent": TRACE, "tracestate": "a=1,b=2"}
+        async with served(app_of(outer=outer)) as url, connect(url) as client:
+            assert traced(await client.call("/outer", 1, headers=given)) == given
+            assert traced(await client.call("/outer", 1)) == {}
+            for wrong in (
+                "00-x",
+                TRACE.upper(),
+                f"{TRACE}-",
+                TRACE[:-1],
+                f"ff{TRACE[2:]}",
+                f"00-{'0' * 32}{TRACE[35:]}",
+            ):
+                headers = {"traceparent": wrong, "tracestate": "a=1"}
+                assert traced(await client.call("/outer", 1, headers=headers)) == {}
+            given["tracestate"] = "a" * 513
+            found = traced(await client.call("/outer", 1, headers=given))
+            assert found == {"traceparent": TRACE}
+
+
+async def test_of_several_requests_the_one_that_is_named_is_continued():
+    async with served(app_of(headers=headers_of)) as inner_url, connect(inner_url) as inner:
+
+        async def outer(items: list[int]) -> list[dict]:
+            requests = shoal.current_batch().requests
+            if items[0] < 0:
+                return [await inner.call("/headers", {}) for _ in requests]
+            return [await inner.call("/headers", {}, request=one) for one in requests]
+
+        app = shoal.App()
+        app.endpoint("/outer", name="outer", max_batch_size=2, batch_wait_timeout_s=10)(outer)
+        found = {}
+        async with served(app) as url, connect(url) as client:
+
+            async def call(number):
+                trace = TRACE.replace("0af7", f"{abs(number):04}")
+                headers = await client.call("/outer", number, headers={"traceparent": trace})
+                found[number] = traced(headers).get("traceparent") == trace
+
+            for numbers in ((1, 2), (-1, -2)):
+                async with anyio.create_task_group() as tasks:
+                    for number in numbers:
+                        tasks.start_soon(call, number)
+        assert found == {1: True, 2: True, -1: False, -2: False}
+
+
+async def test_headers_are_those_of_the_client_and_of_the_call():
+    async with served(app_of(headers=headers_of)) as url:
+        options = {"token": "secret", "headers": {"X-One": "1", "X-Two": "1"}}
+        async with connect(url, **options) as client:
+            headers = await client.call("/headers", {}, headers={"x-two": "2"})
+    assert headers["authorization"] == "Bearer secret"
+    assert (headers["x-one"], headers["x-two"]) == ("1", "2")
+    assert headers["accept-encoding"] == "identity"
+
+
+@pytest.mark.parametrize(
+    ("headers", "error"),
+    [
+        ({"X-A": "a\r\nX-B: b"}, ValueError),
+        ({"X-A": "a\x00"}, ValueError),
+        ({"X-A": "\u00fc"}, ValueError),
+        ({"X A": "a"}, ValueError),
+        ({"": "a"}, ValueError),
+        ({"X-A\n": "a"}, ValueError),
+        ({"Content-Length": "5"}, ValueError),
+        ({"Host": "evil"}, ValueError),
+        ({"Transfer-Encoding": "chunked"}, ValueError),
+        ({"X-A": 1}, TypeError),
+        ({b"X-A": b"a"}, TypeError),
+    ],
+)
+async def test_headers_that_would_do_harm_are_refused(headers, error):
+    with pytest.raises(error):
+        connect("http://x", headers=headers)
+    async with connect("http://x") as client:
+        with pytest.raises(error) as caught:
+            await client.call("/x", headers=headers)
+        assert "X-B: b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["x", "", "//evil.com/x", "http://evil.com/x", 5])
+async def test_a_path_that_leads_elsewhere_is_refused(path):
+    async with connect("http://x") as client:
+        with pytest.raises((TypeError, ValueError), match="path of an endpoint"):
+            await client.call(path)
+
+
+# Ways to the server
+
+
+async def test_a_unix_socket_is_one_way(tmp_path):
+    path = str(tmp_path / "x.sock")
+    async with served(app_of(echo=echo), uds=path), connect(f"unix:{path}") as client:
+        assert await client.call("/echo", 5) == 5
+
+
+async def test_tls_is_another(tmp_path):
+    files = {"keyfile": str(tmp_path / "key.pem"), "certfile": str(tmp_path / "cert.pem")}
+    await anyio.run_process(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-keyout", files["keyfile"], "-out", files["certfile"]),
+            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+    )
+    trusting = ssl.create_default_context(cafile=files["certfile"])
+    async with served(app_of(echo=echo), **files) as url:
+        assert url.startswith("https://")
+        async with connect(url, tls=trusting) as client:
+            assert await client.call("/echo", 5) == 5
+        async with connect(url, retries=NO_RETRIES) as client:
+            with pytest.raises(
+                ConnectionError, match=r"no secure connection to https.*CERTIFICATE_VERIFY_FAILED"
+            ):
+                await client.call("/echo", 5)
+
+
+async def test_a_url_may_have_a_path_below_which_the_endpoints_are():
+    app = app_of(echo=echo)
+    outer = Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)])
+    async with served(outer) as url, connect(f"{url}/ml/") as client:
+        assert await client.call("/echo", 5) == 5
+
+
+async def test_connections_are_kept_and_bounded():
+    peers = set()
+
+    def seen(items: list[Request]) -> list[int]:
+        peers.update(item.client.port for item in items)
+        return [1 for _ in items]
+
+    async with served(app_of(seen=seen)) as url, connect(url, max_connections=2) as client:
+        await client.map("/seen", [{}] * 20)
+    assert len(peers) <= 2
+
+
+# The end
+
+
+async def test_a_client_that_is_closed_says_so():
+    async with connect("http://x") as client:
+        pass
+    await client.aclose()
+    with pytest.raises(errors.ShutDown, match="closed"):
+        await client.call("/x", 1)
+    with pytest.raises(TypeError, match=r"shoal\.http_client\.connect\('http://x'\)"):
+        pickle.dumps(client)
+
+
+def test_keys_that_are_no_text_are_named():
+    with pytest.raises(TypeError, match="an item can't be sent"):
+        check_keys("an item", [{"a": {2: 3}}])
