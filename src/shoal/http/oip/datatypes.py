@@ -25,6 +25,7 @@ class Datatype:
         size: The size of an element, in bytes; 0 if each has its own.
         code: The code of an element in `struct`; of the float that is read for a BF16.
         kinds: The Python types that an element in JSON may have.
+        element: The Python type of an element.
         low: The smallest value.
         high: The largest value.
     """
@@ -33,6 +34,7 @@ class Datatype:
     size: int
     code: str
     kinds: frozenset[type]
+    element: type
     low: float = 0
     high: float = 1
 
@@ -41,7 +43,7 @@ class Datatype:
         """The name of its array's dtype; of a 32-bit float for BF16."""
         if self.code == "?":
             return "?"
-        kind = "f" if float in self.kinds else "u" if self.low == 0 else "i"
+        kind = "f" if self.element is float else "u" if self.low == 0 else "i"
         return f"<{kind}{4 if self.name == BF16 else self.size}"
 
     def values(self, data: memoryview) -> tuple[Any, ...]:
@@ -65,15 +67,15 @@ def widened(data: memoryview) -> memoryview:
 def _integer(bits: int, code: str, *, signed: bool) -> Datatype:
     name = f"{'' if signed else 'U'}INT{bits}"
     low = -(2 ** (bits - 1)) if signed else 0
-    return Datatype(name, bits // 8, code, frozenset({int}), low, low + 2**bits - 1)
+    return Datatype(name, bits // 8, code, frozenset({int}), int, low, low + 2**bits - 1)
 
 
 def _float(name: str, size: int, code: str, high: float) -> Datatype:
-    return Datatype(name, size, code, frozenset({int, float}), -high, high)
+    return Datatype(name, size, code, frozenset({int, float}), float, -high, high)
 
 
 _ALL: Final = (
-    Datatype("BOOL", 1, "?", frozenset({bool})),
+    Datatype("BOOL", 1, "?", frozenset({bool}), bool),
     *[
         _integer(bits, code.upper() if not signed else code, signed=signed)
         for bits, code in ((8, "b"), (16, "h"), (32, "i"), (64, "q"))
@@ -83,7 +85,7 @@ _ALL: Final = (
     _float("FP32", 4, "f", (2 - 2**-23) * 2.0**127),
     _float("FP64", 8, "d", (2 - 2**-52) * 2.0**1023),
     _float(BF16, 2, "f", (2 - 2**-7) * 2.0**127),
-    Datatype(BYTES, 0, "", frozenset({str})),
+    Datatype(BYTES, 0, "", frozenset({str}), bytes),
 )
 
 DATATYPES: Final[Mapping[str, Datatype]] = {one.name: one for one in _ALL}

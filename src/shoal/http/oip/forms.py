@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
-from typing import Any, Final, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel
-from typing_extensions import NotRequired, ReadOnly, Required, is_typeddict
+from typing_extensions import ReadOnly, is_typeddict
 
 from shoal.batching.handlers.list_types import bare, is_unannotated
 from shoal.http.oip.datatypes import BYTES, DATATYPES
@@ -73,10 +85,10 @@ def form_of(annotation: Any) -> Form:
 def fields_of(annotation: Any) -> dict[str, Any] | None:
     """Returns the annotations of a type's named fields; None if it has none."""
     annotation = bare(annotation)
-    kind = get_origin(annotation) or annotation
+    kind: Any = get_origin(annotation) or annotation
     if is_typeddict(kind):
         return {name: _unmarked(one) for name, one in get_type_hints(kind).items()}
-    if not isinstance(kind, type):
+    if not inspect.isclass(kind):
         return None
     if issubclass(kind, BaseModel):
         return {name: one.annotation for name, one in kind.model_fields.items()}
@@ -88,8 +100,8 @@ def fields_of(annotation: Any) -> dict[str, Any] | None:
 
 def is_mapping(annotation: Any) -> bool:
     """Returns whether a type is a mapping whose names are not known."""
-    kind = get_origin(bare(annotation)) or bare(annotation)
-    return isinstance(kind, type) and issubclass(kind, Mapping) and not is_typeddict(kind)
+    kind: Any = get_origin(bare(annotation)) or bare(annotation)
+    return not is_typeddict(kind) and isinstance(kind, type) and issubclass(kind, Mapping)
 
 
 def datatype_of_dtype(dtype: Any) -> str | None:

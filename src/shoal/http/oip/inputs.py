@@ -18,10 +18,9 @@ The only input of a model with one parameter may have any name.
 from __future__ import annotations
 
 import importlib
-import math
 from abc import ABC, abstractmethod
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -32,7 +31,7 @@ from shoal.http.oip.datatypes import BF16, BYTES, widened
 from shoal.http.oip.forms import fields_of, form_of
 from shoal.http.oip.tensor import Tensor, malformed, not_fitting
 from shoal.http.requests.arrays import Arrays, is_array
-from shoal.http.requests.json_type import adapter_of
+from shoal.http.requests.json_type import adapter_of, ending_early_validator
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
@@ -58,9 +57,8 @@ class Inputs:
     def __init__(self, signature: Signature) -> None:
         parameters = list(signature.parameters.values())
         self._parameters = parameters
-        self._is_single = len(parameters) == 1
         self._record: SchemaValidator | None = None
-        fields = fields_of(parameters[0].annotation) if self._is_single else None
+        fields = fields_of(parameters[0].annotation) if len(parameters) == 1 else None
         if fields is not None:
             self._record = _validator_of(parameters[0].annotation)
             self._required: set[str] = set()  # pydantic knows them
@@ -72,6 +70,10 @@ class Inputs:
             self._required = {p.name for p in parameters if p.default is Parameter.empty}
             self._annotations = {p.name: p.annotation for p in parameters}
             self._columns = {p.name: _column_of(p.annotation) for p in parameters}
+        # The parameter of code that has no other.
+        self._only = None
+        if len(parameters) == 1 and self._record is None:
+            [self._only] = self._columns.values()
 
     def metadata(self) -> list[dict[str, Any]]:
         """Returns what the model's metadata says of its inputs."""
@@ -83,18 +85,19 @@ class Inputs:
         Raises:
             Refused: The tensors do not fit the code's parameters.
         """
-        if self._is_single and self._record is None and len(tensors) == 1:
-            [tensor], [column] = tensors.values(), self._columns.values()
-            _rows_of(tensors)
-            return column.values(tensor)
+        if self._only is not None and len(tensors) == 1:
+            [tensor] = tensors.values()
+            _check_rows(tensor.shape[0])
+            return self._only.values(tensor)
         self._check_names(tensors)
         if not self._parameters:
             return [()]
-        rows = _rows_of(tensors)
+        rows = _rows_of(tensors) if tensors else 1
         columns = {name: self._columns[name].values(one) for name, one in tensors.items()}
         if self._record is not None:
             names = list(columns)
-            made = [dict(zip(names, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            by_row = zip(*columns.values(), strict=True)
+            made = [dict(zip(names, row, strict=True)) for row in by_row]
             return _checked(self._record, made, "The request")
         return list(
             zip(*[columns.get(p.name) or [p.default] * rows for p in self._parameters], strict=True)
@@ -133,9 +136,12 @@ class _Values(_Column):
         self._is_scalar = form_of(annotation).dimensions == ()
         checks = checks and not is_unannotated(annotation)
         self._validator = _validator_of(annotation) if checks else None
+        self._exact = _exact(annotation)
 
     @override
     def values(self, tensor: Tensor) -> list[Any]:
+        if self._exact == (tensor.datatype.element, len(tensor.shape)):
+            return tensor.rows
         is_scalar = self._is_scalar and len(tensor.elements) == tensor.shape[0]
         values = tensor.elements if is_scalar else tensor.rows
         if self._validator is None:
@@ -191,10 +197,18 @@ def _column_of(annotation: Any) -> _Column:
     return _ArrayValues(annotation) if is_array(annotation) else _Values(annotation)
 
 
+def _exact(annotation: Any) -> tuple[Any, int]:
+    """Returns the element type and the rank of the tensors whose rows need no check or change."""
+    rank = 1
+    while get_origin(annotation) is list:
+        [annotation] = get_args(annotation)
+        rank += 1
+    return annotation, rank
+
+
 def _validator_of(annotation: Any) -> SchemaValidator:
     # Not the one for JSON: a float in binary data may be infinite, or not a number.
-    validator: Any = adapter_of(list[annotation]).validator
-    return validator
+    return ending_early_validator(adapter_of(list[annotation]))
 
 
 def _checked(validator: SchemaValidator, values: list[Any], what: str) -> list[Any]:
@@ -209,7 +223,7 @@ def _checked(validator: SchemaValidator, values: list[Any], what: str) -> list[A
 
 
 def _rows_of(tensors: Mapping[str, Tensor]) -> int:
-    """Returns the number of rows, which all tensors have.
+    """Returns the number of rows, which all tensors have; there is one at least.
 
     Raises:
         Refused: It is 0, or too large, or they have different ones.
@@ -217,7 +231,11 @@ def _rows_of(tensors: Mapping[str, Tensor]) -> int:
     counts = {tensor.shape[0] for tensor in tensors.values()}
     if len(counts) > 1:
         raise Refused(malformed("The first dimension, the number of rows, differs among inputs."))
-    rows = max(counts, default=1)
+    [rows] = counts
+    _check_rows(rows)
+    return rows
+
+
+def _check_rows(rows: int) -> None:
     if not 1 <= rows <= MOST_ROWS:
         raise Refused(malformed(f"A request may have 1 to {MOST_ROWS} rows, but it has {rows}."))
-    return rows

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from inspect import Parameter
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from pydantic import BaseModel
@@ -33,6 +33,10 @@ OUTPUT: Final = "output"
 
 _TEXTS: Final = frozenset({str, bytes})
 _NUMBERS: Final = frozenset({int, float, bool})
+_ANY: Final = Form()
+_LISTS: Final = frozenset({list, tuple})
+_UNNAMED: Final = _TEXTS | _NUMBERS | _LISTS
+_FLOAT: Final = {float}
 _INT64: Final = DATATYPES["INT64"]
 
 
@@ -73,7 +77,7 @@ class Outputs:
         Args:
             request: The request.
             results: The result of each row.
-            answer: What the answer has besides the outputs.
+            answer: What the answer has besides the outputs, which are added to it.
 
         Returns:
             The length of the JSON, if binary data follows it; and the body.
@@ -89,58 +93,50 @@ class Outputs:
         else:
             _check_names(wanted, columns)
         outputs: list[dict[str, Any]] = []
+        answer["outputs"] = outputs
         parts: list[bytes] = []
         for name, is_binary in wanted.items():
-            form = (self._forms or {}).get(name, Form())
-            tensor = _joined(columns[name], form)
-            output = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
+            form = _ANY if self._forms is None else self._forms.get(name, _ANY)
+            datatype, shape, elements = _joined(columns[name], form)
+            output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+            outputs.append(output)
             if is_binary:
-                data = tensor.binary()
+                data = _binary(datatype, elements)
                 parts.append(data)
                 output["parameters"] = {"binary_data_size": len(data)}
             else:
-                output["data"] = tensor.json(name)
-            outputs.append(output)
-        head = orjson.dumps({**answer, "outputs": outputs})
+                output["data"] = _json(name, datatype, elements)
+        head = orjson.dumps(answer)
         return (len(head), b"".join([head, *parts])) if parts else (None, head)
 
 
-class _Joined(NamedTuple):
-    """An output.
+def _is_list(elements: Any) -> bool:
+    return type(elements) is list
 
-    Attributes:
-        datatype: The name of its datatype.
-        shape: Its shape.
-        flat: Its elements, in row-major order; None if it is an array.
-        array: The array; None if it is not one.
-    """
 
-    datatype: str
-    shape: list[int]
-    flat: list[Any] | None
-    array: Any = None
+def _binary(datatype: str, elements: Any) -> bytes:
+    if not _is_list(elements):  # an array
+        order = elements.dtype.newbyteorder("<")
+        data: bytes = elements.astype(order, copy=False).tobytes()
+        return data
+    flat: list[Any] = elements
+    if datatype == BYTES:
+        texts = [one.encode() if isinstance(one, str) else one for one in flat]
+        return b"".join(chain.from_iterable([(len(t).to_bytes(4, "little"), t) for t in texts]))
+    return DATATYPES[datatype].written(flat)
 
-    def binary(self) -> bytes:
-        if self.flat is None:
-            order = self.array.dtype.newbyteorder("<")
-            data: bytes = self.array.astype(order, copy=False).tobytes()
-            return data
-        if self.datatype == BYTES:
-            texts = [one.encode() if isinstance(one, str) else one for one in self.flat]
-            return b"".join(chain.from_iterable([(len(t).to_bytes(4, "little"), t) for t in texts]))
-        return DATATYPES[self.datatype].written(self.flat)
 
-    def json(self, name: str) -> list[Any]:
-        if self.flat is None:
-            flat: list[Any] = self.array.ravel().tolist()
-            return flat
-        if self.datatype != BYTES:
-            return self.flat
-        try:
-            return [one.decode() if isinstance(one, bytes) else one for one in self.flat]
-        except UnicodeDecodeError:
-            detail = f"The output {name!r} is no UTF-8; ask for it as binary data."
-            raise Refused(not_fitting(detail)) from None
+def _json(name: str, datatype: str, elements: Any) -> Any:
+    if not _is_list(elements):  # an array
+        return elements.ravel().tolist()
+    if datatype != BYTES:
+        return elements
+    flat: list[Any] = elements
+    try:
+        return [one.decode() if isinstance(one, bytes) else one for one in flat]
+    except UnicodeDecodeError:
+        detail = f"The output {name!r} is no UTF-8; ask for it as binary data."
+        raise Refused(not_fitting(detail)) from None
 
 
 def _check_names(wanted: Mapping[str, Any], known: Mapping[str, Any]) -> None:
@@ -157,6 +153,8 @@ def _columns(results: list[Any]) -> dict[str, list[Any]]:
     Raises:
         TypeError: They do not have the same names.
     """
+    if _UNNAMED.issuperset(map(type, results)):
+        return {OUTPUT: results}
     rows = [_named(result) for result in results]
     first = rows[0]
     if first is None:
@@ -165,14 +163,15 @@ def _columns(results: list[Any]) -> dict[str, list[Any]]:
         return {OUTPUT: results}
     if any(row is None or row.keys() != first.keys() for row in rows):
         raise TypeError("the results of a request have different names")
-    if not all(isinstance(name, str) for name in first):
+    if any(type(name) is not str for name in first):
         raise TypeError("the names of results must be text")
     return {name: [row[name] for row in rows if row is not None] for name in first}
 
 
-def _named(result: Any) -> Mapping[str, Any] | None:
+def _named(result: Any) -> Mapping[Any, Any] | None:
     if isinstance(result, Mapping):
-        return cast("Mapping[str, Any]", result)
+        names: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
+        return names
     if isinstance(result, BaseModel):
         return dict(result)
     if is_dataclass(result) and not isinstance(result, type):
@@ -180,47 +179,53 @@ def _named(result: Any) -> Mapping[str, Any] | None:
     return None
 
 
-def _joined(values: list[Any], form: Form) -> _Joined:
+def _joined(values: list[Any], form: Form) -> tuple[str, list[int], Any]:
     """Returns the tensor whose rows are these values.
+
+    Returns:
+        The name of its datatype; its shape; and its elements in row-major order: a list, or an
+        array.
 
     Raises:
         TypeError: They are no rows of one tensor.
     """
-    if hasattr(values[0], "__array__"):
-        return _of_arrays(values)
     shape = [len(values)]
     flat: Any = values
     kinds = set(map(type, flat))
-    while kinds and kinds <= {list, tuple}:
+    while kinds and kinds <= _LISTS:
         sizes = set(map(len, flat))
         if len(sizes) > 1:
-            raise TypeError(f"results of different lengths are no tensor: {min(sizes)}, {max(sizes)}")
+            raise TypeError(f"lists of {min(sizes)} and {max(sizes)} elements are no tensor")
         shape += sizes
-        flat = list(chain.from_iterable(flat))
+        flat = flat[0] if len(flat) == 1 else list(chain.from_iterable(flat))
         kinds = set(map(type, flat))
-    if not kinds <= _TEXTS and not kinds <= _NUMBERS:
-        return _joined(_plain(values), form)
-    return _of_values(flat, kinds, shape, form)
-
-
-def _of_values(flat: list[Any], kinds: set[type], shape: list[int], form: Form) -> _Joined:
-    if not kinds:
-        return _Joined(form.datatype or "FP64", shape, flat)
+    if kinds == _FLOAT:
+        return "FP64", shape, list(flat)
     if kinds <= _TEXTS:
-        return _Joined(BYTES, shape, flat)
+        return BYTES if kinds else form.datatype or "FP64", shape, list(flat)
+    if kinds <= _NUMBERS:
+        return _of_numbers(flat, kinds, shape, form)
+    if hasattr(values[0], "__array__"):
+        return _of_arrays(values)
+    return _joined(_plain(values), form)
+
+
+def _of_numbers(
+    flat: Sequence[Any], kinds: set[type], shape: list[int], form: Form
+) -> tuple[str, list[int], list[Any]]:
     if kinds == {bool} and form.datatype in (None, "BOOL"):
-        return _Joined("BOOL", shape, flat)
+        return "BOOL", shape, list(flat)
     if float in kinds or form.datatype == "FP64":
-        return _Joined("FP64", shape, list(map(float, flat)))
+        return "FP64", shape, list(map(float, flat))
     low, high = min(flat), max(flat)
     if low >= _INT64.low and high <= _INT64.high:
-        return _Joined("INT64", shape, list(map(int, flat)) if bool in kinds else flat)
+        return "INT64", shape, list(map(int, flat))
     if low >= 0 and high <= DATATYPES["UINT64"].high:
-        return _Joined("UINT64", shape, flat)
+        return "UINT64", shape, list(map(int, flat))
     raise TypeError("an integer has more than 64 bits")
 
 
-def _of_arrays(values: list[Any]) -> _Joined:
+def _of_arrays(values: list[Any]) -> tuple[str, list[int], Any]:
     np: Any = importlib.import_module("numpy")  # installed: there is an array
     try:
         array = np.stack([np.asarray(value) for value in values])
@@ -233,8 +238,8 @@ def _of_arrays(values: list[Any]) -> _Joined:
         flat = array.ravel().tolist()
         if not set(map(type, flat)) <= _TEXTS:
             raise TypeError("an array of objects has something else than text or bytes")
-        return _Joined(BYTES, list(array.shape), flat)
-    return _Joined(datatype, list(array.shape), None, array)
+        return BYTES, list(array.shape), flat
+    return datatype, list(array.shape), array
 
 
 def _plain(values: list[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -11,7 +11,7 @@ from typing_extensions import override
 from shoal.http.oip.inputs import Inputs
 from shoal.http.oip.outputs import Outputs
 from shoal.http.oip.tensor import not_fitting
-from shoal.http.oip.tensor_request import TensorRequest
+from shoal.http.oip.tensor_request import BINARY, HEADER_LENGTH, TensorRequest
 from shoal.http.requests.call import EndpointCall, EndpointCalls, HttpMetadata
 from shoal.http.requests.endpoint import within
 from shoal.http.requests.exchange import JSON
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
-
-_BINARY: Final = b"application/octet-stream"
 
 
 class Model:
@@ -232,12 +230,11 @@ class InferRoute(ProtocolRoute):
         if request.id is not None:
             answer["id"] = request.id
         length, body = model.outputs.body(request, results, answer)
-        if length is not None:
-            headers = [(b"inference-header-content-length", b"%d" % length)]
-            return exchange.answer(200, _BINARY, body, headers)
+        media_type = JSON if length is None else BINARY
+        headers = [] if length is None else [(HEADER_LENGTH, b"%d" % length)]
         if exchange.direct is None:
-            return exchange.answer(200, JSON, body)
-        exchange.answer_directly(200, JSON, body)
+            return exchange.answer(200, media_type, body, headers)
+        exchange.answer_directly(200, media_type, body, headers)
         return None
 
 

@@ -38,7 +38,7 @@ class Tensor:
         Refused: Its data does not have its shape and its datatype.
     """
 
-    __slots__ = ("_flat", "_most_elements", "data", "datatype", "name", "shape")
+    __slots__ = ("_flat", "_most_elements", "_volume", "data", "datatype", "name", "shape")
 
     def __init__(
         self, given: Mapping[str, Any], data: memoryview | None, options: HttpOptions
@@ -53,9 +53,12 @@ class Tensor:
         self._most_elements = options.max_json_elements
         if not self.shape:
             self.refuse("has no dimension: the first is the number of rows")
-        count = math.prod(self.shape)
-        if not count and math.prod([size or 1 for size in self.shape]) > self._most_elements:
-            self.refuse("has a shape that is too large")
+        self._volume = count = math.prod(self.shape)
+        if not count:
+            self._volume = math.prod([size or 1 for size in self.shape])
+            if self._volume > self._most_elements:
+                self.refuse("has a shape that is too large")
+        self._flat: list[Any] | None
         if data is None:
             self._flat = self._of_json(given["data"], count)
         else:
@@ -71,7 +74,7 @@ class Tensor:
         """
         if self._flat is None:
             assert self.data is not None
-            if self.data.nbytes // self.datatype.size > self._most_elements:
+            if self._volume > self._most_elements:
                 self.refuse(
                     f"has more than {self._most_elements} elements, and the model does not take "
                     "it as an array"
@@ -86,8 +89,12 @@ class Tensor:
         Raises:
             Refused: As for `elements`.
         """
-        if math.prod([size or 1 for size in self.shape]) > self._most_elements:
-            self.refuse(f"has more than {self._most_elements} elements")
+        lists = count = 1
+        for size in self.shape[:-1]:
+            count *= size or 1
+            lists += count
+        if lists > self._most_elements:
+            self.refuse(f"has a shape of {lists} lists, and {self._most_elements} are allowed")
         return nested(self.elements, self.shape)
 
     def refuse(self, what: str) -> NoReturn:
@@ -112,16 +119,17 @@ class Tensor:
             return data
         if datatype.name == BYTES:
             return [text.encode() for text in data]
+        if int not in kinds and datatype.code in "?d":
+            return data  # they fit
         if min(data) < datatype.low or max(data) > datatype.high:
             self.refuse(f"has a number that does not fit into {datatype.name}")
-        return list(map(float, data)) if int in kinds and float in datatype.kinds else data
+        return list(map(float, data)) if int in kinds and datatype.element is float else data
 
     def _flattened(self, data: list[Any]) -> list[Any]:
         level: list[Any] = [data]
         for size in self.shape:
-            for part in level:
-                if type(part) is not list or len(part) != size:
-                    self.refuse("is not nested as its shape says")
+            if any(type(part) is not list or len(part) != size for part in level):
+                self.refuse("is not nested as its shape says")
             level = list(chain.from_iterable(level))
         return level
 
@@ -157,7 +165,8 @@ def nested(flat: list[Any], shape: list[int]) -> list[Any]:
     if not flat:
         return _empty(shape)
     for size in reversed(shape[1:]):
-        flat = [flat[at : at + size] for at in range(0, len(flat), size)]
+        whole = len(flat)
+        flat = [flat] if whole == size else [flat[at : at + size] for at in range(0, whole, size)]
     return flat
 
 

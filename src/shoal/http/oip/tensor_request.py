@@ -1,19 +1,19 @@
 """Reading a request: JSON with its tensors, or JSON with bytes after it.
 
-With the binary extension the header ``Inference-Header-Content-Length`` tells where the JSON ends, and the elements
-of each tensor with a ``binary_data_size`` follow, one tensor after the other.
+With the binary extension the header ``Inference-Header-Content-Length`` tells where the JSON ends.
+The elements of each tensor with a ``binary_data_size`` follow, one tensor after the other.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
 from pydantic import Field, TypeAdapter, ValidationError
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from shoal.http.oip.tensor import Tensor, malformed
-from shoal.http.requests.call import NO_CALL_HEADERS
 from shoal.http.requests.endpoint import call_headers
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_scan import Costs, check_json
 from shoal.http.requests.problem import Problem, Refused
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from shoal.http.requests.call import CallHeaders
     from shoal.http.requests.exchange import Exchange
+
+BINARY: Final = b"application/octet-stream"
+"""The media type of JSON with binary data after it."""
 
 HEADER_LENGTH: Final = b"inference-header-content-length"
 """The name of the header with the length of the JSON in front of binary data."""
@@ -32,10 +35,10 @@ _MOST_DIMENSIONS: Final = 32
 _LARGEST_DIMENSION: Final = 2**63 - 1
 _MICROSECONDS: Final = 1e-6
 _COSTS: Final = Costs()
+_NO_BYTES: Final = memoryview(b"")
+_NONE: Final[dict[str, Any]] = {}
 # What would be answered wrongly if they were ignored.
-_NOT_SUPPORTED: Final = frozenset(
-    {"sequence_id", "shared_memory_region", "classification"}
-)
+_NOT_SUPPORTED: Final = frozenset({"sequence_id", "shared_memory_region", "classification"})
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST_DIMENSION)]
@@ -112,24 +115,27 @@ class TensorRequest:
             given: dict[str, Any] = _VALIDATOR.validate_json(head)
         except ValidationError as error:
             raise Refused(_of_validation(error)) from None
-        rest = memoryview(b"" if length is None else body)[length or 0 :]
+        rest = _NO_BYTES if length is None else memoryview(body)[length:]
         self._exchange = exchange
-        self._parameters: dict[str, Any] = given.get("parameters", {})
+        self._parameters: dict[str, Any] = given.get("parameters", _NONE)
         self.id: str | None = given.get("id")
         self.tensors: dict[str, Tensor] = {}
         for one in given["inputs"]:
-            data, rest = _binary_data(one, rest)
-            if one["name"] in self.tensors:
-                raise Refused(malformed(f"The input {one['name']!r} is there twice."))
-            self.tensors[one["name"]] = Tensor(one, data, options)
+            name = one["name"]
+            if name in self.tensors:
+                raise Refused(malformed(f"The input {name!r} is there twice."))
+            data = None
+            if "parameters" in one or "data" not in one:
+                data, rest = _binary_data(one, rest)
+            self.tensors[name] = Tensor(one, data, options)
         if rest:
             raise Refused(malformed(f"{rest.nbytes} bytes belong to no input."))
-        _check_supported("The request", self._parameters)
+        if self._parameters:
+            _check_supported("The request", self._parameters)
         self.is_binary: bool = self._parameters.get("binary_data_output", False)
         self.outputs: dict[str, bool] | None = None
         if wanted := given.get("outputs"):
             self.outputs = {one["name"]: self._is_binary(one) for one in wanted}
-
 
     def call_headers(self, version: str | None) -> CallHeaders:
         """Returns what it says about its calls, in its headers and its parameters.
@@ -138,18 +144,17 @@ class TensorRequest:
             version: The wanted version of the model; None for any.
         """
         headers = call_headers(self._exchange.headers)
-        if version is None and not self._parameters:
-            return headers
+        parameters = self._parameters
         if version is not None:
             headers = headers._replace(backend=version)
-        if priority := self._parameters.get("priority", 0):
+        if priority := parameters.get("priority"):  # 0 is the default
             headers = headers._replace(priority=b"%d" % priority)
-        if timeout := self._parameters.get("timeout", 0):
+        if timeout := parameters.get("timeout"):  # as well
             headers = headers._replace(timeout_s=timeout * _MICROSECONDS)
-        return NO_CALL_HEADERS if headers == NO_CALL_HEADERS else headers
+        return headers
 
     def _is_binary(self, output: Mapping[str, Any]) -> bool:
-        parameters: Mapping[str, Any] = output.get("parameters", {})
+        parameters: Mapping[str, Any] = output.get("parameters", _NONE)
         _check_supported(f"The output {output['name']!r}", parameters)
         is_binary: bool = parameters.get("binary_data", self.is_binary)
         return is_binary
@@ -159,7 +164,7 @@ def _binary_data(
     given: Mapping[str, Any], rest: memoryview
 ) -> tuple[memoryview | None, memoryview]:
     """Returns the binary data of an input, None if it has none, and the bytes after it."""
-    name, parameters = given["name"], given.get("parameters", {})
+    name, parameters = given["name"], given.get("parameters", _NONE)
     _check_supported(f"The input {name!r}", parameters)
     size: int | None = parameters.get("binary_data_size")
     if (size is None) == ("data" not in given):
@@ -194,9 +199,10 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     Clients of the protocol send JSON, ``application/octet-stream``, or no type. Without a type only
     the header Origin tells that a page sends it.
     """
-    given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    is_known = given in (b"application/json", b"application/octet-stream")
-    if not is_known and (given or b"origin" in headers):
+    given = headers.get(b"content-type", b"")
+    if given != JSON:
+        given = given.partition(b";")[0].strip().lower()
+    if given not in (JSON, BINARY) and (given or b"origin" in headers):
         raise Refused(
             Problem(
                 415,
@@ -205,7 +211,8 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
                 "Send application/json, or application/octet-stream with binary data.",
             )
         )
-    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+    coding = headers.get(b"content-encoding")
+    if coding is not None and coding.strip().lower() != b"identity":
         detail = "Send the body without a content coding."
         raise Refused(Problem(415, "unsupported-media-type", "The body is encoded", detail))
 
