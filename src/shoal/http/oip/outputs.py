@@ -179,8 +179,13 @@ def _named(result: Any) -> Mapping[Any, Any] | None:
     return None
 
 
-def _joined(values: list[Any], form: Form) -> tuple[str, list[int], Any]:
+def _joined(values: list[Any], form: Form, *, is_plain: bool = False) -> tuple[str, list[int], Any]:
     """Returns the tensor whose rows are these values.
+
+    Args:
+        values: The results of the rows.
+        form: Their form by the annotation.
+        is_plain: Whether they are values that JSON has.
 
     Returns:
         The name of its datatype; its shape; and its elements in row-major order: a list, or an
@@ -207,7 +212,10 @@ def _joined(values: list[Any], form: Form) -> tuple[str, list[int], Any]:
         return _of_numbers(flat, kinds, shape, form)
     if hasattr(values[0], "__array__"):
         return _of_arrays(values)
-    return _joined(_plain(values), form)
+    if is_plain:
+        raise TypeError(f"a result is no tensor: {', '.join(sorted(k.__name__ for k in kinds))}")
+    # Of other types, such as numpy's numbers in a list: as the values that JSON would have.
+    return _joined(orjson.loads(encoded(values)), form, is_plain=True)
 
 
 def _of_numbers(
@@ -240,19 +248,3 @@ def _of_arrays(values: list[Any]) -> tuple[str, list[int], Any]:
             raise TypeError("an array of objects has something else than text or bytes")
         return BYTES, list(array.shape), flat
     return datatype, list(array.shape), array
-
-
-def _plain(values: list[Any]) -> list[Any]:
-    """Returns values of other types as those of JSON.
-
-    Raises:
-        TypeError: They can't be, or are none of a tensor.
-    """
-    plain: list[Any] = orjson.loads(encoded(values))
-    if plain == values:
-        raise TypeError(f"a result is no tensor: {_odd(values)}")
-    return plain
-
-
-def _odd(values: Sequence[Any]) -> str:
-    return ", ".join(sorted({type(value).__name__ for value in values}))
