@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import anyio
 import pytest
+from held_app import counted, served, statistics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -292,6 +293,29 @@ async def test_a_client_that_leaves_cancels_all_of_its_rows():
             status = app.controller.status_now()
             assert status.backends["m"].queued == 0
     assert seen == [0, 0, 1]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+async def test_a_client_of_the_server_that_leaves_frees_all_places(held, rows):
+    app = shoal.App(protocols=["oip"])
+    app.endpoint("/held", name="held", max_batch_size=2, max_concurrent_batches=1)(held)
+    async with served(app) as server:
+        client, other = server.connect(), server.connect()
+        client.ask("/v2/models/held/infer", {"inputs": [tensor([1] * rows, [rows])]})
+        await settle()
+        assert statistics(app).running == min(rows, 2)
+        client.leave()
+        await settle()
+        assert (server.shared.running, client.releases, client.answers) == (0, 1, [])
+        assert (statistics(app).queued, counted(app)) == (0, (1, 0))
+        held.go.set()
+        other.ask("/v2/models/held/infer", {"inputs": [tensor([2] * rows, [rows])]})
+        await settle()
+        [(status, body)] = other.answers
+        assert status == 200
+        assert json.loads(body)["outputs"][0]["data"] == [2] * rows
+    assert held.batches[0] == [1] * min(rows, 2)
+    assert all(1 not in batch for batch in held.batches[1:])
 
 
 async def test_a_queue_without_room_for_all_rows_gets_none():
@@ -899,13 +923,14 @@ REQUESTS = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-@pytest.mark.parametrize("annotation", [Any, str, list[float], np.ndarray, NDArray[np.int8]])
-async def test_no_request_is_answered_with_an_error_of_the_server(annotation):
+ANNOTATIONS = [Any, str, list[float], np.ndarray, NDArray[np.int8]]
+
+
+async def check_random_requests(annotation: Any, number: int) -> None:
     served = Served(annotation)
     requests: list[Any] = []
 
-    @settings(max_examples=100)
+    @settings(max_examples=number)
     @given(REQUESTS, st.binary(max_size=60), st.integers(-3, 3) | st.none())
     def collect(head, data, off):
         requests.append((head, data, off))
@@ -917,3 +942,17 @@ async def test_no_request_is_answered_with_an_error_of_the_server(annotation):
             sent = binary(head, data, length=length)
             answer = await ask(served.app, "/v2/models/m/infer", **sent)
             assert answer.status in (200, 400), (head, data, answer.body)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("annotation", ANNOTATIONS)
+async def test_no_request_is_answered_with_an_error_of_the_server(annotation):
+    await check_random_requests(annotation, 100)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_no_request_of_very_many_is_answered_with_an_error_of_the_server():
+    for annotation in ANNOTATIONS:
+        await check_random_requests(annotation, 20_000 // len(ANNOTATIONS))
