@@ -48,8 +48,9 @@ class Datatype:
 
     def values(self, data: memoryview) -> tuple[Any, ...]:
         """Returns the elements in bytes whose number is a multiple of its size."""
+        count = data.nbytes // self.size
         data = widened(data) if self.name == BF16 else data
-        return struct.unpack(f"<{data.nbytes // struct.calcsize(self.code)}{self.code}", data)
+        return struct.unpack(f"<{count}{self.code}", data)
 
     def written(self, values: Sequence[Any]) -> bytes:
         """Returns the bytes of elements."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import orjson
 from typing_extensions import override
@@ -55,6 +55,8 @@ class Models:
 
     def __init__(self) -> None:
         self._models: WeakKeyDictionary[Batcher[Any], Model] = WeakKeyDictionary()
+        # The batcher of the last call, which must not live on for this, and its model.
+        self._last: tuple[Callable[[], Batcher[Any] | None], Model] | None = None
 
     def of(self, batcher: Batcher[Any]) -> Model:
         """Returns the model of a batcher.
@@ -62,6 +64,9 @@ class Models:
         Raises:
             Refused: Its items can't be made of tensors.
         """
+        last = self._last
+        if last is not None and last[0]() is batcher:
+            return last[1]
         model = self._models.get(batcher)
         if model is None:
             try:
@@ -69,6 +74,7 @@ class Models:
             except TypeError as error:
                 detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
                 raise Refused(not_fitting(detail)) from None
+        self._last = ref(batcher), model
         return model
 
 

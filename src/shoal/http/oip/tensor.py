@@ -128,7 +128,7 @@ class Tensor:
     def _flattened(self, data: list[Any]) -> list[Any]:
         level: list[Any] = [data]
         for size in self.shape:
-            if any(type(part) is not list or len(part) != size for part in level):
+            if set(map(type, level)) - {list} or set(map(len, level)) - {size}:
                 self.refuse("is not nested as its shape says")
             level = list(chain.from_iterable(level))
         return level

@@ -106,16 +106,19 @@ class TensorRequest:
     __slots__ = ("_exchange", "_parameters", "id", "is_binary", "outputs", "tensors")
 
     def __init__(self, exchange: Exchange, body: bytes) -> None:
-        _check_media_type(exchange.headers)
-        length = _header_length(exchange.headers.get(HEADER_LENGTH), len(body))
-        head = body if length is None else body[:length]
+        headers = exchange.headers
+        if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
+            _check_media_type(headers)
+        head, rest = body, _NO_BYTES
+        if (declared := headers.get(HEADER_LENGTH)) is not None:
+            length = _header_length(declared, len(body))
+            head, rest = body[:length], memoryview(body)[length:]
         options = exchange.settings
         check_json(head, options.max_json_elements, _COSTS)
         try:
             given: dict[str, Any] = _VALIDATOR.validate_json(head)
         except ValidationError as error:
             raise Refused(_of_validation(error)) from None
-        rest = _NO_BYTES if length is None else memoryview(body)[length:]
         self._exchange = exchange
         self._parameters: dict[str, Any] = given.get("parameters", _NONE)
         self.id: str | None = given.get("id")
@@ -179,13 +182,12 @@ def _binary_data(
 
 
 def _check_supported(what: str, parameters: Mapping[str, Any]) -> None:
-    for name in _NOT_SUPPORTED & parameters.keys():
+    if not _NOT_SUPPORTED.isdisjoint(parameters):
+        name = min(_NOT_SUPPORTED & parameters.keys())
         raise Refused(malformed(f"{what} has the parameter {name}, which is not supported."))
 
 
-def _header_length(given: bytes | None, size: int) -> int | None:
-    if given is None:
-        return None
+def _header_length(given: bytes, size: int) -> int:
     if not given.isdigit() or len(given) > 19 or int(given) > size:
         raise Refused(
             malformed(f"Inference-Header-Content-Length must be a number up to {size}, the body's.")
@@ -199,9 +201,7 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     Clients of the protocol send JSON, ``application/octet-stream``, or no type. Without a type only
     the header Origin tells that a page sends it.
     """
-    given = headers.get(b"content-type", b"")
-    if given != JSON:
-        given = given.partition(b";")[0].strip().lower()
+    given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if given not in (JSON, BINARY) and (given or b"origin" in headers):
         raise Refused(
             Problem(
