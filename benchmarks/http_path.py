@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,8 +33,10 @@ from shoal.http.server.sockets.timeouts import Timeouts
 from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
     from types import FrameType
+
+    from shoal import App
 
 CONNECTIONS: Final = 64
 REQUEST: Final = (
@@ -110,7 +113,44 @@ class _Client:
         return False
 
 
-async def counted() -> Counter[tuple[str, str]]:
+class RequestPath:
+    """The path of the requests of many connections to an application, without sockets.
+
+    Args:
+        shared: What the server's connections share.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        nothing: Any = None
+        self._shared = shared
+        self._connections = [
+            Http1Connection(shared, _Client(), lambda: None, nothing)  # type: ignore[arg-type]
+            for _ in range(CONNECTIONS)
+        ]
+        for connection in self._connections:
+            connection.start()
+
+    async def ask(self, request: bytes) -> None:
+        """Sends a request on each connection, and waits until all are answered."""
+        asked = self._shared.finished + CONNECTIONS
+        for connection in self._connections:
+            connection.data_received(request)
+        while self._shared.finished < asked:
+            await anyio.lowlevel.checkpoint()
+
+
+@asynccontextmanager
+async def path_to(app: App) -> AsyncGenerator[RequestPath]:
+    """Opens an application, and the path to it."""
+    async with app.lifespan(), anyio.create_task_group() as tasks:
+        parking = parking_of_this_loop()
+        timeouts = Timeouts(parking)
+        tasks.start_soon(timeouts.run)
+        yield RequestPath(Shared(app, HttpOptions(), {}, parking, timeouts, tasks, "http"))
+        tasks.cancel_scope.cancel()
+
+
+async def counted(app: App, request: bytes) -> Counter[tuple[str, str]]:
     """Returns the bytecodes of a round, by file and function."""
     found: Counter[tuple[str, str]] = Counter()
 
@@ -121,34 +161,14 @@ async def counted() -> Counter[tuple[str, str]]:
             found[frame.f_code.co_filename, frame.f_code.co_name] += 1
         return trace
 
-    async with noop_app.lifespan(), anyio.create_task_group() as tasks:
-        parking = parking_of_this_loop()
-        timeouts = Timeouts(parking)
-        tasks.start_soon(timeouts.run)
-        shared = Shared(noop_app, HttpOptions(), {}, parking, timeouts, tasks, "http")
-        nothing: Any = None
-        connections = [
-            Http1Connection(shared, _Client(), lambda: None, nothing)  # type: ignore[arg-type]
-            for _ in range(CONNECTIONS)
-        ]
-        for connection in connections:
-            connection.start()
-
-        async def ask() -> None:
-            asked = shared.finished + CONNECTIONS
-            for connection in connections:
-                connection.data_received(REQUEST)
-            while shared.finished < asked:
-                await anyio.lowlevel.checkpoint()
-
+    async with path_to(app) as path:
         for _ in range(ROUNDS_BEFORE):
-            await ask()
+            await path.ask(request)
         sys.settrace(trace)
         try:
-            await ask()
+            await path.ask(request)
         finally:
             sys.settrace(None)
-        tasks.cancel_scope.cancel()
     return found
 
 
@@ -165,7 +185,7 @@ def main() -> None:
     parser.add_argument("--event-loop", choices=("trio", "asyncio"), default="trio")
     parser.add_argument("--functions", action="store_true", help="list the functions as well")
     given = parser.parse_args()
-    found = anyio.run(counted, backend=given.event_loop)
+    found = anyio.run(counted, noop_app, REQUEST, backend=given.event_loop)
     found = Counter({where: n for where, n in found.items() if where[0] != __file__})
     by_part: Counter[str] = Counter()
     for (file, _), number in found.items():

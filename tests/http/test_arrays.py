@@ -146,10 +146,17 @@ async def test_a_file_that_lies_or_holds_objects_is_refused(app, body):
     assert answer.json()["type"] == "urn:shoal:problem:invalid-item"
 
 
-def test_an_array_beside_other_parameters_is_refused_when_it_is_declared():
+async def test_an_array_beside_other_parameters_is_a_member_with_its_name():
     app = shoal.App()
-    with pytest.raises(TypeError, match="JSON can't be checked against"):
 
-        @app.endpoint("/both")
-        async def both(a: list[np.ndarray], b: list[int]) -> list[int]:
-            return b
+    @app.endpoint("/both", placement="task")
+    async def both(a: list[NDArray[np.float32]], b: list[int]) -> list[list]:
+        return [[x.dtype.name, x.tolist(), y] for x, y in zip(a, b, strict=True)]
+
+    async with app.lifespan():
+        answer = await ask(app, "/both", {"a": [[1, 2]], "b": 3})
+        assert answer.json() == ["float32", [[1.0, 2.0]], 3]
+        for wrong in ("x", [[1], [1, 2]], None):
+            answer = await ask(app, "/both", {"a": wrong, "b": 3})
+            assert answer.status == 422
+            assert answer.json()["detail"].startswith("a: ")

@@ -20,11 +20,11 @@ HERE = Path(__file__).parent
 HANG_S = 20
 
 COMMANDS = {
-    "shoal": ["shoal", "serve", "served_app:{app}", "--port", "0"],
-    "asyncio": ["shoal", "serve", "served_app:{app}", "--port", "0", "--event-loop", "asyncio"],
+    "shoal": ["shoal", "serve", "{app}", "--port", "0"],
+    "asyncio": ["shoal", "serve", "{app}", "--port", "0", "--event-loop", "asyncio"],
     # without workers: a process that is killed leaves them behind
-    "hypercorn": ["hypercorn", "-w", "0", "-k", "trio", "-b", "fd://{fd}", "served_app:{app}"],
-    "uvicorn": ["uvicorn", "--lifespan", "on", "--fd", "{fd}", "served_app:{app}"],
+    "hypercorn": ["hypercorn", "-w", "0", "-k", "trio", "-b", "fd://{fd}", "{app}"],
+    "uvicorn": ["uvicorn", "--lifespan", "on", "--fd", "{fd}", "{app}"],
 }
 
 
@@ -68,7 +68,7 @@ def serving(server, app):
 )
 def base(request):
     server, app = request.param.split()
-    with serving(server, app) as port:
+    with serving(server, f"served_app:{app}") as port:
         yield f"http://127.0.0.1:{port}" + ("/ml" if app == "site" else "")
 
 

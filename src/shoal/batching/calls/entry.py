@@ -219,6 +219,12 @@ class Entry:
             raise
         except Exception as error:  # columns of different lengths, or what iterating one raised
             return raised(error)
+        return self.begin_all(items, call_options, return_exceptions=return_exceptions)
+
+    def begin_all(
+        self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Returns the coroutine of many calls whose arguments are bound already."""
         if call_options is None and not self._needs_request_options:
             return self._map_alike(items, return_exceptions=return_exceptions)
         sharing = self._shared_for(call_options)

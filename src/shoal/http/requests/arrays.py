@@ -44,6 +44,14 @@ class Arrays:
         """
         return self._checked(self._np.asarray(value))
 
+    def of_numbers(self, array: Any) -> Any:
+        """Returns an array from one of another type.
+
+        Raises:
+            ValueError: It can't be converted to this type.
+        """
+        return self._checked(array)
+
     def of_npy(self, body: bytes) -> Any:
         """Returns an array from the bytes of a ``.npy`` file.
 

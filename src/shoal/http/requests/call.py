@@ -81,6 +81,8 @@ class CallHeaders(NamedTuple):
         priority: The priority level, as text; None for the default.
         cache_control: The client's directives about shared results; None for none.
         timeout_s: How long the client waits for the call, in seconds; None for as long as it takes.
+        backend: The tag of the backend, which the endpoint's traffic must name; None for the one
+            that the traffic chooses.
     """
 
     method: str = "__call__"
@@ -88,6 +90,7 @@ class CallHeaders(NamedTuple):
     priority: bytes | None = None
     cache_control: bytes | None = None
     timeout_s: float | None = None
+    backend: str | None = None
 
 
 NO_CALL_HEADERS: Final = CallHeaders()
@@ -120,7 +123,7 @@ class EndpointCalls:
 
 
 class EndpointCall:
-    """One call: first `find`, then `result` or `stream`, all inside of its ``with`` block.
+    """One call: first `find`, then `result`, `results` or `stream`, inside of its ``with`` block.
 
     An exception that leaves the block is counted as a failed call, but for mistakes of clients. A
     call that `is_suspended` leaves the block, enters it again when its caller is resumed, and ends
@@ -168,8 +171,8 @@ class EndpointCall:
             The batcher; None if it must be waited for.
         """
         try:
-            backend = self._endpoint.backend_for(given.shard_key)
-        except NoSuchName:  # the endpoint was deleted just now
+            backend = self._endpoint.backend_for(given.shard_key, given.backend)
+        except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
             raise Refused(not_found()) from None
         found = None if backend is None else backend.method_batchers.get(given.method)
         return None if found is None else self._use(found, given)
@@ -249,6 +252,38 @@ class EndpointCall:
             self._copies.set(result)
         return result
 
+    async def results(self, items: list[Any], metadata: Mapping[str, Any]) -> list[Any]:
+        """Makes a call for each item, as `UnaryCall.map` does; all are queued, or none is.
+
+        Args:
+            items: The items; at least one.
+            metadata: As for `result`, of each call.
+
+        Returns:
+            The results, in order.
+
+        Raises:
+            CallerLeft: The client left; all calls were cancelled.
+            Exception: As for any call. The first error of a call is raised after all have ended.
+        """
+        copies: list[PrimaryAnswer | None] = []
+        if self._endpoint.shadows:
+            copies = [self._endpoint.copied(self._method_batcher, i, metadata) for i in items]
+        options = self._call_options._replace(metadata=metadata)
+        try:
+            results = await run_unless_left(
+                self._caller.departure,
+                lambda: self._entry.begin_all(items, options, return_exceptions=False),
+            )
+            for copy, result in zip(copies, results, strict=False):
+                if copy is not None:
+                    copy.set(result)
+            return results
+        finally:
+            for copy in copies:
+                if copy is not None:
+                    copy.end()
+
     def is_suspended(self, item: Any, metadata: Mapping[str, Any]) -> bool:
         """Makes a call with one result for which no task waits, if the server allows that.
 
@@ -313,7 +348,8 @@ class EndpointCall:
     async def _awaited(self, given: CallHeaders) -> MethodBatcher:
         """Waits until the endpoint has traffic, or a replica has reported its methods."""
         limit_s = _shorter(self._calls.options.answer_timeout_s, given.timeout_s)
-        wait = partial(self._endpoint.routed, given.method, given.shard_key, limit_s)
+        key, tag = given.shard_key, given.backend
+        wait = partial(self._endpoint.routed, given.method, key, limit_s, tag)
         try:
             return await run_unless_left(self._caller.departure, wait)
         except NoSuchName:

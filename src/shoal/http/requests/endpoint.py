@@ -56,7 +56,7 @@ class EndpointRoute(Route):
         call = EndpointCall(self._calls, exchange)
         try:
             body = exchange.whole_body()
-            batcher = None if body is None else call.found(_call_headers(exchange.headers))
+            batcher = None if body is None else call.found(call_headers(exchange.headers))
             if body is None or batcher is None:
                 rest: Coroutine[Any, Any, None] | None = self._answer(call, exchange, body)
             else:
@@ -64,7 +64,7 @@ class EndpointRoute(Route):
         except BaseException:
             with call:  # only now, since without an error there is nothing to do at its end
                 raise
-        return None if rest is None else _within(call, rest)
+        return None if rest is None else within(call, rest)
 
     @override
     async def answer(self, exchange: Exchange) -> None:
@@ -84,7 +84,7 @@ class EndpointRoute(Route):
         if body is None:
             body = await exchange.body()
         # After the body was read: meanwhile the traffic may have moved to another backend.
-        batcher = await call.find(_call_headers(exchange.headers))
+        batcher = await call.find(call_headers(exchange.headers))
         rest = self._make(call, exchange, batcher, body)
         if rest is not None:
             await rest
@@ -130,7 +130,7 @@ class EndpointRoute(Route):
         return codec
 
 
-def _call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
+def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
     """Returns what a request's headers say about its call.
 
     Raises:
@@ -170,7 +170,8 @@ _OF_CALLS: Final = frozenset(
 )
 
 
-async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
+async def within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
+    """Awaits the rest of a call inside of its ``with`` block."""
     with call:
         await rest
 
@@ -197,7 +198,7 @@ def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     except BaseException:
         with call:
             raise
-    return None if rest is None else _within(call, rest)
+    return None if rest is None else within(call, rest)
 
 
 def _answered(

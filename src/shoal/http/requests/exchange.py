@@ -277,11 +277,19 @@ class Exchange:
         sent = b"" if self.wants_no_body else body
         await self._deliver(self._begin(status, described), _body(sent, more=False))
 
-    def answer_directly(self, status: int, media_type: bytes, body: bytes) -> None:
+    def answer_directly(
+        self,
+        status: int,
+        media_type: bytes,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
         """Sends a whole answer by the server's call."""
         assert self.direct is not None
         self.status = status
         fields = _JSON_FIELDS if media_type is JSON else _FIELDS % media_type
+        if headers:
+            fields = b"".join([b"\r\n%b: %b" % pair for pair in headers]) + fields
         self.direct.answer(status, fields + (self._id or self._find_id()), body)
 
     async def answer_without_body(

@@ -103,6 +103,12 @@ def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
     return SchemaValidator(_changed(schema, _make_finite), **_ANEW)
 
 
+def ending_early_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
+    """Returns a validator of the type that ends each container at its first error."""
+    schema: Any = adapter.core_schema
+    return SchemaValidator(_changed(schema, _make_end_early), **_ANEW)
+
+
 def _make_finite(schema: dict[str, Any]) -> None:
     if schema["type"] == "float":
         schema.setdefault("allow_inf_nan", False)

@@ -124,9 +124,7 @@ class ArrayReader(Reader):
                 return self._arrays.of_npy(body)
             return self._arrays.of_lists(self._json.parsed(exchange, body))
         except (ValueError, OverflowError) as error:
-            title = "The body is not an array that the endpoint accepts"
-            detail = " ".join(str(error).split())
-            raise Refused(Problem(422, "invalid-item", title, detail)) from None
+            raise Refused(_no_array(error)) from None
 
 
 class FieldsReader(Reader):
@@ -143,10 +141,16 @@ class FieldsReader(Reader):
                 )
         self._type = JsonType(fields_adapter(parameters))
         self._parameters = parameters
+        self._arrays = {p.name: Arrays(p.annotation) for p in parameters if is_array(p.annotation)}
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
         fields: dict[str, Any] = self._type.parsed(exchange, body)
+        for name in self._arrays.keys() & fields.keys():
+            try:
+                fields[name] = self._arrays[name].of_lists(fields[name])
+            except (ValueError, OverflowError) as error:
+                raise Refused(_no_array(error, f"{name}: ")) from None
         return tuple(fields.get(p.name, p.default) for p in self._parameters)
 
 
@@ -204,13 +208,19 @@ def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
     """
     fields: dict[str, Any] = {}
     for parameter in parameters:
-        is_open = parameter.annotation is Parameter.empty
+        # An array is made of nested lists, after they were parsed.
+        is_open = parameter.annotation is Parameter.empty or is_array(parameter.annotation)
         annotation: Any = Any if is_open else parameter.annotation
         is_required = parameter.default is Parameter.empty
         fields[parameter.name] = Required[annotation] if is_required else NotRequired[annotation]
     # The functional form allows any name; a model would fail for "json" or "copy".
     body: Any = TypedDict("Body", fields)  # type: ignore[misc]  # fields known at run time
     return adapter_of(with_config(ConfigDict(extra="forbid"))(body))
+
+
+def _no_array(error: Exception, where: str = "") -> Problem:
+    title = "The body is not an array that the endpoint accepts"
+    return Problem(422, "invalid-item", title, where + " ".join(str(error).split()))
 
 
 def _jsonable(value: Any) -> Any:

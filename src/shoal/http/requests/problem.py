@@ -243,5 +243,5 @@ def no_such_priority(levels: int) -> Problem:
         400,
         "no-such-priority",
         "There is no such priority",
-        f"X-Priority must be a whole number from 1, the highest, to {levels}.",
+        f"The priority must be a whole number from 1, the highest, to {levels}.",
     )

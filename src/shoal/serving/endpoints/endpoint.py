@@ -17,6 +17,7 @@ from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.handlers.binding import Binding
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.serving.endpoints.shadow import PrimaryAnswer
+from shoal.serving.names import found
 from shoal.serving.status import EndpointStatus
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Endpoint:
         """
         self._gone = gone
         self._only = None
+        self._backends = {}
         self._wake_next()
 
     @property
@@ -93,12 +95,19 @@ class Endpoint:
         """Whether it was deleted, or closed."""
         return self._gone is not None
 
-    def backend_for(self, shard_key: str | None) -> Backend | None:
+    def backend_for(self, shard_key: str | None, tag: str | None = None) -> Backend | None:
         """Chooses the backend of a request; None while there is no traffic.
+
+        Args:
+            shard_key: Requests with equal keys go to the same backend.
+            tag: The backend that is wanted; None for one by the traffic.
 
         Raises:
             ShoalError: The endpoint was deleted, or closed.
+            NoSuchName: The traffic does not name the wanted backend.
         """
+        if tag is not None:
+            return found("backend", tag, self._backends)
         if self._only is not None:
             return self._only
         return self._chosen(shard_key)
@@ -113,7 +122,11 @@ class Endpoint:
         return self._backends[self.traffic.choose(random.random())]  # noqa: S311 - no secret
 
     async def routed(
-        self, method: str, shard_key: str | None, timeout_s: float | None
+        self,
+        method: str,
+        shard_key: str | None,
+        timeout_s: float | None,
+        tag: str | None = None,
     ) -> MethodBatcher:
         """Chooses the batcher for a request, and waits for traffic if there is none.
 
@@ -121,10 +134,11 @@ class Endpoint:
             method: The method of the backend's code.
             shard_key: Requests with equal keys go to the same backend.
             timeout_s: How long to wait, in seconds; None for no limit.
+            tag: The backend that is wanted; None for one by the traffic.
 
         Raises:
             ShoalError: The endpoint was deleted, or closed.
-            NoSuchName: The backend has no such method.
+            NoSuchName: The backend has no such method, or the traffic does not name it.
             Overloaded: Too many requests wait.
             DeadlineExceeded: There was no traffic, or no replica, in time.
             BackendUnavailable: The backend has no replica, and none is expected soon.
@@ -136,7 +150,7 @@ class Endpoint:
         self.held += 1
         try:
             with anyio.move_on_after(timeout_s):
-                backend = self.backend_for(shard_key) or await self._hold(shard_key)
+                backend = self.backend_for(shard_key, tag) or await self._hold(shard_key)
                 return backend.method_batchers.get(method) or await backend.method_batcher(method)
         finally:
             self.held -= 1

@@ -1,0 +1,153 @@
+"""The forms of tensors, by the annotations of a model's items and results."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import (
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from pydantic import BaseModel
+from typing_extensions import ReadOnly, is_typeddict
+
+from shoal.batching.handlers.list_types import bare, is_unannotated
+from shoal.http.oip.datatypes import BYTES, DATATYPES
+from shoal.http.requests.arrays import is_array
+
+ANY: Final = "FP32"
+"""The datatype that metadata tells where an annotation allows several."""
+
+_BY_TYPE: Final = ((bool, "BOOL"), (int, "INT64"), (float, "FP64"), (str, BYTES), (bytes, BYTES))
+_BY_DTYPE: Final = {
+    "|b1": "BOOL",
+    **{one.numpy_name.replace("<", "|" if one.size == 1 else "<"): name
+       for name, one in DATATYPES.items() if one.code and name not in ("BOOL", "BF16")},
+}  # fmt: skip
+
+
+class Form(NamedTuple):
+    """The form of one row of a tensor.
+
+    Attributes:
+        datatype: The name of its datatype; None if there may be several.
+        dimensions: Its shape, with -1 for sizes that are not known; None if it may have several.
+    """
+
+    datatype: str | None = None
+    dimensions: tuple[int, ...] | None = None
+
+    def metadata(self, name: str) -> dict[str, Any]:
+        """Returns what a model's metadata says of a tensor of such rows."""
+        dimensions = (-1,) if self.dimensions is None else self.dimensions
+        return {"name": name, "datatype": self.datatype or ANY, "shape": [-1, *dimensions]}
+
+
+def form_of(annotation: Any) -> Form:
+    """Returns the form of an item, or of a result, of a type."""
+    annotation = bare(annotation)
+    if is_unannotated(annotation):
+        return Form()
+    if is_array(annotation):
+        return _of_array(annotation)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return _common([form_of(type(value)) for value in arguments])
+    if origin in (Union, UnionType):
+        return _common([form_of(one) for one in arguments if one is not type(None)])
+    if origin is tuple and arguments and Ellipsis not in arguments:
+        return _within(_common([form_of(one) for one in arguments]), len(arguments))
+    kind = origin or annotation
+    if not isinstance(kind, type):
+        return Form()
+    for base, datatype in _BY_TYPE:
+        if issubclass(kind, base):
+            return Form(datatype, ())
+    if issubclass(kind, Sequence):
+        return _within(form_of(arguments[0]) if arguments else Form(None, None), -1)
+    if kind.__module__ == "numpy" and not arguments:
+        return Form(_datatype_of(kind), ())
+    return Form()
+
+
+def fields_of(annotation: Any) -> dict[str, Any] | None:
+    """Returns the annotations of a type's named fields; None if it has none."""
+    annotation = bare(annotation)
+    kind: Any = get_origin(annotation) or annotation
+    if is_typeddict(kind):
+        return {name: _unmarked(one) for name, one in get_type_hints(kind).items()}
+    if not inspect.isclass(kind):
+        return None
+    if issubclass(kind, BaseModel):
+        return {name: one.annotation for name, one in kind.model_fields.items()}
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return {one.name: hints[one.name] for one in fields(kind)}
+    return None
+
+
+def is_mapping(annotation: Any) -> bool:
+    """Returns whether a type is a mapping whose names are not known."""
+    kind: Any = get_origin(bare(annotation)) or bare(annotation)
+    return not is_typeddict(kind) and isinstance(kind, type) and issubclass(kind, Mapping)
+
+
+def datatype_of_dtype(dtype: Any) -> str | None:
+    """Returns the name of the datatype of an array's elements; None if the protocol has none."""
+    if dtype.kind in "OSU":
+        return BYTES
+    if dtype.name == "bfloat16":  # of the package ml_dtypes
+        return "BF16"
+    name: str = dtype.newbyteorder("<").str
+    return _BY_DTYPE.get(name)
+
+
+def _datatype_of(scalar: Any) -> str | None:
+    try:
+        return datatype_of_dtype(importlib.import_module("numpy").dtype(scalar))
+    except TypeError:
+        return None
+
+
+def _of_array(annotation: Any) -> Form:
+    shape, *rest = get_args(annotation) or (Any,)
+    datatype = None
+    for dtype in rest:
+        for scalar in get_args(dtype):
+            datatype = _datatype_of(scalar) if isinstance(scalar, type) else None
+    sizes = get_args(shape)
+    if get_origin(shape) is not tuple or Ellipsis in sizes:
+        return Form(datatype, None)
+    return Form(datatype, tuple(_size_of(size) for size in sizes))
+
+
+def _size_of(size: Any) -> int:
+    values = get_args(size) if get_origin(size) is Literal else ()
+    return values[0] if len(values) == 1 and isinstance(values[0], int) else -1
+
+
+def _within(element: Form, size: int) -> Form:
+    inner = element.dimensions
+    return Form(element.datatype, None if inner is None else (size, *inner))
+
+
+def _common(forms: list[Form]) -> Form:
+    return forms[0] if forms and forms.count(forms[0]) == len(forms) else Form()
+
+
+def _unmarked(annotation: Any) -> Any:
+    while get_origin(annotation) in (Required, NotRequired, ReadOnly):
+        [annotation] = get_args(annotation)
+    return annotation

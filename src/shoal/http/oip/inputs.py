@@ -1,0 +1,241 @@
+"""Makes the items of calls from tensors: an item of each row.
+
+==========================================  =====================================================
+the item is annotated as                    a row of the tensor becomes
+==========================================  =====================================================
+``numpy.ndarray``, or an ``NDArray``        an array
+nothing, or ``Any``                         a value, or nested lists of them; text is bytes
+any other type that pydantic knows          the same, checked against it; a row with one element is
+                                            that element, if the type has no dimension
+a model, a dataclass or a ``TypedDict``     made of the inputs with the names of its fields
+several parameters                          the inputs with their names; those with defaults may be
+                                            left out
+==========================================  =====================================================
+
+The only input of a model with one parameter may have any name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Final, get_args, get_origin
+
+from pydantic import ValidationError
+from starlette.requests import Request
+from typing_extensions import override
+
+from shoal.batching.handlers.list_types import is_unannotated
+from shoal.http.oip.datatypes import BF16, BYTES, widened
+from shoal.http.oip.forms import fields_of, form_of
+from shoal.http.oip.tensor import Tensor, malformed, not_fitting
+from shoal.http.requests.arrays import Arrays, is_array
+from shoal.http.requests.json_type import adapter_of, ending_early_validator
+from shoal.http.requests.problem import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from inspect import Signature
+
+    from pydantic_core import SchemaValidator
+
+MOST_ROWS: Final = 2**14
+"""The most rows of a request. Each is queued as an item of its own, which costs about a KiB."""
+
+
+class Inputs:
+    """Makes the items of one model.
+
+    Args:
+        signature: The signature of a call with one item.
+
+    Raises:
+        TypeError: Its items can't be made of tensors.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        parameters = list(signature.parameters.values())
+        self._parameters = parameters
+        self._record: SchemaValidator | None = None
+        fields = fields_of(parameters[0].annotation) if len(parameters) == 1 else None
+        if fields is not None:
+            self._record = _validator_of(parameters[0].annotation)
+            self._required: set[str] = set()  # pydantic knows them
+            self._annotations = fields
+            self._columns: dict[str, _Column] = {
+                name: _Values(one, checks=False) for name, one in fields.items()
+            }
+        else:
+            self._required = {p.name for p in parameters if p.default is Parameter.empty}
+            self._annotations = {p.name: p.annotation for p in parameters}
+            self._columns = {p.name: _column_of(p.annotation) for p in parameters}
+        # The parameter of code that has no other.
+        self._only = None
+        if len(parameters) == 1 and self._record is None:
+            [self._only] = self._columns.values()
+
+    def metadata(self) -> list[dict[str, Any]]:
+        """Returns what the model's metadata says of its inputs."""
+        return [form_of(one).metadata(name) for name, one in self._annotations.items()]
+
+    def items(self, tensors: Mapping[str, Tensor]) -> list[Any]:
+        """Returns the item of each row; a tuple, in order, if the code has several parameters.
+
+        Raises:
+            Refused: The tensors do not fit the code's parameters.
+        """
+        if self._only is not None and len(tensors) == 1:
+            [tensor] = tensors.values()
+            _check_rows(tensor.shape[0])
+            return self._only.values(tensor)
+        self._check_names(tensors)
+        if not self._parameters:
+            return [()]
+        rows = _rows_of(tensors) if tensors else 1
+        columns = {name: self._columns[name].values(one) for name, one in tensors.items()}
+        if self._record is not None:
+            names = list(columns)
+            by_row = zip(*columns.values(), strict=True)
+            made = [dict(zip(names, row, strict=True)) for row in by_row]
+            return _checked(self._record, made, "The request")
+        return list(
+            zip(*[columns.get(p.name) or [p.default] * rows for p in self._parameters], strict=True)
+        )
+
+    def _check_names(self, tensors: Mapping[str, Tensor]) -> None:
+        missing = self._required - tensors.keys()
+        unknown = tensors.keys() - self._columns.keys()
+        if missing or unknown:
+            what = f"{min(missing)!r} is missing" if missing else f"there is no {min(unknown)!r}"
+            names = ", ".join(self._columns) or "none"
+            raise Refused(not_fitting(f"The model has the inputs {names}; {what}."))
+
+
+class _Column(ABC):
+    """Makes the values of one parameter."""
+
+    @abstractmethod
+    def values(self, tensor: Tensor) -> list[Any]:
+        """Returns the value of each row.
+
+        Raises:
+            Refused: The tensor does not fit the parameter.
+        """
+
+
+class _Values(_Column):
+    """Makes Python values.
+
+    Args:
+        annotation: Their type.
+        checks: Whether they are checked against it here.
+    """
+
+    def __init__(self, annotation: Any, *, checks: bool = True) -> None:
+        self._is_scalar = form_of(annotation).dimensions == ()
+        checks = checks and not is_unannotated(annotation)
+        self._validator = _validator_of(annotation) if checks else None
+        self._exact = _exact(annotation)
+
+    @override
+    def values(self, tensor: Tensor) -> list[Any]:
+        if self._exact == (tensor.datatype.element, len(tensor.shape)):
+            return tensor.rows
+        is_scalar = self._is_scalar and len(tensor.elements) == tensor.shape[0]
+        values = tensor.elements if is_scalar else tensor.rows
+        if self._validator is None:
+            return values
+        return _checked(self._validator, values, f"The input {tensor.name!r}")
+
+
+class _ArrayValues(_Column):
+    """Makes numpy arrays.
+
+    Args:
+        annotation: Their type, which may have a dtype.
+    """
+
+    def __init__(self, annotation: Any) -> None:
+        self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
+        self._arrays = Arrays(annotation)
+        self._takes_text = form_of(annotation).datatype in (None, BYTES)
+
+    @override
+    def values(self, tensor: Tensor) -> list[Any]:
+        try:
+            array = self._array(tensor).reshape(tensor.shape)
+            if tensor.datatype.name != BYTES:
+                array = self._arrays.of_numbers(array)
+            elif not self._takes_text:
+                raise ValueError("it does not consist of numbers only")
+        except (ValueError, OverflowError) as error:
+            detail = " ".join(str(error).split())
+            raise Refused(
+                not_fitting(f"The input {tensor.name!r} is not accepted: {detail}.")
+            ) from None
+        return [array[row, ...] for row in range(len(array))]
+
+    def _array(self, tensor: Tensor) -> Any:
+        np, datatype, data = self._np, tensor.datatype, tensor.data
+        if datatype.name == BYTES:
+            return np.array(tensor.elements, dtype=object)
+        native = np.dtype(datatype.numpy_name).newbyteorder("=")
+        if data is None:
+            return np.array(tensor.elements, dtype=native)
+        if datatype.name == "BOOL":
+            return np.frombuffer(data, np.uint8) != 0  # any other byte than 0 is true
+        if datatype.name == BF16:
+            data = widened(data)
+        # A copy, since handlers may write to their items.
+        return np.frombuffer(data, datatype.numpy_name).astype(native)
+
+
+def _column_of(annotation: Any) -> _Column:
+    if annotation is Request:
+        raise TypeError("its items are whole HTTP requests")
+    return _ArrayValues(annotation) if is_array(annotation) else _Values(annotation)
+
+
+def _exact(annotation: Any) -> tuple[Any, int]:
+    """Returns the element type and the rank of the tensors whose rows need no check or change."""
+    rank = 1
+    while get_origin(annotation) is list:
+        [annotation] = get_args(annotation)
+        rank += 1
+    return annotation, rank
+
+
+def _validator_of(annotation: Any) -> SchemaValidator:
+    # Not the one for JSON: a float in binary data may be infinite, or not a number.
+    return ending_early_validator(adapter_of(list[annotation]))
+
+
+def _checked(validator: SchemaValidator, values: list[Any], what: str) -> list[Any]:
+    try:
+        checked: list[Any] = validator.validate_python(values)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        where = ".".join(str(step) for step in found[0]["loc"])
+        problem = not_fitting(f"{what} does not fit at row {where}: {found[0]['msg']}.")
+        raise Refused(problem) from None
+    return checked
+
+
+def _rows_of(tensors: Mapping[str, Tensor]) -> int:
+    """Returns the number of rows, which all tensors have; there is one at least.
+
+    Raises:
+        Refused: It is 0, or too large, or they have different ones.
+    """
+    counts = {tensor.shape[0] for tensor in tensors.values()}
+    if len(counts) > 1:
+        raise Refused(malformed("The first dimension, the number of rows, differs among inputs."))
+    [rows] = counts
+    _check_rows(rows)
+    return rows
+
+
+def _check_rows(rows: int) -> None:
+    if not 1 <= rows <= MOST_ROWS:
+        raise Refused(malformed(f"A request may have 1 to {MOST_ROWS} rows, but it has {rows}."))

@@ -1,0 +1,250 @@
+"""Makes the answer to a request: tensors of the results of its rows, joined.
+
+A result is a number, text, bytes, an array, or nested lists of them. A mapping, a model, a
+dataclass or a `TypedDict` has several outputs by name; other results are the output ``output``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from inspect import Parameter
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from pydantic import BaseModel
+
+from shoal.batching.handlers.list_types import is_unannotated
+from shoal.http.oip.datatypes import BYTES, DATATYPES
+from shoal.http.oip.forms import Form, datatype_of_dtype, fields_of, form_of, is_mapping
+from shoal.http.oip.tensor import not_fitting
+from shoal.http.requests.payload import encoded
+from shoal.http.requests.problem import Refused
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+    from shoal.http.oip.tensor_request import TensorRequest
+
+OUTPUT: Final = "output"
+"""The name of the only output of a model whose results have no names."""
+
+_TEXTS: Final = frozenset({str, bytes})
+_NUMBERS: Final = frozenset({int, float, bool})
+_ANY: Final = Form()
+_LISTS: Final = frozenset({list, tuple})
+_UNNAMED: Final = _TEXTS | _NUMBERS | _LISTS
+_FLOAT: Final = {float}
+_INT64: Final = DATATYPES["INT64"]
+
+
+class Outputs:
+    """Makes the answers of one model.
+
+    Args:
+        signature: The signature of a call with one item.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        result = signature.return_annotation
+        if result is Parameter.empty or is_unannotated(result) or is_mapping(result):
+            self._forms: dict[str, Form] | None = None
+        else:
+            known = fields_of(result)
+            known = {OUTPUT: result} if known is None else known
+            self._forms = {name: form_of(annotation) for name, annotation in known.items()}
+
+    def metadata(self) -> list[dict[str, Any]]:
+        """Returns what the model's metadata says of its outputs; nothing if that is not known."""
+        return [form.metadata(name) for name, form in (self._forms or {}).items()]
+
+    def check(self, request: TensorRequest) -> None:
+        """Checks that a request wants no output that the model does not have.
+
+        Raises:
+            Refused: It does.
+        """
+        if self._forms is not None and request.outputs is not None:
+            _check_names(request.outputs, self._forms)
+
+    def body(
+        self, request: TensorRequest, results: list[Any], answer: dict[str, Any]
+    ) -> tuple[int | None, bytes]:
+        """Returns the body of an answer.
+
+        Args:
+            request: The request.
+            results: The result of each row.
+            answer: What the answer has besides the outputs, which are added to it.
+
+        Returns:
+            The length of the JSON, if binary data follows it; and the body.
+
+        Raises:
+            Refused: An output is wanted that is not there, or can't be in JSON.
+            TypeError: The results can't be written as tensors.
+        """
+        columns = _columns(results)
+        wanted = request.outputs
+        if wanted is None:
+            wanted = dict.fromkeys(columns, request.is_binary)
+        else:
+            _check_names(wanted, columns)
+        outputs: list[dict[str, Any]] = []
+        answer["outputs"] = outputs
+        parts: list[bytes] = []
+        for name, is_binary in wanted.items():
+            form = _ANY if self._forms is None else self._forms.get(name, _ANY)
+            datatype, shape, elements = _joined(columns[name], form)
+            output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
+            outputs.append(output)
+            if is_binary:
+                data = _binary(datatype, elements)
+                parts.append(data)
+                output["parameters"] = {"binary_data_size": len(data)}
+            else:
+                output["data"] = _json(name, datatype, elements)
+        head = orjson.dumps(answer)
+        return (len(head), b"".join([head, *parts])) if parts else (None, head)
+
+
+def _is_list(elements: Any) -> bool:
+    return type(elements) is list
+
+
+def _binary(datatype: str, elements: Any) -> bytes:
+    if not _is_list(elements):  # an array
+        order = elements.dtype.newbyteorder("<")
+        data: bytes = elements.astype(order, copy=False).tobytes()
+        return data
+    flat: list[Any] = elements
+    if datatype == BYTES:
+        texts = [one.encode() if isinstance(one, str) else one for one in flat]
+        return b"".join(chain.from_iterable([(len(t).to_bytes(4, "little"), t) for t in texts]))
+    return DATATYPES[datatype].written(flat)
+
+
+def _json(name: str, datatype: str, elements: Any) -> Any:
+    if not _is_list(elements):  # an array
+        return elements.ravel().tolist()
+    if datatype != BYTES:
+        return elements
+    flat: list[Any] = elements
+    try:
+        return [one.decode() if isinstance(one, bytes) else one for one in flat]
+    except UnicodeDecodeError:
+        detail = f"The output {name!r} is no UTF-8; ask for it as binary data."
+        raise Refused(not_fitting(detail)) from None
+
+
+def _check_names(wanted: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+    if unknown := wanted.keys() - known.keys():
+        names = ", ".join(known) or "none"
+        raise Refused(
+            not_fitting(f"The model has the outputs {names}; there is no {min(unknown)!r}.")
+        )
+
+
+def _columns(results: list[Any]) -> dict[str, list[Any]]:
+    """Returns the results of all rows, by the name of the output.
+
+    Raises:
+        TypeError: They do not have the same names.
+    """
+    if _UNNAMED.issuperset(map(type, results)):
+        return {OUTPUT: results}
+    rows = [_named(result) for result in results]
+    first = rows[0]
+    if first is None:
+        if any(row is not None for row in rows):
+            raise TypeError("some results have names, and others have none")
+        return {OUTPUT: results}
+    if any(row is None or row.keys() != first.keys() for row in rows):
+        raise TypeError("the results of a request have different names")
+    if any(type(name) is not str for name in first):
+        raise TypeError("the names of results must be text")
+    return {name: [row[name] for row in rows if row is not None] for name in first}
+
+
+def _named(result: Any) -> Mapping[Any, Any] | None:
+    if isinstance(result, Mapping):
+        names: Mapping[Any, Any] = result  # pyright: ignore[reportUnknownVariableType]
+        return names
+    if isinstance(result, BaseModel):
+        return dict(result)
+    if is_dataclass(result) and not isinstance(result, type):
+        return {one.name: getattr(result, one.name) for one in fields(result)}
+    return None
+
+
+def _joined(values: list[Any], form: Form, *, is_plain: bool = False) -> tuple[str, list[int], Any]:
+    """Returns the tensor whose rows are these values.
+
+    Args:
+        values: The results of the rows.
+        form: Their form by the annotation.
+        is_plain: Whether they are values that JSON has.
+
+    Returns:
+        The name of its datatype; its shape; and its elements in row-major order: a list, or an
+        array.
+
+    Raises:
+        TypeError: They are no rows of one tensor.
+    """
+    shape = [len(values)]
+    flat: Any = values
+    kinds = set(map(type, flat))
+    while kinds and kinds <= _LISTS:
+        sizes = set(map(len, flat))
+        if len(sizes) > 1:
+            raise TypeError(f"lists of {min(sizes)} and {max(sizes)} elements are no tensor")
+        shape += sizes
+        flat = flat[0] if len(flat) == 1 else list(chain.from_iterable(flat))
+        kinds = set(map(type, flat))
+    if kinds == _FLOAT:
+        return "FP64", shape, list(flat)
+    if kinds <= _TEXTS:
+        return BYTES if kinds else form.datatype or "FP64", shape, list(flat)
+    if kinds <= _NUMBERS:
+        return _of_numbers(flat, kinds, shape, form)
+    if hasattr(values[0], "__array__"):
+        return _of_arrays(values)
+    if is_plain:
+        raise TypeError(f"a result is no tensor: {', '.join(sorted(k.__name__ for k in kinds))}")
+    # Of other types, such as numpy's numbers in a list: as the values that JSON would have.
+    return _joined(orjson.loads(encoded(values)), form, is_plain=True)
+
+
+def _of_numbers(
+    flat: Sequence[Any], kinds: set[type], shape: list[int], form: Form
+) -> tuple[str, list[int], list[Any]]:
+    if kinds == {bool} and form.datatype in (None, "BOOL"):
+        return "BOOL", shape, list(flat)
+    if float in kinds or form.datatype == "FP64":
+        return "FP64", shape, list(map(float, flat))
+    low, high = min(flat), max(flat)
+    if low >= _INT64.low and high <= _INT64.high:
+        return "INT64", shape, list(map(int, flat))
+    if low >= 0 and high <= DATATYPES["UINT64"].high:
+        return "UINT64", shape, list(map(int, flat))
+    raise TypeError("an integer has more than 64 bits")
+
+
+def _of_arrays(values: list[Any]) -> tuple[str, list[int], Any]:
+    np: Any = importlib.import_module("numpy")  # installed: there is an array
+    try:
+        array = np.stack([np.asarray(value) for value in values])
+    except ValueError as error:
+        raise TypeError(f"the results are no tensor: {error}") from error
+    datatype = datatype_of_dtype(array.dtype)
+    if datatype is None:
+        raise TypeError(f"the protocol has no datatype for {array.dtype}")
+    if datatype == BYTES:
+        flat = array.ravel().tolist()
+        if not set(map(type, flat)) <= _TEXTS:
+            raise TypeError("an array of objects has something else than text or bytes")
+        return BYTES, list(array.shape), flat
+    return datatype, list(array.shape), array

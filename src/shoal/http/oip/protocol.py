@@ -1,0 +1,136 @@
+"""The Open Inference Protocol, version 2, over HTTP: each endpoint is a model of its name.
+
+====================================  ======  ======================================================
+``/v2``                               GET     the server
+``/v2/health/live``                   GET     200 while the server answers at all
+``/v2/health/ready``                  GET     200 while all models can take requests, else 503
+``/v2/models/NAME``                   GET     the model: its versions, inputs and outputs
+``/v2/models/NAME/ready``             GET     200 while it can take requests, else 503
+``/v2/models/NAME/infer``             POST    inference
+====================================  ======  ======================================================
+
+A version of a model is a backend that the endpoint's traffic names, by its tag; a path with
+``/versions/VERSION`` after the name is about that one. Without a version the traffic chooses.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from shoal.http.oip.route import InferRoute, Models, Page, ProtocolRoute
+from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
+from shoal.serving.backends.status import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.routing import Route
+    from shoal.serving.backends.backend import Backend
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.http_options import HttpOptions
+
+_EXTENSIONS: Final = ("binary_tensor_data",)
+_VERSION: Final = "/versions/{version}"
+
+
+class OpenInference(HttpProtocol):
+    """The Open Inference Protocol, version 2: ``App(protocols=["oip"])``."""
+
+    @override
+    def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
+        return _Routes(controller, options)
+
+
+class _Routes(ProtocolRoutes):
+    def __init__(self, controller: Controller, options: HttpOptions) -> None:
+        self._controller = controller
+        self._options = options
+        self._models = Models()
+
+    @override
+    def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
+        name = endpoint.name
+        for version in ("", _VERSION):
+            path = f"/v2/models/{name}{version}"
+            infer = InferRoute(endpoint, self._models, self._options, has_version=bool(version))
+            yield f"{path}/infer", "POST", infer
+            yield path, "GET", Page(partial(self._metadata, endpoint), name)
+            yield f"{path}/ready", "GET", Page(partial(self._model_ready, endpoint), name)
+
+    @override
+    def besides(self) -> Iterable[tuple[str, str, Route]]:
+        yield "/v2", "GET", Page(self._server)
+        yield "/v2/health/live", "GET", Page(lambda _: (200, {"live": True}))
+        yield "/v2/health/ready", "GET", Page(self._ready)
+        for method in ("GET", "POST"):
+            yield "/v2/{rest:path}", method, _NOT_FOUND
+
+    def _server(self, _: Exchange) -> tuple[int, dict[str, Any]]:
+        import importlib.metadata
+
+        version = importlib.metadata.version("shoal")
+        return 200, {"name": "shoal", "version": version, "extensions": _EXTENSIONS}
+
+    def _ready(self, _: Exchange) -> tuple[int, dict[str, Any]]:
+        endpoints = self._controller.endpoints.values()
+        ready = all(_are_ready(endpoint.backends()) for endpoint in endpoints)
+        return 200 if ready else 503, {"ready": ready}
+
+    def _model_ready(self, endpoint: Endpoint, exchange: Exchange) -> tuple[int, dict[str, Any]]:
+        ready = _are_ready(_backends(endpoint, exchange))
+        return 200 if ready else 503, {"name": endpoint.name, "ready": ready}
+
+    def _metadata(self, endpoint: Endpoint, exchange: Exchange) -> tuple[int, dict[str, Any]]:
+        for backend in _backends(endpoint, exchange):
+            method_batcher = backend.method_batchers.get("__call__")
+            if method_batcher is not None:
+                model = self._models.of(method_batcher.batcher)
+                return 200, {
+                    "name": endpoint.name,
+                    "versions": [one.tag for one in endpoint.backends()],
+                    "platform": "shoal",
+                    "inputs": model.inputs.metadata(),
+                    "outputs": model.outputs.metadata(),
+                }
+        retry = ((b"retry-after", b"%d" % self._options.retry_after_s),)
+        detail = "None of its replicas has started yet."
+        raise Refused(Problem(503, "unavailable", "The model is not ready", detail, retry))
+
+
+class _NotFound(ProtocolRoute):
+    """Answers at the paths that the protocol may have elsewhere."""
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        raise Refused(_no_such_model())
+
+
+_NOT_FOUND: Final = _NotFound()
+
+
+def _no_such_model() -> Problem:
+    detail = "There is no such model, version or path, or not by this method."
+    return Problem(404, "not-found", "The path was not found", detail)
+
+
+def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:
+    """Returns the versions that a request is about.
+
+    Raises:
+        Refused: The model has no such version.
+    """
+    version: str | None = exchange.scope.get("path_params", {}).get("version")
+    backends = [one for one in endpoint.backends() if version in (None, one.tag)]
+    if version is not None and not backends:
+        raise Refused(_no_such_model())
+    return backends
+
+
+def _are_ready(backends: list[Backend]) -> bool:
+    return bool(backends) and all(state_of(one) in ("ready", "degraded") for one in backends)

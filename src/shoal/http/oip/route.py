@@ -1,0 +1,250 @@
+"""The routes of the protocol: what an endpoint answers as a model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import orjson
+from typing_extensions import override
+
+from shoal.http.oip.inputs import Inputs
+from shoal.http.oip.outputs import Outputs
+from shoal.http.oip.tensor import not_fitting
+from shoal.http.oip.tensor_request import BINARY, HEADER_LENGTH, TensorRequest
+from shoal.http.requests.call import EndpointCall, EndpointCalls, HttpMetadata
+from shoal.http.requests.endpoint import within
+from shoal.http.requests.exchange import JSON
+from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.routing import Route
+from shoal.observe.metrics import NO_ENDPOINT
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.requests.exchange import Exchange
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.http_options import HttpOptions
+
+
+class Model:
+    """How the code of one batcher is called in the protocol.
+
+    Args:
+        batcher: The batcher.
+
+    Attributes:
+        inputs: Makes its items.
+        outputs: Makes its answers.
+        version: The tag of its backend.
+
+    Raises:
+        TypeError: Its items can't be made of tensors.
+    """
+
+    def __init__(self, batcher: Batcher[Any]) -> None:
+        signature = batcher.signature
+        self.inputs = Inputs(signature)
+        self.outputs = Outputs(signature)
+        self.version = batcher.name.partition("/")[0]  # a method's name may follow
+
+
+class Models:
+    """The models of one controller; each is dropped together with its batcher."""
+
+    def __init__(self) -> None:
+        self._models: WeakKeyDictionary[Batcher[Any], Model] = WeakKeyDictionary()
+        # The batcher of the last call, which must not live on for this, and its model.
+        self._last: tuple[Callable[[], Batcher[Any] | None], Model] | None = None
+
+    def of(self, batcher: Batcher[Any]) -> Model:
+        """Returns the model of a batcher.
+
+        Raises:
+            Refused: Its items can't be made of tensors.
+        """
+        last = self._last
+        if last is not None and last[0]() is batcher:
+            return last[1]
+        model = self._models.get(batcher)
+        if model is None:
+            try:
+                model = self._models[batcher] = Model(batcher)
+            except TypeError as error:
+                detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
+                raise Refused(not_fitting(detail)) from None
+        self._last = ref(batcher), model
+        return model
+
+
+class ProtocolRoute(Route):
+    """A route whose problems are in the protocol's form: an object with an ``error``."""
+
+    @override
+    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+        text = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+        return JSON, orjson.dumps({"error": text.encode("utf-8", "backslashreplace").decode()})
+
+
+class Page(ProtocolRoute):
+    """Answers with what a function tells.
+
+    Args:
+        tell: Returns the status and the JSON of the answer to a request.
+        name: The name that its answers are counted under.
+    """
+
+    def __init__(
+        self, tell: Callable[[Exchange], tuple[int, dict[str, Any]]], name: str = NO_ENDPOINT
+    ) -> None:
+        super().__init__(name)
+        self._tell = tell
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        status, told = self._tell(exchange)
+        await exchange.answer(status, JSON, orjson.dumps(told))
+
+
+class InferRoute(ProtocolRoute):
+    """Answers requests for inference with calls of one endpoint, a call for each row.
+
+    Args:
+        endpoint: The endpoint.
+        models: The models of its controller.
+        options: The options of the server.
+        has_version: Whether the path has a parameter ``version``.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, models: Models, options: HttpOptions, *, has_version: bool
+    ) -> None:
+        super().__init__(endpoint.name)
+        self._calls = EndpointCalls(endpoint, options)
+        self._models = models
+        self._has_version = has_version
+
+    @override
+    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
+        call = EndpointCall(self._calls, exchange)
+        try:
+            body = exchange.whole_body()
+            rest: Coroutine[Any, Any, None] | None
+            if body is None:
+                rest = self._answer(call, exchange)
+            else:
+                rest = self._begin(call, exchange, body)
+        except BaseException:
+            with call:  # only now, since without an error there is nothing to do at its end
+                raise
+        return None if rest is None else within(call, rest)
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        """Answers one request.
+
+        Raises:
+            CallerLeft: The client is gone, or did not read in time; its calls were cancelled.
+            Exception: The request failed before its answer had begun.
+        """
+        with EndpointCall(self._calls, exchange) as call:
+            await self._answer(call, exchange)
+
+    async def _answer(self, call: EndpointCall, exchange: Exchange) -> None:
+        rest = self._begin(call, exchange, await exchange.body())
+        if rest is not None:
+            await rest
+
+    def _begin(
+        self, call: EndpointCall, exchange: Exchange, body: bytes
+    ) -> Coroutine[Any, Any, None] | None:
+        """Makes the calls; returns what must be awaited, or None if they are suspended."""
+        request = TensorRequest(exchange, body)
+        version = exchange.scope["path_params"]["version"] if self._has_version else None
+        headers = request.call_headers(version)
+        batcher = call.found(headers)
+        if batcher is None:
+            return self._find(call, exchange, request, version)
+        return self._make(call, exchange, batcher, request)
+
+    async def _find(
+        self, call: EndpointCall, exchange: Exchange, request: TensorRequest, version: str | None
+    ) -> None:
+        batcher = await call.find(request.call_headers(version))
+        rest = self._make(call, exchange, batcher, request)
+        if rest is not None:
+            await rest
+
+    def _make(
+        self,
+        call: EndpointCall,
+        exchange: Exchange,
+        batcher: Batcher[Any],
+        request: TensorRequest,
+    ) -> Coroutine[Any, Any, None] | None:
+        if call.streams:
+            detail = "It answers with a stream, which the protocol does not have."
+            raise Refused(not_fitting(detail))
+        model = self._models.of(batcher)
+        model.outputs.check(request)
+        items = model.inputs.items(request.tensors)
+        metadata = HttpMetadata(self.name, exchange)
+        if len(items) > 1:
+            return self._wait(call, exchange, model, request, items, metadata)
+        if call.is_suspended(items[0], metadata):
+            exchange.suspend(self, _resumed, (self, call, model, request))
+            return None
+        if call.has_ended:
+            return self._written(exchange, model, request, [call.pending_result()])
+        return self._wait(call, exchange, model, request, items, metadata)
+
+    async def _wait(
+        self,
+        call: EndpointCall,
+        exchange: Exchange,
+        model: Model,
+        request: TensorRequest,
+        items: list[Any],
+        metadata: HttpMetadata,
+    ) -> None:
+        """Makes the calls, and answers with their results."""
+        if len(items) == 1:
+            results = [await call.result(items[0], metadata)]
+        else:
+            results = await call.results(items, metadata)
+        rest = self._written(exchange, model, request, results)
+        if rest is not None:
+            await rest
+
+    def resumed(
+        self, exchange: Exchange, call: EndpointCall, model: Model, request: TensorRequest
+    ) -> Coroutine[Any, Any, None] | None:
+        """Answers a request whose call has ended meanwhile; returns what must be awaited."""
+        try:
+            rest = self._written(exchange, model, request, [call.pending_result()])
+        except BaseException:
+            with call:
+                raise
+        return None if rest is None else within(call, rest)
+
+    def _written(
+        self, exchange: Exchange, model: Model, request: TensorRequest, results: list[Any]
+    ) -> Coroutine[Any, Any, None] | None:
+        """Answers with results; returns what must be awaited for that."""
+        answer = {"model_name": self.name, "model_version": model.version}
+        if request.id is not None:
+            answer["id"] = request.id
+        length, body = model.outputs.body(request, results, answer)
+        media_type = JSON if length is None else BINARY
+        headers = [] if length is None else [(HEADER_LENGTH, b"%d" % length)]
+        if exchange.direct is None:
+            return exchange.answer(200, media_type, body, headers)
+        exchange.answer_directly(200, media_type, body, headers)
+        return None
+
+
+def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+    route: InferRoute
+    (route, call, model, request), exchange.kept = exchange.kept, None
+    return route.resumed(exchange, call, model, request)

@@ -1,0 +1,958 @@
+"""The Open Inference Protocol: endpoints as models, rows as items, and its errors."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+import struct
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+import pytest
+from held_app import counted, served, statistics
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+import shoal
+from shoal.http.oip.datatypes import DATATYPES
+from shoal.testing import settle
+from shoal.testing.asgi import Call, ask, calling
+
+pytestmark = pytest.mark.anyio
+
+np = pytest.importorskip("numpy")
+NDArray = pytest.importorskip("numpy.typing").NDArray
+
+
+def in_a_task(handler: Any) -> Any:
+    """A handler that runs in virtual time, without a thread."""
+    if inspect.iscoroutinefunction(handler) or inspect.isasyncgenfunction(handler):
+        return handler
+
+    @functools.wraps(handler)
+    async def called(*columns: Any) -> Any:
+        return handler(*columns)
+
+    return called if handler.__annotations__ else shoal.accept_batch(called)
+
+
+OPTIONS = {"max_batch_size": 8, "placement": "task"}
+
+
+class Served:
+    """An application of one endpoint, ``m``, which returns its items; notes its batches."""
+
+    def __init__(self, annotation: Any = int, handler: Any = None, **options: Any) -> None:
+        self.batches: list[Any] = []
+        self.app = shoal.App(protocols=["oip"], **options.pop("settings", {}))
+
+        def same(x):
+            self.batches.append(list(x))
+            return x
+
+        if handler is None:
+            handler = same
+            same.__annotations__ = {"x": list[annotation], "return": list[Any]}
+        self.app.endpoint("/m", name="m", **OPTIONS | options)(in_a_task(handler))
+
+    @property
+    def items(self) -> list[Any]:
+        return [item for batch in self.batches for item in batch]
+
+
+def tensor(data: Any, shape: Any, datatype: str = "INT64", name: str = "x", **more: Any) -> Any:
+    return {"name": name, "shape": shape, "datatype": datatype, "data": data, **more}
+
+
+async def infer(app: Any, *inputs: Any, path: str = "/v2/models/m/infer", **more: Any) -> Any:
+    return await ask(app, path, {"inputs": list(inputs), **more})
+
+
+def binary(head: Any, *data: bytes, length: Any = None) -> dict[str, Any]:
+    head = json.dumps(head).encode()
+    name = "Inference-Header-Content-Length"
+    return {
+        "body": head + b"".join(data),
+        "headers": [(name, str(len(head) if length is None else length))],
+    }
+
+
+def described(data: bytes, shape: Any, datatype: str, name: str = "x") -> dict[str, Any]:
+    size = {"binary_data_size": len(data)}
+    return {"name": name, "shape": shape, "datatype": datatype, "parameters": size}
+
+
+async def infer_binary(app: Any, data: bytes, shape: Any, datatype: str, **more: Any) -> Any:
+    head = {"inputs": [described(data, shape, datatype)], **more}
+    return await ask(app, "/v2/models/m/infer", **binary(head, data))
+
+
+def only(answer: Any) -> Any:
+    """The data of the only output."""
+    assert answer.status == 200, answer.body
+    [output] = answer.json()["outputs"]
+    return output["data"]
+
+
+def error(answer: Any) -> str:
+    assert answer.headers["content-type"] == "application/json"
+    [(name, text)] = answer.json().items()
+    assert name == "error"
+    return text
+
+
+# Models
+
+
+async def test_the_server_and_its_models_tell_of_themselves():
+    def model(
+        ids: list[int], vector: list[NDArray[np.float32]], text: list[str]
+    ) -> list[np.float16]: ...
+
+    app = Served(handler=model).app
+    async with app.lifespan():
+        told = (await ask(app, "/v2", method="GET")).json()
+        assert (told["name"], told["extensions"]) == ("shoal", ["binary_tensor_data"])
+        assert told["version"]
+        assert (await ask(app, "/v2/health/live", method="GET")).json() == {"live": True}
+        assert (await ask(app, "/v2/health/ready", method="GET")).json() == {"ready": True}
+        ready = await ask(app, "/v2/models/m/ready", method="GET")
+        assert ready.json() == {"name": "m", "ready": True}
+        assert (await ask(app, "/v2/models/m", method="GET")).json() == {
+            "name": "m",
+            "versions": ["m"],
+            "platform": "shoal",
+            "inputs": [
+                {"name": "ids", "datatype": "INT64", "shape": [-1]},
+                {"name": "vector", "datatype": "FP32", "shape": [-1, -1]},
+                {"name": "text", "datatype": "BYTES", "shape": [-1]},
+            ],
+            "outputs": [{"name": "output", "datatype": "FP16", "shape": [-1]}],
+        }
+
+
+class Pair(TypedDict):
+    """Two outputs."""
+
+    label: str
+    scores: list[float]
+
+
+@dataclass
+class Point:
+    """Two inputs."""
+
+    at: tuple[float, float]
+    of: Literal["a", "b"] = "a"
+
+
+class Named(BaseModel):
+    """Two inputs, checked."""
+
+    name: str
+    size: int
+
+
+@pytest.mark.parametrize(
+    ("annotation", "told"),
+    [
+        (bool, [("x", "BOOL", [-1])]),
+        (list[list[int]], [("x", "INT64", [-1, -1, -1])]),
+        (float | None, [("x", "FP64", [-1])]),
+        (bytes, [("x", "BYTES", [-1])]),
+        (np.ndarray[tuple[int, Literal[3]], np.dtype[np.uint8]], [("x", "UINT8", [-1, -1, 3])]),
+        (NDArray[np.bool_], [("x", "BOOL", [-1, -1])]),
+        (NDArray[np.object_], [("x", "BYTES", [-1, -1])]),
+        (np.ndarray, [("x", "FP32", [-1, -1])]),
+        (Any, [("x", "FP32", [-1, -1])]),
+        (Pair, [("label", "BYTES", [-1]), ("scores", "FP64", [-1, -1])]),
+        (Point, [("at", "FP64", [-1, 2]), ("of", "BYTES", [-1])]),
+        (Named, [("name", "BYTES", [-1]), ("size", "INT64", [-1])]),
+    ],
+)
+async def test_annotations_say_what_tensors_there_are(annotation, told):
+    def model(x: list[int]): ...
+
+    model.__annotations__ = {"x": list[annotation], "return": list[annotation]}
+    app = Served(handler=model).app
+    async with app.lifespan():
+        metadata = (await ask(app, "/v2/models/m", method="GET")).json()
+    inputs = [(one["name"], one["datatype"], one["shape"]) for one in metadata["inputs"]]
+    assert inputs == told
+    outputs = [(one["name"], one["datatype"], one["shape"]) for one in metadata["outputs"]]
+    if len(told) == 1:
+        told = [] if annotation is Any else [("output", *told[0][1:])]
+    assert outputs == told
+
+
+async def test_a_version_is_a_backend_of_the_traffic():
+    app = shoal.App(protocols=["oip"])
+
+    async def old(x: list[int]) -> list[int]:
+        return x
+
+    async def new(x: list[int]) -> list[int]:
+        return [-one for one in x]
+
+    for tag, code in (("old", old), ("new", new), ("other", old)):
+        app.backend(tag, code, placement="task")
+    app.route("m", backend={"old": 1.0, "new": 0.0})
+    async with app.lifespan():
+        told = (await ask(app, "/v2/models/m/versions/new", method="GET")).json()
+        assert told["versions"] == ["old", "new"]
+        for version, data in (("old", [3]), ("new", [-3])):
+            path = f"/v2/models/m/versions/{version}"
+            assert (await ask(app, f"{path}/ready", method="GET")).status == 200
+            answer = await infer(app, tensor([3], [1]), path=f"{path}/infer")
+            assert answer.json()["model_version"] == version
+            assert only(answer) == data
+        for version in ("other", "none"):
+            path = f"/v2/models/m/versions/{version}"
+            for at in (path, f"{path}/ready"):
+                assert (await ask(app, at, method="GET")).status == 404
+            assert (await infer(app, tensor([3], [1]), path=f"{path}/infer")).status == 404
+
+
+async def test_what_is_not_there_is_not_found_in_the_form_of_the_protocol():
+    app = Served().app
+    async with app.lifespan():
+        for path in ("/v2/models/x", "/v2/models/x/ready", "/v2/repository/index", "/v2/x"):
+            answer = await ask(app, path, method="GET")
+            assert answer.status == 404
+            assert "no such model" in error(answer)
+        assert (await infer(app, tensor([1], [1]), path="/v2/models/x/infer")).status == 404
+
+
+async def test_a_model_without_traffic_is_not_ready():
+    app = shoal.App(protocols=["oip"])
+    async with app.lifespan():
+        await app.controller.create_endpoint("m", backend=None)
+        for path in ("/v2/health/ready", "/v2/models/m/ready"):
+            answer = await ask(app, path, method="GET")
+            assert (answer.status, answer.json()["ready"]) == (503, False)
+        answer = await ask(app, "/v2/models/m", method="GET")
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert "not ready" in error(answer)
+
+
+# Rows
+
+
+async def test_each_row_is_an_item_and_their_results_are_joined():
+    served = Served(max_batch_size=4)
+    async with served.app.lifespan():
+        answer = await infer(served.app, tensor(list(range(10)), [10]), id="one")
+    assert answer.json() == {
+        "model_name": "m",
+        "model_version": "m",
+        "id": "one",
+        "outputs": [
+            {"name": "output", "datatype": "INT64", "shape": [10], "data": list(range(10))}
+        ],
+    }
+    assert served.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+async def test_rows_of_several_requests_share_batches():
+    served = Served(max_batch_size=4, batch_wait_timeout_s=60)
+    one = Call(served.app, "/v2/models/m/infer", item={"inputs": [tensor([1, 2, 3], [3])]})
+    two = Call(served.app, "/v2/models/m/infer", item={"inputs": [tensor([4], [1])]})
+    async with served.app.lifespan(), calling(one, two):
+        await one.returned.wait()
+        await two.returned.wait()
+    assert (only(one.answer), only(two.answer)) == ([1, 2, 3], [4])
+    assert [sorted(batch) for batch in served.batches] == [[1, 2, 3, 4]]
+
+
+async def test_a_client_that_leaves_cancels_all_of_its_rows():
+    began, left, seen = anyio.Event(), anyio.Event(), []
+
+    async def held(x: list[int]) -> list[int]:
+        seen.extend(x)
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            left.set()
+        return x
+
+    app = Served(handler=held, max_batch_size=2).app
+    for rows in (1, 5):
+        call = Call(app, "/v2/models/m/infer", item={"inputs": [tensor(list(range(rows)), [rows])]})
+        began, left = anyio.Event(), anyio.Event()
+        async with app.lifespan(), calling(call):
+            await began.wait()
+            call.leave()
+            await left.wait()
+            await settle()
+            status = app.controller.status_now()
+            assert status.backends["m"].queued == 0
+    assert seen == [0, 0, 1]
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+async def test_a_client_of_the_server_that_leaves_frees_all_places(held, rows):
+    app = shoal.App(protocols=["oip"])
+    app.endpoint("/held", name="held", max_batch_size=2, max_concurrent_batches=1)(held)
+    async with served(app) as server:
+        client, other = server.connect(), server.connect()
+        client.ask("/v2/models/held/infer", {"inputs": [tensor([1] * rows, [rows])]})
+        await settle()
+        assert statistics(app).running == min(rows, 2)
+        client.leave()
+        await settle()
+        assert (server.shared.running, client.releases, client.answers) == (0, 1, [])
+        assert (statistics(app).queued, counted(app)) == (0, (1, 0))
+        held.go.set()
+        other.ask("/v2/models/held/infer", {"inputs": [tensor([2] * rows, [rows])]})
+        await settle()
+        [(status, body)] = other.answers
+        assert status == 200
+        assert json.loads(body)["outputs"][0]["data"] == [2] * rows
+    assert held.batches[0] == [1] * min(rows, 2)
+    assert all(1 not in batch for batch in held.batches[1:])
+
+
+async def test_a_queue_without_room_for_all_rows_gets_none():
+    served = Served(max_batch_size=1, max_queued_requests=3, max_concurrent_batches=1)
+    async with served.app.lifespan():
+        answer = await infer(served.app, tensor(list(range(9)), [9]))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert error(answer).startswith("The endpoint is overloaded: ")
+        await settle()
+        assert served.batches == []
+        assert only(await infer(served.app, tensor([1, 2], [2]))) == [1, 2]
+
+
+async def test_the_timeout_of_a_request_is_its_deadline_in_microseconds():
+    ended_at = []
+
+    async def slow(x: list[int]) -> list[int]:
+        await anyio.sleep(10)
+        return x
+
+    app = Served(handler=slow).app
+    async with app.lifespan():
+        for rows in (1, 3):
+            for timeout, status in ((2_000_000, 504), (0, 200), (20_000_000, 200)):
+                started = anyio.current_time()
+                given = {"parameters": {"timeout": timeout}}
+                answer = await infer(app, tensor([1] * rows, [rows]), **given)
+                assert answer.status == status
+                ended_at.append(round(anyio.current_time() - started))
+    assert ended_at == [2, 10, 10] * 2
+
+
+async def test_the_priority_of_a_request_is_that_of_its_rows():
+    served = Served(max_batch_size=2, priority_levels=3, max_concurrent_batches=1)
+    began, go = anyio.Event(), anyio.Event()
+    order: list[int] = []
+
+    async def held(x: list[int]) -> list[int]:
+        order.extend(x)
+        began.set()
+        await go.wait()
+        return x
+
+    served = Served(handler=held, max_batch_size=2, priority_levels=3, max_concurrent_batches=1)
+    calls = [
+        Call(
+            served.app,
+            "/v2/models/m/infer",
+            item={"inputs": [tensor([n, n], [2])], "parameters": {"priority": level}},
+        )
+        for n, level in ((1, 0), (3, 3), (2, 1))
+    ]
+    async with served.app.lifespan():
+        async with anyio.create_task_group() as tasks:
+            for call in calls:
+                tasks.start_soon(call.run)
+                await settle()
+            go.set()
+        assert order == [1, 1, 2, 2, 3, 3]
+        wrong = await infer(served.app, tensor([1], [1]), parameters={"priority": 4})
+        assert wrong.status == 400
+        assert "The priority must be a whole number from 1, the highest, to 3." in error(wrong)
+
+
+async def test_rows_are_copied_to_shadows_and_counted_as_one_request():
+    app, seen = shoal.App(protocols=["oip"]), []
+
+    async def main(x: list[int]) -> list[int]:
+        return x
+
+    async def shadow(x: list[int]) -> list[int]:
+        seen.extend(x)
+        return [one + (one == 2) for one in x]
+
+    for tag, code in (("m", main), ("shadow", shadow)):
+        app.backend(tag, code, placement="task")
+    app.route("m", backend="m")
+    async with app.lifespan():
+        await app.controller.shadow_traffic("m", "shadow", 1.0, compare=alike)
+        assert only(await infer(app, tensor([1, 2, 3], [3]))) == [1, 2, 3]
+        await settle()
+        status = app.controller.status_now().endpoints["m"]
+        assert (status.requests, status.errors) == (1, 0)
+        assert (status.shadows[0].agreed, status.shadows[0].disagreed) == (2, 1)
+    assert sorted(seen) == [1, 2, 3]
+
+
+def alike(one: Any, other: Any) -> bool:
+    return bool(one == other)
+
+
+async def test_a_row_that_fails_fails_its_request():
+    def model(x: list[int]) -> list[int]:
+        raise RuntimeError("private")
+
+    app = Served(handler=model).app
+    async with app.lifespan():
+        for rows in (1, 3):
+            answer = await infer(app, tensor([1] * rows, [rows]))
+            assert answer.status == 500
+            assert "private" not in error(answer)
+        status = app.controller.status_now().endpoints["m"]
+        assert (status.requests, status.errors) == (2, 2)
+
+
+# Tensors in
+
+RANGES = {
+    "BOOL": [True, False],
+    **{f"INT{n}": [-(2 ** (n - 1)), 0, 2 ** (n - 1) - 1] for n in (8, 16, 32, 64)},
+    **{f"UINT{n}": [0, 1, 2**n - 1] for n in (8, 16, 32, 64)},
+    "FP16": [-65504.0, 0.5, 65504.0],
+    "BF16": [-1.0, 0.5, 3.3895313892515355e38],
+    "FP32": [-1.5, 0.5, 3.4028234663852886e38],
+    "FP64": [-1.5, 0.1, 1.7976931348623157e308],
+    "BYTES": ["", "a", "é"],
+}
+
+
+def raw(datatype: str, values: list[Any]) -> bytes:
+    if datatype == "BYTES":
+        texts = [one.encode() for one in values]
+        return b"".join(struct.pack("<I", len(one)) + one for one in texts)
+    if datatype == "BF16":
+        return b"".join(struct.pack("<f", one)[2:] for one in values)
+    return struct.pack(f"<{len(values)}{DATATYPES[datatype].code}", *values)
+
+
+@pytest.mark.parametrize("datatype", RANGES)
+async def test_each_datatype_is_read_in_both_forms(datatype):
+    values = RANGES[datatype]
+    rows = [len(values), 1]
+    expected = [one.encode() for one in values] if datatype == "BYTES" else values
+    for annotation in (Any, np.ndarray):
+        served = Served(annotation)
+        async with served.app.lifespan():
+            for _ in "12":
+                assert (await infer(served.app, tensor(values, rows, datatype))).status == 200
+                data = raw(datatype, values)
+                assert (await infer_binary(served.app, data, rows, datatype)).status == 200
+        for item, value in zip(served.items, expected * 4, strict=True):
+            if annotation is Any:
+                assert item == [value]
+                assert type(item[0]) is DATATYPES[datatype].element
+            else:
+                assert item.shape == (1,)
+                assert item.tolist() == [value]
+                assert item.flags.writeable
+                if datatype not in ("BYTES", "BF16"):
+                    assert item.dtype == np.dtype(DATATYPES[datatype].numpy_name)
+
+
+@pytest.mark.parametrize("datatype", RANGES)
+async def test_elements_that_are_not_of_the_datatype_are_refused(datatype):
+    wrong: list[Any] = [None, {}, [[]], "text", 0.5, 1, True]
+    kinds = DATATYPES[datatype].kinds
+    wrong = [one for one in wrong if type(one) not in kinds]
+    if float in kinds or int in kinds:
+        largest = RANGES[datatype][-1]
+        wrong += [-largest * 2 - 5, int(largest) * 2]
+        if datatype == "FP64":
+            wrong.remove(-math.inf)  # no JSON
+    served = Served(Any)
+    async with served.app.lifespan():
+        for one in wrong:
+            answer = await infer(served.app, tensor([one], [1], datatype))
+            assert answer.status == 400, one
+            assert "'x'" in error(answer)
+    assert served.items == []
+
+
+async def test_data_may_be_nested_as_its_shape_says():
+    served = Served(list[list[int]])
+    nested = [[[1, 2], [3, 4]], [[5, 6], [7, 8]]]
+    async with served.app.lifespan():
+        await infer(served.app, tensor(list(range(1, 9)), [2, 2, 2]))
+        await infer(served.app, tensor(nested, [2, 2, 2]))
+        assert served.items == nested * 2
+        for data in (nested[:1], [nested], [[1, 2], [3, 4]], [[[1, 2], [3]]] * 2, [1, [2]], []):
+            assert (await infer(served.app, tensor(data, [2, 2, 2]))).status == 400
+        assert (await infer(served.app, tensor([[], []], [2, 0, 2]))).status == 200
+
+
+@pytest.mark.parametrize(
+    ("annotation", "given", "shape", "datatype", "items"),
+    [
+        (int, [3], [1, 1], "INT64", [3]),
+        (int, [3.0, 4.0], [2], "FP32", [3, 4]),
+        (float, [3], [1], "INT8", [3.0]),
+        (str, ["é"], [1, 1, 1], "BYTES", ["é"]),
+        (bytes, ["é"], [1], "BYTES", ["é".encode()]),
+        (list[str], ["a", "b"], [1, 2], "BYTES", [["a", "b"]]),
+        (tuple[float, float], [1, 2], [1, 2], "FP64", [(1.0, 2.0)]),
+        (Literal["a"], ["a"], [1], "BYTES", None),
+        (set[int], [1, 1], [1, 2], "INT64", [{1}]),
+        (int, [1, 2], [1, 2], "INT64", None),
+        (int, [0.5], [1], "FP32", None),
+        (list[float], [1.0], [1], "FP32", None),
+        (str, [1], [1], "INT64", None),
+        (Literal["b"], ["a"], [1], "BYTES", None),
+        (NDArray[np.float32], ["a"], [1], "BYTES", None),
+        (NDArray[np.int8], [300], [1, 1], "INT64", None),
+        (NDArray[np.int8], [0.5], [1, 1], "FP64", None),
+    ],
+)
+async def test_rows_are_made_and_checked_by_the_annotation(
+    annotation, given, shape, datatype, items
+):
+    served = Served(annotation)
+    async with served.app.lifespan():
+        answer = await infer(served.app, tensor(given, shape, datatype))
+    if items is None and annotation != Literal["a"]:
+        assert answer.status == 400
+        assert "does not fit the model" in error(answer)
+        assert served.items == []
+    elif items is not None:
+        assert served.items == items
+        assert list(map(type, served.items)) == list(map(type, items))
+
+
+async def test_floats_in_binary_data_may_be_infinite_or_no_numbers():
+    served = Served(float)
+    async with served.app.lifespan():
+        data = struct.pack("<2d", math.inf, math.nan)
+        answer = await infer_binary(served.app, data, [2], "FP64")
+    assert only(answer) == [None, None]  # JSON has no such numbers
+    assert (served.items[0], math.isnan(served.items[1])) == (math.inf, True)
+
+
+async def test_an_array_has_the_dtype_of_its_annotation():
+    served = Served(NDArray[np.float32])
+    async with served.app.lifespan():
+        await infer(served.app, tensor([1, 2], [1, 2], "INT64"))
+        await infer_binary(served.app, struct.pack("<2d", 1, 2), [1, 2], "FP64")
+        await infer_binary(served.app, struct.pack("<d", 1), [1], "FP64")
+    assert [(item.dtype.name, item.tolist()) for item in served.items] == [
+        *[("float32", [1.0, 2.0])] * 2,
+        ("float32", 1.0),
+    ]
+
+
+async def test_several_parameters_are_inputs_by_name():
+    def model(a: list[float], b: list[str], c: list[int] = [7]) -> list[str]:  # noqa: B006
+        return [f"{x} {y} {z}" for x, y, z in zip(a, b, c, strict=True)]
+
+    app = Served(handler=model).app
+    a, b = tensor([1.5, 2.5], [2], "FP32", "a"), tensor(["x", "y"], [2, 1], "BYTES", "b")
+    c = tensor([8, 9], [2], "INT8", "c")
+    async with app.lifespan():
+        assert only(await infer(app, b, a, c)) == ["1.5 x 8", "2.5 y 9"]
+        for inputs, text in (
+            ([a], "'b' is missing"),
+            ([a, b, {**a, "name": "d"}], "there is no 'd'"),
+            ([a, tensor(["x"], [1], "BYTES", "b")], "the number of rows, differs"),
+            ([a, a, b], "'a' is there twice"),
+        ):
+            answer = await infer(app, *inputs)
+            assert answer.status == 400
+            assert text in error(answer)
+
+
+async def test_a_parameter_that_is_left_out_has_its_default():
+    app = shoal.App(protocols=["oip"])
+
+    @app.endpoint("/m", name="m", placement="task")
+    async def scaled(x: int, by: int = 10) -> int:
+        return x * by
+
+    async with app.lifespan():
+        assert only(await infer(app, tensor([1, 2], [2]))) == [10, 20]
+
+
+async def test_the_fields_of_a_record_are_inputs_by_name():
+    served = Served(Named)
+    name, size = tensor(["a", "b"], [2, 1], "BYTES", "name"), tensor([1, 2], [2], name="size")
+    async with served.app.lifespan():
+        answer = await infer(served.app, name, size)
+        assert served.items == [Named(name="a", size=1), Named(name="b", size=2)]
+        outputs = {one["name"]: one["data"] for one in answer.json()["outputs"]}
+        assert outputs == {"name": ["a", "b"], "size": [1, 2]}
+        assert (await infer(served.app, name)).status == 400
+
+
+async def test_code_without_parameters_has_one_row():
+    served = Served(handler=lambda: [5])
+    async with served.app.lifespan():
+        assert only(await infer(served.app)) == [5]
+
+
+async def test_what_takes_no_tensors_is_refused():
+    from starlette.requests import Request
+
+    async def streamed(x: list[int]):
+        yield x
+
+    app = Served(handler=streamed).app
+    async with app.lifespan():
+        answer = await infer(app, tensor([1], [1]))
+        assert answer.status == 400
+        assert "stream" in error(answer)
+    served = Served(Request)
+    async with served.app.lifespan():
+        answer = await infer(served.app, tensor([1], [1]))
+        assert answer.status == 400
+        assert "can't be called with tensors" in error(answer)
+        assert (await ask(served.app, "/v2/models/m", method="GET")).status == 400
+
+
+# Tensors out
+
+
+@pytest.mark.parametrize(
+    ("results", "datatype", "shape", "data"),
+    [
+        ([1, 2], "INT64", [2], [1, 2]),
+        ([2**63, 0], "UINT64", [2], [2**63, 0]),
+        ([1, 0.5], "FP64", [2], [1.0, 0.5]),
+        ([True, False], "BOOL", [2], [True, False]),
+        ([True, 2], "INT64", [2], [1, 2]),
+        (["a", b"b"], "BYTES", [2], ["a", "b"]),
+        ([[[1], [2]], ((3,), (4,))], "INT64", [2, 2, 1], [1, 2, 3, 4]),
+        ([[], []], "FP64", [2, 0], []),
+        ([np.float32(1), np.float32(2)], "FP32", [2], [1.0, 2.0]),
+        ([np.ones((1, 2), "f2")] * 2, "FP16", [2, 1, 2], [1.0] * 4),
+        ([np.array([1], ">i4")] * 2, "INT32", [2, 1], [1, 1]),
+        ([np.array(["a"]), np.array(["b"])], "BYTES", [2, 1], ["a", "b"]),
+        ([[np.int8(1)], [np.int8(2)]], "INT64", [2, 1], [1, 2]),
+    ],
+)
+async def test_results_are_joined_to_tensors(results, datatype, shape, data):
+    app = Served(handler=lambda x: [results[one] for one in x]).app
+    async with app.lifespan():
+        answer = await infer(app, tensor([0, 1], [2]))
+        assert answer.status == 200, answer.body
+        assert answer.json()["outputs"] == [
+            {"name": "output", "datatype": datatype, "shape": shape, "data": data}
+        ]
+        all_binary = {"parameters": {"binary_data_output": True}}
+        answer = await infer(app, tensor([0, 1], [2]), **all_binary)
+    length = int(answer.headers["inference-header-content-length"])
+    assert answer.headers["content-type"] == "application/octet-stream"
+    size = len(answer.body) - length
+    assert json.loads(answer.body[:length])["outputs"] == [
+        {
+            "name": "output",
+            "datatype": datatype,
+            "shape": shape,
+            "parameters": {"binary_data_size": size},
+        }
+    ]
+    assert answer.body[length:] == raw(datatype, data)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        [[1], [1, 2]],
+        [1, "a"],
+        [None, None],
+        [2**70, 1],
+        [np.ones(1), np.ones(2)],
+        [np.ones(1, complex)] * 2,
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1}, 1],
+        [1, {"a": 1}],
+        [{1: 1}, {1: 1}],
+        [[{}], [{}]],
+        [np.array([None])] * 2,
+    ],
+)
+async def test_results_that_are_no_tensor_are_an_error_of_the_model(results):
+    app = Served(handler=lambda x: [results[one] for one in x]).app
+    async with app.lifespan():
+        assert (await infer(app, tensor([0, 1], [2]))).status == 500
+
+
+async def test_the_wanted_outputs_are_sent_in_their_forms():
+    def model(x: list[int]) -> list[Pair]:
+        return [{"label": str(one), "scores": [one, 1]} for one in x]
+
+    app = Served(handler=model).app
+    async with app.lifespan():
+        answer = await infer(
+            app,
+            tensor([1, 2], [2]),
+            outputs=[{"name": "scores", "parameters": {"binary_data": True}}, {"name": "label"}],
+        )
+        length = int(answer.headers["inference-header-content-length"])
+        scores, label = json.loads(answer.body[:length])["outputs"]
+        assert label == {"name": "label", "datatype": "BYTES", "shape": [2], "data": ["1", "2"]}
+        assert scores["parameters"] == {"binary_data_size": 32}
+        # They are floats by the annotation, whatever the model returns.
+        assert answer.body[length:] == struct.pack("<4d", 1, 1, 2, 1)
+        answer = await infer(
+            app,
+            tensor([1], [1]),
+            parameters={"binary_data_output": True},
+            outputs=[{"name": "label", "parameters": {"binary_data": False}}],
+        )
+        assert only(answer) == ["1"]
+        answer = await infer(app, tensor([1], [1]), outputs=[{"name": "nothing"}])
+        assert answer.status == 400
+        assert "there is no 'nothing'" in error(answer)
+
+
+async def test_bytes_that_are_no_text_are_sent_as_binary_data_only():
+    app = Served(handler=lambda x: [b"\xff" for _ in x]).app
+    async with app.lifespan():
+        answer = await infer(app, tensor([1], [1]))
+        assert answer.status == 400
+        assert "binary" in error(answer)
+        answer = await infer(app, tensor([1], [1]), parameters={"binary_data_output": True})
+        assert answer.body.endswith(b"\x01\x00\x00\x00\xff")
+
+
+# What is wrong with a request
+
+X = tensor([1], [1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"x",
+        b"[]",
+        b"{}",
+        b'{"inputs": [',
+        b'{"inputs": 3}',
+        b'{"inputs": [NaN]}',
+        b"[" * 100_000,
+        b'{"inputs": [], "id": "\xff"}',
+        *[
+            json.dumps({"inputs": [], **part} if isinstance(part, dict) else {"inputs": part})
+            for part in (
+                {"id": 3},
+                {"id": "x" * 2000},
+                {"parameters": []},
+                {"parameters": {"priority": "high"}},
+                {"parameters": {"priority": -1}},
+                {"parameters": {"timeout": 2**70}},
+                {"parameters": {"timeout": 0.5}},
+                {"parameters": {"binary_data_output": 1}},
+                {"parameters": {"sequence_id": 3}},
+                {"outputs": 3},
+                {"outputs": [{}]},
+                {"inputs": [X], "outputs": [{"name": "x", "parameters": {"classification": 1}}]},
+                {"outputs": [{"name": "x"}] * 300},
+                [3],
+                [{}],
+                [X] * 300,
+                [X, X],
+                [tensor([1], [1], name="x" * 300)],
+                [tensor([1], [1], name="")],
+                [tensor([1], [1], "INT128")],
+                [tensor([1], [1], "int64")],
+                [tensor([1], [])],
+                [tensor([1], [0])],
+                [tensor([1], [-1])],
+                [tensor([1], [True])],
+                [tensor([1], [1.0])],
+                [tensor([1], ["1"])],
+                [tensor([1], [2])],
+                [tensor([1], [2**62, 4])],
+                [tensor([1], [2**63])],
+                [tensor([1], [2**32, 2**32, 1])],
+                [tensor([1], [1] * 33)],
+                [tensor([], [2**40, 0])],
+                [tensor([], [1, 2**40, 0])],
+                [tensor([], [0, 5])],
+                [tensor({}, [1])],
+                [tensor(1, [1])],
+                [{"name": "x", "shape": [1], "datatype": "INT64"}],
+                [{**X, "parameters": {"binary_data_size": 8}}],
+                [{**X, "parameters": {"shared_memory_region": "r"}}],
+                [tensor([1] * 20_000, [20_000])],
+            )
+        ],
+    ],
+)
+async def test_a_malformed_request_is_refused(body):
+    served = Served(Any)
+    body = body.encode() if isinstance(body, str) else body
+    async with served.app.lifespan():
+        answer = await ask(served.app, "/v2/models/m/infer", body=body)
+        assert answer.status == (413 if body.startswith(b"[[") else 400), answer.body
+        assert len(error(answer)) < 1000
+    assert served.items == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "datatype", "data"),
+    [
+        ([1], "INT64", b""),
+        ([1], "INT64", bytes(7)),
+        ([1], "INT64", bytes(9)),
+        ([2**60], "INT64", bytes(8)),
+        ([2**61, 8], "INT64", b""),
+        ([1], "BYTES", b""),
+        ([1], "BYTES", b"\1\0\0"),
+        ([1], "BYTES", b"\2\0\0\0a"),
+        ([1], "BYTES", b"\xff\xff\xff\xff"),
+        ([1], "BYTES", b"\1\0\0\0ab"),
+        ([2], "BYTES", b"\1\0\0\0a\0\0\0"),
+        ([2**60], "BYTES", bytes(8)),
+        ([1, 2**17] + [1] * 8, "UINT8", bytes(2**17)),  # lists in lists
+        ([1, 2**17, 3], "UINT8", bytes(3 * 2**17)),
+    ],
+)
+async def test_binary_data_that_does_not_have_its_shape_is_refused(shape, datatype, data):
+    served = Served(Any)
+    async with served.app.lifespan():
+        answer = await infer_binary(served.app, data, shape, datatype)
+        assert answer.status == 400, answer.body
+        assert len(error(answer)) < 1000
+    assert served.items == []
+
+
+async def test_large_tensors_are_taken_as_arrays():
+    served = Served(NDArray[np.uint8])
+    data = bytes(range(256)) * 3 * 2**9
+    async with served.app.lifespan():
+        parameters = {"binary_data_output": True}
+        answer = await infer_binary(served.app, data, [1, 2**17, 3], "UINT8", parameters=parameters)
+    length = int(answer.headers["inference-header-content-length"])
+    assert answer.body[length:] == data
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "", "1" * 5000, 10_000, "1.0", "+5", "\u0661"])
+async def test_a_wrong_header_length_is_refused(length):
+    served = Served()
+    async with served.app.lifespan():
+        head = {"inputs": [described(bytes(8), [1], "INT64")]}
+        request = binary(head, bytes(8), length=length)
+        answer = await ask(served.app, "/v2/models/m/infer", **request)
+        assert answer.status == 400
+        assert "Inference-Header-Content-Length" in error(answer)
+
+
+async def test_bytes_that_belong_to_no_input_are_refused():
+    served = Served()
+    async with served.app.lifespan():
+        answer = await ask(served.app, "/v2/models/m/infer", **binary({"inputs": [X]}, b"more"))
+        assert answer.status == 400
+        head = {"inputs": [described(bytes(8), [1], "INT64")]}
+        answer = await ask(
+            served.app, "/v2/models/m/infer", body=json.dumps(head).encode() + bytes(8)
+        )
+        assert answer.status == 400
+
+
+async def test_a_page_of_another_origin_can_send_nothing():
+    served = Served()
+    body = json.dumps({"inputs": [X]}).encode()
+    async with served.app.lifespan():
+        for headers, status in (
+            ([], 200),
+            ([("content-type", "application/octet-stream")], 200),
+            ([("content-type", "application/json; charset=utf-8")], 200),
+            ([("content-type", "text/plain")], 415),
+            ([("content-type", "multipart/form-data")], 415),
+            ([("origin", "http://evil.test")], 415),
+            ([("content-encoding", "gzip")], 415),
+        ):
+            answer = await ask(served.app, "/v2/models/m/infer", body=body, headers=headers)
+            assert answer.status == status, headers
+            if status != 200:
+                assert error(answer)
+
+
+async def test_elements_of_json_are_bounded():
+    served = Served(Any, settings={"max_json_elements": 1000})
+    async with served.app.lifespan():
+        answer = await infer(served.app, tensor([1] * 2000, [1, 2000]))
+        assert answer.status == 413
+        assert error(answer)
+
+
+async def test_a_request_that_does_not_fit_has_a_short_error():
+    served = Served(list[int])
+    async with served.app.lifespan():
+        answer = await infer(served.app, tensor(["x"] * 10_000, [10, 1000], "BYTES"))
+        assert answer.status == 400
+        assert len(error(answer)) < 300
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+SHAPES = st.lists(st.integers(-1, 5) | st.sampled_from([2**40, 2**63, 2**64]), max_size=5)
+INPUTS = st.fixed_dictionaries(
+    {"name": st.sampled_from("xy"), "shape": SHAPES, "datatype": st.sampled_from(list(RANGES))},
+    optional={
+        "data": st.lists(JSON, max_size=6) | JSON,
+        "parameters": st.fixed_dictionaries(
+            {}, optional={"binary_data_size": st.integers(-1, 40) | JSON}
+        ),
+    },
+)
+REQUESTS = st.fixed_dictionaries(
+    {"inputs": st.lists(INPUTS, max_size=3) | JSON},
+    optional={"id": JSON, "outputs": st.lists(JSON, max_size=2), "parameters": JSON},
+)
+
+
+ANNOTATIONS = [Any, str, list[float], np.ndarray, NDArray[np.int8]]
+
+
+async def check_random_requests(annotation: Any, number: int) -> None:
+    served = Served(annotation)
+    requests: list[Any] = []
+
+    @settings(max_examples=number)
+    @given(REQUESTS, st.binary(max_size=60), st.integers(-3, 3) | st.none())
+    def collect(head, data, off):
+        requests.append((head, data, off))
+
+    collect()
+    async with served.app.lifespan():
+        for head, data, off in requests:
+            length = None if off is None else len(json.dumps(head).encode()) + off
+            sent = binary(head, data, length=length)
+            answer = await ask(served.app, "/v2/models/m/infer", **sent)
+            assert answer.status in (200, 400), (head, data, answer.body)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+@pytest.mark.parametrize("annotation", ANNOTATIONS)
+async def test_no_request_is_answered_with_an_error_of_the_server(annotation):
+    await check_random_requests(annotation, 100)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_no_request_of_very_many_is_answered_with_an_error_of_the_server():
+    for annotation in ANNOTATIONS:
+        await check_random_requests(annotation, 20_000 // len(ANNOTATIONS))
