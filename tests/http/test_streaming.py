@@ -12,7 +12,8 @@ import shoal
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.json_codec import JSON_LINES, SERVER_SENT_EVENTS, form_for
-from shoal.http.requests.streaming import _relay
+from shoal.http.requests.streaming import _Messages, _relay
+from shoal.observe.metrics import ItemTimes
 from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
@@ -321,7 +322,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     async def main():
         stream = Stream()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_relay, exchange, stream, JSON_LINES, 4)
+            nursery.start_soon(_relay, exchange, stream, _Messages(JSON_LINES, ItemTimes()), 4)
             await trio.testing.wait_all_tasks_blocked()
             # The reader is woken by the item before it could be by the deadline, in the same tick.
             stream.came.set()

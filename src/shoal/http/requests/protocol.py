@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
 
-PROTOCOLS: Final[Mapping[str, str]] = {}
+PROTOCOLS: Final[Mapping[str, str]] = {"openai": "shoal.http.openai.protocol:OpenAI"}
 """The protocols that have names, and where each is defined, as ``module:class``."""
 
 
