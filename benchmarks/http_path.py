@@ -91,7 +91,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
 )
 
 
-class _Client:
+class Client:
     """A socket whose client takes all that is sent to it."""
 
     peer = name = ("127.0.0.1", 80)
@@ -128,7 +128,7 @@ async def counted() -> Counter[tuple[str, str]]:
         shared = Shared(noop_app, HttpOptions(), {}, parking, timeouts, tasks, "http")
         nothing: Any = None
         connections = [
-            Http1Connection(shared, _Client(), lambda: None, nothing)  # type: ignore[arg-type]
+            Http1Connection(shared, Client(), lambda: None, nothing)  # type: ignore[arg-type]
             for _ in range(CONNECTIONS)
         ]
         for connection in connections:

@@ -13,14 +13,21 @@ from typing_extensions import override
 
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import ItemTooLarge
-from shoal.http.openai.errors import refused
 from shoal.http.openai.messages import NotText, OneText, SeveralTexts
 from shoal.http.openai.models import OpenAIRoute
-from shoal.http.openai.text_calls import MergedTexts, TextCall, TextJob, UnwatchedCaller, gathered
+from shoal.http.openai.text_calls import (
+    MergedTexts,
+    TextCall,
+    TextJob,
+    UnwatchedCaller,
+    gathered,
+    refusal_of,
+    refusing,
+)
 from shoal.http.requests.call import EndpointCall
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.problem import Refused, explained
+from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
@@ -83,7 +90,7 @@ class TextRoute(OpenAIRoute):
         exchange.endpoint = model.endpoint.name
         job = TextJob(exchange, model, asked, self._template, self._count)
         if job.texts > 1:
-            return _translated(self._answer_with_several(exchange, job))
+            return self._answer_with_several(exchange, job)
         # The stream itself watches whether the client leaves.
         call = EndpointCall(model.calls, UnwatchedCaller(exchange) if asked.stream else exchange)
         try:
@@ -93,7 +100,7 @@ class TextRoute(OpenAIRoute):
             else:
                 rest = self._make(call, exchange, job, batcher)
         except (ItemTooLarge, NotText) as error:
-            raise _of_client(error) from None
+            raise refusal_of(error) from None
         except BaseException:
             with call:
                 raise
@@ -160,21 +167,7 @@ class TextRoute(OpenAIRoute):
 
 async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
     with call:
-        await _translated(rest)
-
-
-async def _translated(rest: Coroutine[Any, Any, None]) -> None:
-    try:
-        await rest
-    except (ItemTooLarge, NotText) as error:
-        raise _of_client(error) from None
-
-
-def _of_client(error: ItemTooLarge | NotText) -> Refused:
-    """Returns the error to raise for one that the client can do something about."""
-    if isinstance(error, ItemTooLarge):
-        return refused("The prompt is too long for the model", code="context_length_exceeded")
-    return refused(f"The request is for text, but {error}", param="model")
+        await refusing(rest)
 
 
 async def _wait(exchange: Exchange, job: TextJob, text: TextCall) -> None:
@@ -202,7 +195,7 @@ def _resumed(exchange: Exchange) -> None:
     try:
         _answer(exchange, job, text, call.pending_result())
     except NotText as error:
-        raise _of_client(error) from None
+        raise refusal_of(error) from None
     except BaseException:
         with call:
             raise

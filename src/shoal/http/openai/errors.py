@@ -43,7 +43,7 @@ def of_invalid_item(refusal: Refused) -> Refused:
     param = None
     if errors:
         # A message may be one of several types; the rest of the path is about these.
-        param = ".".join(str(step) for step in errors[0]["loc"][:2])
+        param = ".".join(str(step) for step in errors[0]["loc"][:2]) or None
     return refused(problem.detail or problem.title, param=param)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.problem import Problem
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """What differs between the two kinds of answers.
 
     Attributes:
@@ -44,7 +44,7 @@ class _Parts(NamedTuple):
 
 _USAGE: Final = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}'
 _PARTS: Final = {
-    True: _Parts(
+    True: Parts(
         b"chatcmpl-",
         b"chat.completion",
         b"chat.completion.chunk",
@@ -52,7 +52,7 @@ _PARTS: Final = {
         b'"delta":{}',
         (b'"message":{"role":"assistant","content":', b',"refusal":null}'),
     ),
-    False: _Parts(
+    False: Parts(
         b"cmpl-",
         b"text_completion",
         b"text_completion",
@@ -64,6 +64,7 @@ _PARTS: Final = {
 """The parts by whether a chat is answered."""
 
 _ROLE: Final = b'"delta":{"role":"assistant","content":""}'
+_REASONS: Final = {"stop": b"stop", "length": b"length", None: b"stop"}
 _GOES_ON: Final = b',"logprobs":null,"finish_reason":null}]'
 
 
@@ -87,47 +88,66 @@ def checked_text(result: Any) -> str:
     return result
 
 
-class AnswerForm:
-    """The form of the answer to one request.
+class AnswerForms:
+    """The forms of the answers of one model, to chats or to completions.
 
     Args:
-        chat: Whether it answers a chat.
-        request_id: The id of the request.
         model: The name of the model.
-
-    Attributes:
-        chat: As above.
-        chunk_head: The beginning of each message of a stream.
+        chat: Whether chats are answered.
     """
 
-    def __init__(self, *, chat: bool, request_id: bytes, model: str) -> None:
-        self.chat = chat
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self._chat = chat
         self._parts = parts = _PARTS[chat]
-        self._id = parts.id + request_id  # made by the server, or of safe characters
-        self._about = b'","created":%d,"model":%b' % (int(time.time()), orjson.dumps(model))
-        self.chunk_head = self._head(parts.chunk)
+        about = b'","created":%d,"model":' + orjson.dumps(model).replace(b"%", b"%%")
+        head = b'{"id":"' + parts.id + b'%b","object":"'
+        self._head = head + parts.chunk + about
+        self._whole = head + parts.object + about + b',"choices":[%b],"usage":' + _USAGE + b"}"
+        self._choice = (
+            b'{"index":%d,' + b"%b".join(parts.text) + b',"logprobs":null,"finish_reason":"%b"}'
+        )
 
-    def _head(self, name: bytes) -> bytes:
-        return b'{"id":"' + self._id + b'","object":"' + name + self._about
-
-    def whole(self, texts: Sequence[tuple[str, TextEnd]], prompt_tokens: int) -> bytes:
-        """Returns the body of an answer.
+    def messages(self, request_id: bytes) -> MessageForm:
+        """Returns the form of the messages of a stream.
 
         Args:
+            request_id: The id of the request: made by the server, or of safe characters.
+        """
+        return MessageForm(self._parts, self._head % (request_id, time.time()), chat=self._chat)
+
+    def whole(
+        self, request_id: bytes, texts: Sequence[tuple[str, TextEnd]], prompt_tokens: int
+    ) -> bytes:
+        """Returns the body of a whole answer.
+
+        Args:
+            request_id: The id of the request.
             texts: Each text, and its end.
             prompt_tokens: The number of tokens of the prompts.
         """
-        before, after = self._parts.text
-        choices = b",".join(
-            [
-                b'{"index":%d,%b%b%b,"logprobs":null,"finish_reason":"%b"}'
-                % (nth, before, orjson.dumps(text), after, str(end.reason).encode("ascii"))
-                for nth, (text, end) in enumerate(texts)
-            ]
-        )
-        usage = usage_json(prompt_tokens, sum([end.tokens for _, end in texts]))
-        head = self._head(self._parts.object)
-        return head + b',"choices":[' + choices + b'],"usage":' + usage + b"}"
+        choices: list[bytes] = []
+        tokens = 0
+        for text, end in texts:
+            reason = _REASONS[end.reason]
+            choices.append(self._choice % (len(choices), orjson.dumps(text), reason))
+            tokens += end.tokens
+        counts = (prompt_tokens, tokens, prompt_tokens + tokens)
+        return self._whole % (request_id, time.time(), b",".join(choices), *counts)
+
+
+class MessageForm:
+    """What the messages of one stream have in common.
+
+    Attributes:
+        parts: What differs between chats and completions.
+        head: The beginning of each message's JSON.
+        chat: Whether a chat is answered.
+    """
+
+    def __init__(self, parts: Parts, head: bytes, *, chat: bool) -> None:
+        self.parts = parts
+        self.head = head
+        self.chat = chat
 
 
 def usage_json(prompt_tokens: int, tokens: int) -> bytes:
@@ -152,9 +172,9 @@ class ChoiceMessages:
 
     __slots__ = ("_first", "_last", "after", "before", "end")
 
-    def __init__(self, form: AnswerForm, index: int, end: TextEnd, *, with_usage: bool) -> None:
-        parts = _PARTS[form.chat]
-        head = b'data: %b,"choices":[{"index":%d,' % (form.chunk_head, index)
+    def __init__(self, form: MessageForm, index: int, end: TextEnd, *, with_usage: bool) -> None:
+        parts = form.parts
+        head = b'data: %b,"choices":[{"index":%d,' % (form.head, index)
         tail = (b',"usage":null}' if with_usage else b"}") + b"\n\n"
         self.end = end
         self._first = head + _ROLE + _GOES_ON + tail if form.chat else b""
@@ -179,7 +199,7 @@ class ChoiceMessages:
         if text:
             message += self.before + orjson.dumps(text) + self.after
         reason = self.end.reason
-        return message if reason is None else message + self._last % reason.encode("ascii")
+        return message if reason is None else message + self._last % _REASONS[reason]
 
 
 class _Events(StreamForm):
@@ -197,7 +217,7 @@ class _Events(StreamForm):
 
     def __init__(
         self,
-        form: AnswerForm,
+        form: MessageForm,
         ends: Sequence[TextEnd],
         prompt_tokens: Callable[[], int],
         *,
@@ -215,7 +235,7 @@ class _Events(StreamForm):
             return last
         usage = usage_json(self._prompt_tokens(), sum([end.tokens for end in self._ends]))
         return b'data: %b,"choices":[],"usage":%b}\n\n%b' % (
-            self._form.chunk_head,
+            self._form.head,
             usage,
             last,
         )
@@ -236,7 +256,7 @@ class OneText(_Events):
     """
 
     def __init__(
-        self, form: AnswerForm, end: TextEnd, prompt_tokens: Callable[[], int], *, with_usage: bool
+        self, form: MessageForm, end: TextEnd, prompt_tokens: Callable[[], int], *, with_usage: bool
     ) -> None:
         super().__init__(form, (end,), prompt_tokens, with_usage=with_usage)
         self._choice = choice = ChoiceMessages(form, 0, end, with_usage=with_usage)
@@ -250,7 +270,7 @@ class OneText(_Events):
     def item(self, value: Any) -> bytes:
         text = self._text
         tokens = text.tokens + 1
-        if tokens < self._plain_below and type(value) is str:
+        if tokens < self._plain_below and type(value) is str and text.is_clear(value):
             message = self._before + orjson.dumps(value) + self._after
             text.tokens = tokens
             return message

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from shoal.http.openai.errors import error_json, refused
 from shoal.http.openai.items import ItemMaker
+from shoal.http.openai.messages import AnswerForms
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.routing import Route
@@ -41,12 +42,16 @@ class Model:
         name: As above.
         endpoint: As above.
         calls: Makes the endpoint's calls.
+        chats: The forms of its answers to chats.
+        completions: The forms of its answers to completions.
     """
 
     def __init__(self, name: str, endpoint: Endpoint, options: HttpOptions) -> None:
         self.name = name
         self.endpoint = endpoint
         self.calls = EndpointCalls(endpoint, options)
+        self.chats = AnswerForms(name, chat=True)
+        self.completions = AnswerForms(name, chat=False)
         self._makers: WeakKeyDictionary[Batcher[Any], ItemMaker] = WeakKeyDictionary()
 
     def maker(self, batcher: Batcher[Any]) -> ItemMaker:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_WORD: Final = re.compile(r"\w+|[^\w\s]")
+_WORD: Final = re.compile(r"\S+")
 
 
 def count_words(text: str) -> int:
-    """Returns the number of words and marks of a text: its tokens, if no function counts them."""
-    return sum(1 for _ in _WORD.finditer(text))
+    """Returns the number of words of a text: its tokens, if no function counts them."""
+    return len(text.split())
 
 
 class TextEnd:
@@ -31,13 +31,23 @@ class TextEnd:
 
     Attributes:
         counts: Whether a function counts the tokens.
-        plain_below: While its number of tokens is below this, a piece is one token, and is taken as
-            it is. So `take` need not be called for it if `tokens` is increased.
+        plain_below: While its number of tokens is below this, a piece that `is_clear` is one token,
+            and is taken as it is. So `take` need not be called for it if `tokens` is increased.
         tokens: The number of tokens so far.
         reason: Why the text has ended, ``"stop"`` or ``"length"``; None if it goes on.
     """
 
-    __slots__ = ("_count", "_held", "_most", "_stops", "counts", "plain_below", "reason", "tokens")
+    __slots__ = (
+        "_count",
+        "_firsts",
+        "_held",
+        "_most",
+        "_stops",
+        "counts",
+        "plain_below",
+        "reason",
+        "tokens",
+    )
 
     def __init__(
         self, stops: Sequence[str], most: int | None, count: Callable[[str], int] | None
@@ -45,13 +55,20 @@ class TextEnd:
         self._stops = stops
         self._most = most
         self._count = count
+        self._firsts = {stop[0] for stop in stops}
         self._held = ""
         self.counts = count is not None
         self.plain_below: float = 0
-        if not stops and count is None:
+        if count is None:
             self.plain_below = math.inf if most is None else most
         self.tokens = 0
         self.reason: str | None = None
+
+    def is_clear(self, piece: str) -> bool:
+        """Returns whether no stop sequence can begin in a piece, or go on in it."""
+        if not self._stops:
+            return True
+        return not self._held and self._firsts.isdisjoint(piece)
 
     def take(self, piece: str) -> str:
         """Takes the next piece of the text; returns what is certain to be part of it."""

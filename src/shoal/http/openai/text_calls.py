@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import anyio
 
 from shoal.batching.calls.leaving import Departure
 from shoal.batching.calls.stream import ResultStream
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.errors import DeadlineExceeded
+from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.openai.errors import refused
-from shoal.http.openai.messages import AnswerForm, ChoiceMessages, checked_text
+from shoal.http.openai.messages import (
+    AnswerForms,
+    ChoiceMessages,
+    MessageForm,
+    NotText,
+    checked_text,
+)
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.requests.call import EndpointCall, HttpMetadata
 from shoal.http.requests.endpoint import call_headers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
     from types import TracebackType
 
     from anyio.abc import TaskGroup
@@ -29,8 +35,11 @@ if TYPE_CHECKING:
     from shoal.http.openai.models import ChatTemplate, Model, TokenCount
     from shoal.http.openai.text_request import TextRequest
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.problem import Refused
     from shoal.http.requests.streaming import ItemStream
     from shoal.observe.metrics import ItemTimes
+
+T = TypeVar("T")
 
 
 class UnwatchedCaller:
@@ -105,20 +114,22 @@ class TextJob:
         """Where the times of the pieces are counted."""
         return self.exchange.item_times(self.model.endpoint.name)
 
-    def form(self) -> AnswerForm:
-        """Returns the form of the answer."""
-        is_chat = self.asked.messages is not None
-        return AnswerForm(chat=is_chat, request_id=self.exchange.id, model=self.asked.model)
+    def form(self) -> MessageForm:
+        """Returns the form of the messages of a stream."""
+        return self._forms().messages(self.exchange.id)
+
+    def _forms(self) -> AnswerForms:
+        return self.model.chats if self.asked.messages is not None else self.model.completions
 
     def whole(self, texts: Sequence[tuple[str, TextEnd]]) -> bytes:
         """Returns the body of the answer with the whole texts, and their ends."""
-        return self.form().whole(texts, self.prompt_tokens())
+        return self._forms().whole(self.exchange.id, texts, self.prompt_tokens())
 
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts."""
         count = self._count or count_words
         if self.asked.messages is None:
-            return sum(map(count, self.asked.prompts))
+            return sum([count(prompt) for prompt in self.asked.prompts])
         if self._prompt is not None:
             return count(self._prompt)
         return sum([count(str(one["content"])) for one in self.asked.messages])
@@ -281,6 +292,25 @@ class _OneResult:
         return []
 
 
+async def refusing(rest: Coroutine[Any, Any, T]) -> T:
+    """Awaits something, and raises for the client what it can do something about.
+
+    Raises:
+        Refused: The prompt is too long, or the model gives no text.
+    """
+    try:
+        return await rest
+    except (ItemTooLarge, NotText) as error:
+        raise refusal_of(error) from None
+
+
+def refusal_of(error: ItemTooLarge | NotText) -> Refused:
+    """Returns the error to raise for one that the client can do something about."""
+    if isinstance(error, ItemTooLarge):
+        return refused("The prompt is too long for the model", code="context_length_exceeded")
+    return refused(f"The request is for text, but {error}", param="model")
+
+
 async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
     """Makes the calls of all texts at once; returns the texts, and their ends.
 
@@ -294,7 +324,7 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
         try:
             with EndpointCall(job.model.calls, UnwatchedCaller(job.exchange)) as call:
                 text = await job.found_text(call, nth)
-                found[nth] = await text.collected(), text.end
+                found[nth] = await refusing(text.collected()), text.end
         except Exception as error:
             failures.append(error)
             tasks.cancel_scope.cancel()
@@ -321,7 +351,7 @@ class MergedTexts:
         ends: The ends of the texts.
     """
 
-    def __init__(self, job: TextJob, form: AnswerForm) -> None:
+    def __init__(self, job: TextJob, form: MessageForm) -> None:
         self.ends: list[TextEnd] = []
         self._job = job
         self._form = form
@@ -373,7 +403,8 @@ class MergedTexts:
     async def _run(self, nth: int) -> None:
         try:
             with EndpointCall(self._job.model.calls, UnwatchedCaller(self._job.exchange)) as call:
-                await self._pass_on(await self._job.found_text(call, nth), nth)
+                text = await self._job.found_text(call, nth)
+                await refusing(self._pass_on(text, nth))
         except Exception as error:
             self._failure = self._failure or error
         self._running -= 1
@@ -386,11 +417,14 @@ class MergedTexts:
         tick = self._job.times.clock(parking_of_this_loop().now).tick
         async with stream:
             async for piece in stream:
-                await self._put(messages.piece(piece))
+                message = messages.piece(piece)
                 tick()
                 if end.reason is not None:
-                    return
-        await self._put(messages.ended())
+                    break  # the call ends first
+                await self._put(message)
+            else:
+                message = messages.ended()
+        await self._put(message)
 
     async def _put(self, message: bytes) -> None:
         """Adds a message; waits while the client has not taken those that are there."""

@@ -81,8 +81,9 @@ async def answer_with_stream(
     failure: Problem | None = None
     messages = _Messages(form, times or ItemTimes())
     send_items = partial(_send_items, exchange, stream, messages, heartbeat_s)
+    last = b""
     try:
-        await run_unless_left(exchange.departure, send_items)
+        last = await run_unless_left(exchange.departure, send_items)
     except CallerLeft:
         if exchange.status == 0 or not exchange.is_cut_off:
             raise
@@ -93,7 +94,8 @@ async def answer_with_stream(
         failure = explain(error)
     if exchange.status == 0:
         await _begin(exchange, form)
-    await exchange.end(form.end() if failure is None else form.error(failure, exchange.request_id))
+    end = form.end() if failure is None else form.error(failure, exchange.request_id)
+    await exchange.end(last + end)
 
 
 class _Messages:
@@ -123,15 +125,21 @@ class _Messages:
 
 async def _send_items(
     exchange: Exchange, stream: ItemStream, messages: _Messages, heartbeat_s: float
-) -> None:
+) -> bytes:
+    """Sends the items of a stream; returns what is to be sent once the call has ended."""
     async with stream:
-        await _relay(exchange, stream, messages, heartbeat_s)
+        return await _relay(exchange, stream, messages, heartbeat_s)
 
 
 async def _relay(
     exchange: Exchange, stream: ItemStream, messages: _Messages, heartbeat_s: float
-) -> None:
-    """Sends the items of a stream, with heartbeats between them, until the stream is over."""
+) -> bytes:
+    """Sends the items of a stream, with heartbeats between them, until the stream is over.
+
+    Returns:
+        The last message, if it ends the stream before the call has ended. It is sent after that, so
+        that no client can hold up the end of its call.
+    """
     form = messages.form
     pending: bytes | None = None
     while True:
@@ -144,8 +152,10 @@ async def _relay(
                     try:
                         item = await anext(stream)
                     except StopAsyncIteration:
-                        return
+                        return b""
                     pending = messages.of(item)
+                    if form.is_over:
+                        return pending
                     if scope.cancel_called:
                         break  # the item arrived at the deadline
                 scope.deadline = anyio.current_time() + exchange.send_timeout_s
@@ -154,22 +164,23 @@ async def _relay(
                 if pending:
                     await exchange.piece(pending)
                 pending = None
-                if form.is_over:
-                    return
                 if exchange.heartbeat is not None:
                     # The server sends them from now on, so the rest needs no scope.
                     scope.deadline = math.inf
                     exchange.heartbeat(heartbeat_s, form.heartbeat)
-                    await _relay_rest(exchange, stream, messages)
-                    return
+                    return await _relay_rest(exchange, stream, messages)
         if scope.cancelled_caught:
             if pending is not None:
                 raise exchange.gave_up()
             pending = form.heartbeat
 
 
-async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Messages) -> None:
-    """Sends the items of a stream; those that are there already are sent together."""
+async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:
+    """Sends the items of a stream; those that are there already are sent together.
+
+    Returns:
+        As `_relay`.
+    """
     _let_the_handler_send(exchange, stream, messages)
     form = messages.form
     async for item in stream:
@@ -180,11 +191,16 @@ async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Message
                 pieces.append(messages.of(further))
                 if form.is_over:
                     break
-        finally:  # what came before an item that can't be written is sent
-            if message := b"".join(pieces):
-                await exchange.piece(message)
+        except Exception:  # what came before an item that can't be written is sent
+            if pieces:
+                await exchange.piece(b"".join(pieces))
+            raise
+        message = b"".join(pieces)
         if form.is_over:
-            return
+            return message
+        if message:
+            await exchange.piece(message)
+    return b""
 
 
 def _let_the_handler_send(exchange: Exchange, stream: ItemStream, messages: _Messages) -> None:
