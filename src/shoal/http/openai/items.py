@@ -55,6 +55,7 @@ class ItemMaker:
         parameters = list(signature.parameters.values())
         self._parameters = parameters if len(parameters) > 1 else None
         annotation: Any = parameters[0].annotation if len(parameters) == 1 else None
+        self._parameter_type = annotation
         self.is_plain = annotation in _TEXT
         self.fields: frozenset[str] = frozenset()
         self._prompt: str | None = None
@@ -114,11 +115,11 @@ class ItemMaker:
         """Returns the ``max_tokens`` of an item, which may be a default; None if it has none."""
         if "max_tokens" not in self.fields:
             return None
+        limit: Any
         if self._parameters is not None:
-            names = [one.name for one in self._parameters]
-            limit = item[names.index("max_tokens")]
-        elif isinstance(item, dict):
-            limit = item.get("max_tokens")  # pyright: ignore[reportUnknownMemberType]
+            limit = item[[one.name for one in self._parameters].index("max_tokens")]
+        elif is_typeddict(self._parameter_type):
+            limit = item.get("max_tokens")
         else:
             limit = item.max_tokens
         return limit if type(limit) is int and limit > 0 else None

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from shoal.core.options.checks import whole
+from shoal.http.openai.completions import TextRoute
+from shoal.http.openai.embeddings import EmbeddingsRoute
+from shoal.http.openai.models import Models, ModelsPage
+from shoal.http.openai.text_request import TextReader
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 if TYPE_CHECKING:
@@ -76,9 +80,8 @@ class OpenAI(HttpProtocol):
         for name, function in (("chat_template", chat_template), ("count_tokens", count_tokens)):
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function, not {function!r}")
-        if models is not None and not all(
-            isinstance(one, str) for pair in models.items() for one in pair
-        ):
+        names: Sequence[Any] = () if models is None else [*models, *models.values()]
+        if not all(isinstance(name, str) for name in names):
             raise TypeError(f"models must map names of models to those of endpoints, not {models}")
         self._names = None if models is None else dict(models)
         self._template = chat_template
@@ -89,12 +92,6 @@ class OpenAI(HttpProtocol):
 
     @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
-        # Only where it is spoken: these load pydantic.
-        from shoal.http.openai.completions import TextRoute
-        from shoal.http.openai.embeddings import EmbeddingsRoute
-        from shoal.http.openai.models import Models, ModelsPage
-        from shoal.http.openai.text_request import TextReader
-
         models = Models(controller, options, self._names)
         page = ModelsPage(models)
         embeddings = EmbeddingsRoute(models, self._max_inputs, self._count)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import anyio
 
 from shoal.batching.calls.leaving import Departure
-from shoal.batching.calls.stream import ResultStream
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.openai.errors import refused
@@ -23,6 +22,7 @@ from shoal.http.openai.messages import (
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.requests.call import EndpointCall, HttpMetadata
 from shoal.http.requests.endpoint import call_headers
+from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -235,7 +235,9 @@ class TextCall:
 
     async def _read(self) -> str:
         texts: list[str] = []
-        end, stream = self.end, self.stream()
+        end = self.end
+        stream = self._call.stream(self.item, self._job.metadata)
+        results = None if isinstance(stream, ComparedStream) else stream
         tick = self._job.times.clock(parking_of_this_loop().now).tick
 
         def take(piece: Any) -> bool:
@@ -244,13 +246,13 @@ class TextCall:
                 return False
             texts.append(end.take(piece))
             tick()
-            if end.reason is not None and isinstance(stream, ResultStream):
-                stream.leave()
+            if end.reason is not None and results is not None:
+                results.leave()
             return True
 
         async with stream:
-            if isinstance(stream, ResultStream) and not end.counts:
-                stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType]
+            if results is not None and not end.counts:
+                results.pass_on(take)
             async for piece in stream:
                 for one in (piece, *stream.ready()):
                     texts.append(end.take(checked_text(one)))

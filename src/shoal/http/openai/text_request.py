@@ -79,7 +79,7 @@ _SPECIAL: Final = _NEVER | _BY_MODEL
 def _changes_nothing(name: str, value: Any, n: int) -> bool:
     """Returns whether an answer without the parameter is what was asked for."""
     if name == "response_format":
-        return isinstance(value, dict) and value.get("type") == "text"  # pyright: ignore[reportUnknownMemberType]
+        return bool(value == {"type": "text"})
     if name == "modalities":
         return bool(value == ["text"])
     if name in ("tool_choice", "function_call"):
