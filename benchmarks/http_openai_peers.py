@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +53,11 @@ def body_for(model: str) -> bytes:
     return json.dumps(asked).encode()
 
 
+def answers(model: str, port: int) -> bool:
+    """Returns whether a server answers rightly."""
+    return ask(port, "POST", PATH, body_for(model))[0] == 200
+
+
 def measured(server: ServerProcess, model: str, clients: int, seconds: float) -> Load:
     """Returns the measurements of clients in closed loops."""
     request = request_bytes(PATH, body_for(model), "text/event-stream")
@@ -71,9 +77,7 @@ def main() -> None:
             print(f"left out: {server.name}; {server.how_to_install}")
             continue
         with server.start() as process:
-            process.wait_answer(
-                lambda port, of=model: ask(port, "POST", PATH, body_for(of))[0] == 200
-            )
+            process.wait_answer(partial(answers, model))
             for clients in given.clients:
                 load = measured(process, model, clients, given.seconds)
                 first = [percentile_ms(load.first_token_s, percent) for percent in (50, 99)]

@@ -119,11 +119,11 @@ app = FastAPI(lifespan=lifespan)
 
 async def events(asked: Asked, tokens: Tokens) -> AsyncIterator[str]:
     """Yields the messages of a stream."""
-    common = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time.time()), "model": asked.model}
+    ident, created = f"chatcmpl-{uuid4().hex}", int(time.time())
 
     def event(delta: Delta, reason: str | None = None) -> str:
         choice = Choice(delta=delta, finish_reason=reason)
-        chunk = Chunk(**common, choices=[choice])
+        chunk = Chunk(id=ident, created=created, model=asked.model, choices=[choice])
         return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
 
     yield event(Delta(role="assistant", content=""))
