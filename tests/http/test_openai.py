@@ -181,10 +181,10 @@ async def test_a_client_that_leaves_frees_its_place_before_the_next_step(more):
             assert app.writer.steps == [["a b c d e f"] * more.get("n", 1)] * 2
             call.leave()
             await settle()
-        app.writer.is_held = False
-        app.writer.step()
-        await anyio.sleep(1)
-        assert [one for one in app.writer.steps[2:] if one] == []
+            app.writer.is_held = False
+            app.writer.step()
+            await anyio.sleep(1)
+            assert [one for one in app.writer.steps[2:] if one] == []
 
 
 async def test_n_makes_n_calls_with_seeds_that_differ():

@@ -159,11 +159,14 @@ async def test_a_text_that_has_ended_frees_its_place_while_the_handler_sends():
 async def test_a_client_that_does_not_read_loses_nothing():
     long = " ".join(f"{nth:08000}" for nth in range(300))
     async with served() as (_app, server), await server.connect() as client:
-        await client.send_all(asking(model="words", prompt=long, stream=True, stop=["00299"]))
+        asked = {"stop": ["00299"], "stream_options": {"include_usage": True}}
+        await client.send_all(asking(model="words", prompt=long, stream=True, **asked))
         await anyio.sleep(0.05)
         answer = await read_until(client, b"[DONE]")
-    texts = [json.loads(line)["choices"][0]["text"] for line in _data(answer)]
+    *pieces, last = map(json.loads, _data(answer))
+    texts = [piece["choices"][0]["text"] for piece in pieces]
     assert "".join(texts) == long.removesuffix("00299")
+    assert last["usage"]["completion_tokens"] == 300
 
 
 def _data(answer):

@@ -98,6 +98,7 @@ async def answered(cases):
             assert all(replica.ongoing in (None, 0) for replica in backend.replicas)
 
 
+@pytest.mark.timeout(120)  # takes seconds; but when it fails Hypothesis looks for a short list
 @given(st.lists(st.tuples(PATHS, BODIES), max_size=20))
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
 def test_no_body_is_an_error_of_the_server(cases):
@@ -105,6 +106,7 @@ def test_no_body_is_an_error_of_the_server(cases):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @given(st.lists(st.tuples(PATHS, BODIES), min_size=100, max_size=100))
 @settings(max_examples=max(1, CASES // 100), suppress_health_check=list(HealthCheck))
 def test_no_body_of_many_is_an_error_of_the_server(cases):

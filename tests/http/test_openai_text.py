@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shoal.http.openai.text import TextEnd
 
-TEXTS = st.text("ab", max_size=12)
+TEXTS = st.text("abc", max_size=6)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
 
 
