@@ -62,19 +62,19 @@ class ItemTimes:
 class ItemClock:
     """Counts when the items of one stream come."""
 
-    __slots__ = ("_last", "_next", "_now", "_times")
+    __slots__ = ("_between", "_last", "_now", "_observe")
 
     def __init__(self, times: ItemTimes, now: Callable[[], float]) -> None:
-        self._times = times
+        self._between = times.between.observe
         self._now = now
-        self._next = times.first
+        self._observe = times.first.observe
         self._last = now()
 
     def tick(self) -> None:
         """Counts an item that has come now."""
         now = self._now()
-        self._next.observe(now - self._last)
-        self._next = self._times.between
+        self._observe(now - self._last)
+        self._observe = self._between
         self._last = now
 
 

@@ -310,7 +310,7 @@ def refusal_of(error: ItemTooLarge | NotText) -> Refused:
     """Returns the error to raise for one that the client can do something about."""
     if isinstance(error, ItemTooLarge):
         return refused("The prompt is too long for the model", code="context_length_exceeded")
-    return refused(f"The request is for text, but {error}", param="model")
+    return refused("The model gives no texts, perhaps embeddings", param="model")
 
 
 async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
