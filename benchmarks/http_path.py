@@ -94,7 +94,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
 )
 
 
-class _Client:
+class Client:
     """A socket whose client takes all that is sent to it."""
 
     peer = name = ("127.0.0.1", 80)

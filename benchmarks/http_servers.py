@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PEERS: Final = ROOT / ".venv-peers" / "bin"
 OWN: Final = Path(sys.executable).parent
 PEER_PACKAGES: Final = (
-    *("uvicorn", "httptools", "uvloop", "fastapi", "granian", "mosec", "orjson"),
+    *("uvicorn", "httptools", "uvloop", "fastapi", "granian", "mosec", "orjson", "litserve"),
 )
 OWN_PACKAGES: Final = (
     *("shoal", "trio", "httptools", "uvloop", "hypercorn", "starlette", "pydantic", "orjson"),

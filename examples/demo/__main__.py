@@ -64,17 +64,20 @@ def _announce(url: str) -> None:
     url = url.rstrip("/")
     image = json.dumps(load_digits().images[0].astype(int).tolist(), separators=(",", ":"))
     prompt = json.dumps({"text": "Return the ", "max_tokens": 200})
+    asked = json.dumps({"model": "language-model", "prompt": "Return the ", "stream": True})
     # Quoted and absolute, so that it works in any shell and directory.
     load = shlex.join([sys.executable, str(_LOAD)])
     print(
         f"""
 Shoal's demo is at {url}/
 
-Recognise the digit of an image, and stream a generated text:
+Recognise the digit of an image, and stream a generated text, also as OpenAI's clients do:
 
   curl {url}/digits -H 'content-type: application/json' -d '{image}'
 
   curl -N {url}/generate -H 'content-type: application/json' -d '{prompt}'
+
+  curl -N {url}/v1/completions -H 'content-type: application/json' -d '{asked}'
 
 Measure the gain of batching at full speed, with separate servers:
 

@@ -8,11 +8,12 @@ import shoal
 from examples.demo.page import Page
 from examples.demo.show import BATCHED, SINGLE, VIEWERS, Settings, Show
 from examples.demo.worker import SlowDigits
-from examples.language_model.continuous import TEXTS_AT_ONCE, ContinuousTextGenerator
+from examples.language_model.served import add_language_model, protocol
 
 show = Show()
 
-app = shoal.App()
+# OpenAI's clients may call the language model as well.
+app = shoal.App(protocols=[protocol])
 
 # A killed process is replaced, and the new one repeats the batch of the killed one.
 app.endpoint("/digits", name=BATCHED, placement="process", retries=1, **Settings().batching())(
@@ -25,9 +26,7 @@ app.route(SINGLE, backend=SINGLE)
 
 # A prompt joins the running batch between two characters, so that no caller waits for the end of
 # another text while the batch has room.
-app.endpoint("/generate", fill="continuous", streams=True, max_batch_size=TEXTS_AT_ONCE)(
-    ContinuousTextGenerator
-)
+add_language_model(app)
 
 # Viewers join and leave between two frames. A viewer that does not read is soon cut off, because
 # the others wait for it. Viewers beyond the limit are refused immediately.

@@ -9,10 +9,12 @@ import trio
 import trio.testing
 
 import shoal
+from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.json_codec import JSON_LINES, SERVER_SENT_EVENTS, form_for
-from shoal.http.requests.streaming import _relay
+from shoal.http.requests.json_codec import JSON_LINES, SERVER_SENT_EVENTS, JsonCodec, form_for
+from shoal.http.requests.streaming import _Messages, _put_at_once, _relay
+from shoal.observe.metrics import ItemTimes
 from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
@@ -321,7 +323,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     async def main():
         stream = Stream()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_relay, exchange, stream, JSON_LINES, 4)
+            nursery.start_soon(_relay, exchange, stream, _Messages(JSON_LINES, ItemTimes()), 4)
             await trio.testing.wait_all_tasks_blocked()
             # The reader is woken by the item before it could be by the deadline, in the same tick.
             stream.came.set()
@@ -371,3 +373,60 @@ async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
 )
 def test_json_lines_are_for_who_asks_for_them(accept, form):
     assert form_for(accept.encode()) is form
+
+
+class Numbered(StreamForm):
+    """Messages that have a number, so that an item may be written once only."""
+
+    media_type = b"text/plain"
+    heartbeat = b"\n"
+
+    def __init__(self, last):
+        self.written = 0
+        self.last = last
+
+    def item(self, value):
+        self.written += 1
+        self.is_over = self.written == self.last
+        return f"{self.written} {value}\n".encode()
+
+    def end(self):
+        return b"end\n"
+
+    def error(self, problem, request_id):
+        return b"error\n"
+
+
+@anyio_test
+async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
+    class Direct:
+        has_room = False
+        sent = b""
+
+        def put(self, data):
+            self.sent += data if self.has_room else b""
+            return self.has_room
+
+    direct, left = Direct(), []
+    messages = _Messages(Numbered(3), ItemTimes())
+    assert not _put_at_once(direct, messages, lambda: left.append(1), "a")
+    assert messages.of("a") == b"1 a\n"  # the reader gets the item then
+    assert messages.of("b") == b"2 b\n"
+    direct.has_room = True
+    assert _put_at_once(direct, messages, lambda: left.append(1), "c")
+    assert (direct.sent, left) == (b"3 c\n", [1])
+
+
+@anyio_test
+async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypatch):
+    monkeypatch.setattr(JsonCodec, "stream", lambda _self, _exchange: Numbered(2))
+    app, call = serving(steps), Call(None, "/steps", item=1)
+    call._app = app
+    async with app.lifespan(), calling(call):
+        await settle()
+        for value in "abc":
+            steps.step(value)
+        await call.returned.wait()
+        await settle()
+        assert call.body == b"1 a\n2 b\nend\n"
+        assert steps.closed

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
 from shoal.observe.collector import ShoalCollector
-from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts
+from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts, StreamTimes
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +32,7 @@ async def test_a_batchers_counters_are_translated():
     answers.count("a", 204)
     answers.count(NO_ENDPOINT, 404)
     registry = CollectorRegistry()
-    registry.register(ShoalCollector(lambda: [("a", batcher.statistics())], answers))
+    registry.register(ShoalCollector(lambda: [("a", batcher.statistics())], answers, StreamTimes()))
     async with batcher as call:
         await call.map([1, 2, 3])
         async with anyio.create_task_group() as tasks:

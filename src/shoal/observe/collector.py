@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
-    from shoal.core.counters import BatcherStatistics, HistogramSnapshot
-    from shoal.observe.metrics import AnswerCounts
+    from shoal.core.counters import BatcherStatistics, Histogram, HistogramSnapshot
+    from shoal.observe.metrics import AnswerCounts, ItemTimes, StreamTimes
     from shoal.serving.status import (
         BackendStatus,
         EndpointStatus,
@@ -53,6 +53,7 @@ class ShoalCollector(Collector):
         batchers: Returns each batcher's name and statistics; called on each scrape. The name is the
             tag of its backend, with the method appended if that is not ``__call__``.
         answers: The counted responses.
+        streams: The times of streams.
         status: Returns the status of the controller; None if there is no controller.
     """
 
@@ -60,10 +61,12 @@ class ShoalCollector(Collector):
         self,
         batchers: Callable[[], Named],
         answers: AnswerCounts,
+        streams: StreamTimes,
         status: Callable[[], Status | None] = lambda: None,
     ) -> None:
         self._batchers = batchers
         self._answers = answers
+        self._streams = streams
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
@@ -93,7 +96,12 @@ class ShoalCollector(Collector):
             ),
         )
         for name, help_, snapshot in _HISTOGRAMS:
-            yield _histogram(name, help_, [(where, snapshot(one)) for where, one in batchers])
+            found = [(where, snapshot(one)) for where, one in batchers]
+            yield _histogram(name, help_, "backend", found)
+        streams = [((name,), times) for name, times in self._streams]
+        for name, help_, of_stream in _STREAM_HISTOGRAMS:
+            found = [(where, of_stream(times).snapshot()) for where, times in streams]
+            yield _histogram(name, help_, "endpoint", found)
         yield _family(
             COUNTER,
             "http_responses",
@@ -153,9 +161,9 @@ def _family(
 
 
 def _histogram(
-    name: str, help_: str, found: Iterable[tuple[Sequence[str], HistogramSnapshot]]
+    name: str, help_: str, label: str, found: Iterable[tuple[Sequence[str], HistogramSnapshot]]
 ) -> Metric:
-    family = HistogramMetricFamily(f"shoal_{name}", help_, labels=["backend"])
+    family = HistogramMetricFamily(f"shoal_{name}", help_, labels=[label])
     for where, histogram in found:
         bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
         buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
@@ -198,6 +206,15 @@ _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[BatcherStatistics], Histog
         lambda s: s.wait_s,
     ),
     ("batch_run_seconds", "Run time of the handler for a batch.", lambda s: s.run_s),
+)
+
+_STREAM_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[ItemTimes], Histogram]]]] = (
+    (
+        "stream_first_item_seconds",
+        "From a request for a stream to its first item.",
+        lambda t: t.first,
+    ),
+    ("stream_item_gap_seconds", "From an item of a stream to the next one.", lambda t: t.between),
 )
 
 _OF_ENDPOINTS: Final[Sequence[tuple[Kind, str, str, Callable[[EndpointStatus], float]]]] = (

@@ -49,7 +49,7 @@ class Pages:
     Args:
         mounts: The application's mounted applications.
         declared: The application's declarations.
-        dispatcher: The dispatcher that counts answers.
+        dispatcher: The dispatcher that counts answers and times streams.
         settings: The application's settings.
         now: Returns the application's phase, and its controller, or None if it has had none.
     """
@@ -66,7 +66,7 @@ class Pages:
         self._declared = declared
         self._settings = settings
         self._now = now
-        self._answers = dispatcher.answers
+        self._dispatcher = dispatcher
 
     def add_to(self, table: PathTable[Route]) -> None:
         """Adds the pages to a table of routes."""
@@ -113,7 +113,10 @@ class Pages:
         from shoal.observe.collector import ShoalCollector
 
         registry = CollectorRegistry()
-        registry.register(ShoalCollector(self._statistics, self._answers, self._status))
+        counted = self._dispatcher
+        registry.register(
+            ShoalCollector(self._statistics, counted.answers, counted.streams, self._status)
+        )
         return registry
 
     async def _answer_metrics(self, exchange: Exchange) -> None:

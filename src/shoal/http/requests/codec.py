@@ -32,14 +32,19 @@ class StreamForm(ABC):
     Attributes:
         media_type: The media type of the answer.
         heartbeat: A message that readers skip.
+        runs_users_code: Whether `item` may run code of the user's also for plain items.
+        is_over: Whether nothing is to follow the last item. Then the call is cancelled, if it has
+            not ended.
     """
 
     media_type: ClassVar[bytes]
     heartbeat: ClassVar[bytes]
+    runs_users_code: bool = False
+    is_over: bool = False
 
     @abstractmethod
     def item(self, value: Any) -> bytes:
-        """Returns the message with an item.
+        """Returns the message with an item; empty for none. Called once for each item.
 
         Raises:
             TypeError: The item can't be written.

@@ -23,7 +23,7 @@ from shoal.http.requests.problem import (
     not_found,
 )
 from shoal.http.requests.routing import Found, Route
-from shoal.observe.metrics import AnswerCounts
+from shoal.observe.metrics import AnswerCounts, StreamTimes
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
@@ -48,10 +48,12 @@ class RouteDispatcher:
         settings: As above.
         incomplete: Bounds what is held of incomplete bodies.
         answers: The number of answers by endpoint and status.
+        streams: The times of streams.
     """
 
     def __init__(self, settings: HttpOptions) -> None:
         self.answers = AnswerCounts()
+        self.streams = StreamTimes()
         self.settings = settings
         self.incomplete = IncompleteBodies(settings)
         self._id_prefix = secrets.token_hex(4).encode("ascii")
@@ -121,7 +123,7 @@ class RouteDispatcher:
             await self._answer_failure(exchange, route, error)
         finally:
             if exchange.status:
-                self.answers.count(route.name, exchange.status)
+                self.answers.count(exchange.endpoint or route.name, exchange.status)
 
     @holds_ctrl_c
     async def _fail(self, exchange: Exchange, route: Route, error: Exception) -> None:
@@ -131,7 +133,7 @@ class RouteDispatcher:
         finally:
             del error  # its traceback holds this frame
             if exchange.status:
-                self.answers.count(route.name, exchange.status)
+                self.answers.count(exchange.endpoint or route.name, exchange.status)
 
     async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
         """Answers a request that has failed by a problem, unless its client has left.
@@ -145,7 +147,8 @@ class RouteDispatcher:
                     raise error
                 error = ShutDown("the server ends")
             with _HOLDING:
-                problem = explained(error, self.settings, route.name, exchange.request_id)
+                name = exchange.endpoint or route.name
+                problem = explained(error, self.settings, name, exchange.request_id)
             if exchange.status:
                 raise error
             media_type, body = route.problem(problem, exchange.request_id)
@@ -180,7 +183,7 @@ class RouteDispatcher:
         if rest is not None:
             return self.take_step(exchange, route, lambda _: rest)
         if exchange.status:
-            self.answers.count(route.name, exchange.status)
+            self.answers.count(exchange.endpoint or route.name, exchange.status)
         return None
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -119,6 +119,7 @@ class EndpointRoute(Route):
             codec.stream(exchange),
             call.explained,
             self._options.heartbeat_s,
+            exchange.item_times(self.name),
         )
 
     def _codec_of(self, batcher: Batcher[Any]) -> Codec:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shoal.http.direct_call import DirectCall
     from shoal.http.requests.body import IncompleteBodies
+    from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
@@ -58,10 +59,12 @@ class Dispatcher(Protocol):
     Attributes:
         settings: The options of the server.
         incomplete: Bounds what is held of incomplete bodies.
+        streams: The times of streams.
     """
 
     settings: HttpOptions
     incomplete: IncompleteBodies
+    streams: StreamTimes
 
     def new_id(self) -> bytes:
         """Returns the id of a request whose client gave it none."""
@@ -91,6 +94,7 @@ class Exchange:
 
     Attributes:
         direct: As above.
+        endpoint: The name of the endpoint that is called, if the route is not that of one.
         method: The method of the request.
         headers: The request's headers; the last one of those with the same name.
         kept: What `suspend` was given to keep.
@@ -100,7 +104,8 @@ class Exchange:
 
     __slots__ = (
         *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_route", "_scope"),
-        *("_send", "_step", "direct", "headers", "kept", "method", "settings", "status"),
+        *("_send", "_step", "direct", "endpoint", "headers", "kept", "method", "settings"),
+        "status",
     )
 
     headers: Mapping[bytes, bytes]
@@ -120,6 +125,7 @@ class Exchange:
         self._send = send
         self._path_params = path_params
         self.status = 0
+        self.endpoint: str | None = None
         self.settings = dispatcher.settings
         self._id: bytes | None = None
         self._dispatcher = dispatcher
@@ -188,6 +194,10 @@ class Exchange:
         None if the server does not offer that.
         """
         return None if self._offered is None else self._offered.heartbeat
+
+    def item_times(self, endpoint: str) -> ItemTimes:
+        """Returns where the times of streams of an endpoint are counted."""
+        return self._dispatcher.streams.of(endpoint)
 
     @property
     def is_cut_off(self) -> bool:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
 
-PROTOCOLS: Final[Mapping[str, str]] = {"oip": "shoal.http.oip.protocol:OpenInference"}
+PROTOCOLS: Final[Mapping[str, str]] = {
+    "oip": "shoal.http.oip.protocol:OpenInference",
+    "openai": "shoal.http.openai.protocol:OpenAI",
+}
 """The protocols that have names, and where each is defined, as ``module:class``."""
 
 

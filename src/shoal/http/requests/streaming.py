@@ -16,7 +16,9 @@ import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.calls.stream import ResultStream
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ShutDown
+from shoal.observe.metrics import ItemTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +57,7 @@ async def answer_with_stream(
     form: StreamForm,
     explain: Callable[[Exception], Problem],
     heartbeat_s: float,
+    times: ItemTimes | None = None,
 ) -> None:
     """Makes a call and sends its items as they are produced.
 
@@ -64,6 +67,7 @@ async def answer_with_stream(
         form: The form of its messages.
         explain: Returns the problem for an error in mid-stream, and logs it.
         heartbeat_s: How long the answer may be silent, in seconds.
+        times: Where the times of its items are counted; None for nowhere.
 
     Raises:
         CallerLeft: The client is gone, or did not read in time; the call was cancelled. Or the
@@ -75,9 +79,11 @@ async def answer_with_stream(
         return
 
     failure: Problem | None = None
-    send_items = partial(_send_items, exchange, stream, form, heartbeat_s)
+    messages = _Messages(form, times or ItemTimes())
+    send_items = partial(_send_items, exchange, stream, messages, heartbeat_s)
+    last = b""
     try:
-        await run_unless_left(exchange.departure, send_items)
+        last = await run_unless_left(exchange.departure, send_items)
     except CallerLeft:
         if exchange.status == 0 or not exchange.is_cut_off:
             raise
@@ -88,20 +94,53 @@ async def answer_with_stream(
         failure = explain(error)
     if exchange.status == 0:
         await _begin(exchange, form)
-    await exchange.end(form.end() if failure is None else form.error(failure, exchange.request_id))
+    end = form.end() if failure is None else form.error(failure, exchange.request_id)
+    await exchange.end(last + end)
+
+
+class _Messages:
+    """The messages of a stream's items, each made once and counted.
+
+    Attributes:
+        form: Their form.
+        unsent: The message of an item that the handler's task could not send. The reader gets that
+            item next.
+    """
+
+    __slots__ = ("form", "tick", "unsent")
+
+    def __init__(self, form: StreamForm, times: ItemTimes) -> None:
+        self.form = form
+        self.tick = times.clock(parking_of_this_loop().now).tick
+        self.unsent: bytes | None = None
+
+    def of(self, item: Any) -> bytes:
+        """Returns the message of an item that the reader has got."""
+        message, self.unsent = self.unsent, None
+        if message is None:
+            message = self.form.item(item)
+            self.tick()
+        return message
 
 
 async def _send_items(
-    exchange: Exchange, stream: ItemStream, form: StreamForm, heartbeat_s: float
-) -> None:
+    exchange: Exchange, stream: ItemStream, messages: _Messages, heartbeat_s: float
+) -> bytes:
+    """Sends the items of a stream; returns what is to be sent once the call has ended."""
     async with stream:
-        await _relay(exchange, stream, form, heartbeat_s)
+        return await _relay(exchange, stream, messages, heartbeat_s)
 
 
 async def _relay(
-    exchange: Exchange, stream: ItemStream, form: StreamForm, heartbeat_s: float
-) -> None:
-    """Sends the items of a stream, with heartbeats between them, until the stream ends."""
+    exchange: Exchange, stream: ItemStream, messages: _Messages, heartbeat_s: float
+) -> bytes:
+    """Sends the items of a stream, with heartbeats between them, until the stream is over.
+
+    Returns:
+        The last message, if it ends the stream before the call has ended. It is sent after that, so
+        that no client can hold up the end of its call.
+    """
+    form = messages.form
     pending: bytes | None = None
     while True:
         # One scope for many waits and sends, whose deadline is moved: a scope for each of them
@@ -113,59 +152,88 @@ async def _relay(
                     try:
                         item = await anext(stream)
                     except StopAsyncIteration:
-                        return
-                    pending = form.item(item)
+                        return b""
+                    pending = messages.of(item)
+                    if form.is_over:
+                        return pending
                     if scope.cancel_called:
                         break  # the item arrived at the deadline
                 scope.deadline = anyio.current_time() + exchange.send_timeout_s
                 if exchange.status == 0:
                     await _begin(exchange, form)
-                await exchange.piece(pending)
+                if pending:
+                    await exchange.piece(pending)
                 pending = None
                 if exchange.heartbeat is not None:
                     # The server sends them from now on, so the rest needs no scope.
                     scope.deadline = math.inf
                     exchange.heartbeat(heartbeat_s, form.heartbeat)
-                    await _relay_rest(exchange, stream, form)
-                    return
+                    return await _relay_rest(exchange, stream, messages)
         if scope.cancelled_caught:
             if pending is not None:
                 raise exchange.gave_up()
             pending = form.heartbeat
 
 
-async def _relay_rest(exchange: Exchange, stream: ItemStream, form: StreamForm) -> None:
-    """Sends the items of a stream; those that are there already are sent together."""
-    _let_the_handler_send(exchange, stream, form)
+async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:
+    """Sends the items of a stream; those that are there already are sent together.
+
+    Returns:
+        As `_relay`.
+    """
+    _let_the_handler_send(exchange, stream, messages)
+    form = messages.form
     async for item in stream:
         pieces: list[bytes] = []
         try:
-            pieces.append(form.item(item))
-            pieces += map(form.item, stream.ready())
-        finally:  # what came before an item that can't be written is sent
+            pieces.append(messages.of(item))
+            for further in () if form.is_over else stream.ready():
+                pieces.append(messages.of(further))
+                if form.is_over:
+                    break
+        except Exception:  # what came before an item that can't be written is sent
             if pieces:
                 await exchange.piece(b"".join(pieces))
+            raise
+        message = b"".join(pieces)
+        if form.is_over:
+            return message
+        if message:
+            await exchange.piece(message)
+    return b""
 
 
-def _let_the_handler_send(exchange: Exchange, stream: ItemStream, form: StreamForm) -> None:
+def _let_the_handler_send(exchange: Exchange, stream: ItemStream, messages: _Messages) -> None:
     """Has the handler's task send the plain items for which the client has room.
 
     That costs half as much as a switch to the stream's task for each. It is possible where nothing
     is between this and the server.
     """
-    if exchange.direct is not None and isinstance(stream, ResultStream):
-        take = partial(_put_at_once, exchange.direct, form)
-        stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)
+    direct = exchange.direct
+    if direct is None or messages.form.runs_users_code or not isinstance(stream, ResultStream):
+        return
+    leave = stream.leave
+    take = partial(_put_at_once, direct, messages, leave)
+    stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)
 
 
-def _put_at_once(direct: DirectCall, form: StreamForm, item: Any) -> bool:
+def _put_at_once(
+    direct: DirectCall, messages: _Messages, leave: Callable[[], object], item: Any
+) -> bool:
     if type(item) not in _PLAIN:  # to write it may run the user's code
         return False
+    form = messages.form
     try:
         message = form.item(item)
     except TypeError:
         return False  # the reader's task has to know
-    return direct.put(message)
+    messages.tick()
+    if message and not direct.put(message):
+        messages.unsent = message
+        return False
+    if form.is_over:
+        leave()  # wakes the reader
+    return True
 
 
 async def _begin(exchange: Exchange, form: StreamForm) -> None:

@@ -1,0 +1,47 @@
+"""The model of http_openai_peers.py as Shoal's users write it: closed batches, and continuous."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+from anyio import to_thread
+
+import shoal
+from benchmarks.http_handlers import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, MODEL_TOKENS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+app: Final = shoal.App(protocols=["openai"])
+
+
+@app.endpoint(
+    "/generate",
+    name="generate",
+    max_batch_size=MAX_BATCH_SIZE,
+    batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S,
+)
+def generate(prompts: list[str]) -> Iterator[list[str]]:
+    """2 ms per step, with a token for each prompt."""
+    for nth in range(MODEL_TOKENS):
+        time.sleep(0.002)
+        yield [f"token {nth}"] * len(prompts)
+
+
+@app.endpoint(
+    "/continuous", name="continuous", fill="continuous", streams=True, max_batch_size=MAX_BATCH_SIZE
+)
+async def continuous(batch: shoal.OpenBatch[str, str]) -> None:
+    """The same, for prompts that join between two steps."""
+    written: dict[shoal.OpenRequest[str, str], int] = {}
+    async for joined in batch.steps():
+        written |= dict.fromkeys(joined, 0)
+        await to_thread.run_sync(time.sleep, 0.002)
+        for request, nth in list(written.items()):
+            await request.send(f"token {nth}")
+            written[request] = nth + 1
+            if nth + 1 == MODEL_TOKENS:
+                request.finish()
+            if request.ended:
+                del written[request]

@@ -1,0 +1,201 @@
+"""``/v1/completions`` and ``/v1/chat/completions``: makes the calls, and answers with their texts.
+
+Each text is a call of its own, which joins batches as any other. A call is cancelled as soon as its
+text has ended, so that it frees its place before the next step.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from shoal.batching.calls.leaving import run_unless_left
+from shoal.errors import ItemTooLarge
+from shoal.http.openai.messages import NotText, OneText, SeveralTexts
+from shoal.http.openai.models import OpenAIRoute
+from shoal.http.openai.text_calls import (
+    MergedTexts,
+    TextCall,
+    TextJob,
+    UnwatchedCaller,
+    gathered,
+    refusal_of,
+    refusing,
+)
+from shoal.http.requests.call import EndpointCall
+from shoal.http.requests.endpoint import call_headers
+from shoal.http.requests.exchange import JSON
+from shoal.http.requests.problem import explained
+from shoal.http.requests.streaming import answer_with_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Coroutine
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.openai.models import ChatTemplate, Models, TokenCount
+    from shoal.http.openai.text_request import TextReader
+    from shoal.http.requests.exchange import Exchange
+    from shoal.serving.http_options import HttpOptions
+
+
+class TextRoute(OpenAIRoute):
+    """Answers requests for texts.
+
+    Args:
+        models: The models.
+        reader: Reads the bodies.
+        options: The options of the server.
+        template: Makes a prompt of the messages of a chat.
+        count: Counts the tokens of a text; None if each piece of a stream is one.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        reader: TextReader,
+        options: HttpOptions,
+        template: ChatTemplate,
+        count: TokenCount | None,
+    ) -> None:
+        super().__init__()
+        self._models = models
+        self._reader = reader
+        self._options = options
+        self._template = template
+        self._count = count
+
+    @override
+    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
+        body = exchange.whole_body()
+        return self.answer(exchange) if body is None else self._begin(exchange, body)
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        """Answers one request.
+
+        Raises:
+            CallerLeft: The client is gone, or did not read in time; the calls were cancelled.
+            Exception: The request failed before its answer had begun.
+        """
+        rest = self._begin(exchange, await exchange.body())
+        if rest is not None:
+            await rest
+
+    def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
+        """Makes the calls; returns what must be awaited, or None if it is answered or suspended."""
+        asked = self._reader.read(exchange, body)
+        model = self._models.of(asked.model)
+        exchange.endpoint = model.endpoint.name
+        job = TextJob(exchange, model, asked, self._template, self._count)
+        if job.texts > 1:
+            return self._answer_with_several(exchange, job)
+        # The stream itself watches whether the client leaves.
+        call = EndpointCall(model.calls, UnwatchedCaller(exchange) if asked.stream else exchange)
+        try:
+            batcher = call.found(call_headers(exchange.headers))
+            if batcher is None:
+                rest: Coroutine[Any, Any, None] | None = self._find(call, exchange, job)
+            else:
+                rest = self._make(call, exchange, job, batcher)
+        except (ItemTooLarge, NotText) as error:
+            raise refusal_of(error) from None
+        except BaseException:
+            with call:
+                raise
+        return None if rest is None else _within(call, rest)
+
+    async def _find(self, call: EndpointCall, exchange: Exchange, job: TextJob) -> None:
+        batcher = await run_unless_left(
+            exchange.departure, partial(call.find, call_headers(exchange.headers))
+        )
+        rest = self._make(call, exchange, job, batcher)
+        if rest is not None:
+            await rest
+
+    def _make(
+        self, call: EndpointCall, exchange: Exchange, job: TextJob, batcher: Batcher[Any]
+    ) -> Coroutine[Any, Any, None] | None:
+        text = job.text(call, batcher, 0)
+        if job.asked.stream:
+            return self._answer_with_stream(call, exchange, job, text)
+        if call.streams:
+            return _answer_with_collected(exchange, job, text)
+        if call.is_suspended(text.item, job.metadata):
+            exchange.suspend(self, _resumed, (call, job, text))
+            return None
+        if call.has_ended:
+            _answer(exchange, job, text, call.pending_result())
+            return None
+        return _wait(exchange, job, text)
+
+    async def _answer_with_stream(
+        self, call: EndpointCall, exchange: Exchange, job: TextJob, text: TextCall
+    ) -> None:
+        form = OneText(job.form(), text.end, job.prompt_tokens, with_usage=job.asked.include_usage)
+        await answer_with_stream(
+            exchange,
+            text.stream(),
+            form,
+            call.explained,
+            self._options.heartbeat_s,
+            job.times,
+        )
+
+    async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
+        if not job.asked.stream:
+            found = await run_unless_left(exchange.departure, partial(gathered, job))
+            await exchange.answer(200, JSON, job.whole(found))
+            return
+        form = job.form()
+        with_usage = job.asked.include_usage
+        merged = MergedTexts(job, form)
+        await answer_with_stream(
+            exchange,
+            merged,
+            SeveralTexts(form, merged.ends, job.prompt_tokens, with_usage=with_usage),
+            partial(
+                explained,
+                settings=self._options,
+                endpoint=job.model.endpoint.name,
+                request_id=exchange.request_id,
+            ),
+            self._options.heartbeat_s,
+        )
+
+
+async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
+    with call:
+        await refusing(rest)
+
+
+async def _wait(exchange: Exchange, job: TextJob, text: TextCall) -> None:
+    """Makes a call with one result, and answers with it."""
+    whole = await text.collected()
+    await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
+
+
+async def _answer_with_collected(exchange: Exchange, job: TextJob, text: TextCall) -> None:
+    """Answers with the whole text of a model that streams."""
+    whole = await run_unless_left(exchange.departure, text.collected)
+    await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
+
+
+def _answer(exchange: Exchange, job: TextJob, text: TextCall, result: Any) -> None:
+    exchange.answer_directly(200, JSON, job.whole([(text.of_result(result), text.end)]))
+
+
+def _resumed(exchange: Exchange) -> None:
+    """Answers a request whose call has ended meanwhile."""
+    call: EndpointCall
+    job: TextJob
+    text: TextCall
+    (call, job, text), exchange.kept = exchange.kept, None
+    try:
+        _answer(exchange, job, text, call.pending_result())
+    except NotText as error:
+        raise refusal_of(error) from None
+    except BaseException:
+        with call:
+            raise

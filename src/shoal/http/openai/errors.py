@@ -1,0 +1,68 @@
+"""Errors in OpenAI's form: ``{"error": {"message", "type", "param", "code"}}``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from shoal.http.requests.problem import Problem, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CODES: Final[Mapping[str, str]] = {
+    "overloaded": "rate_limit_exceeded",
+    "item-too-large": "context_length_exceeded",
+    "body-too-large": "request_too_large",
+    "deadline-exceeded": "timeout",
+}
+"""The codes of the kinds of problems for which OpenAI has one."""
+
+
+def refused(
+    message: str, *, param: str | None = None, code: str | None = None, status: int = 400
+) -> Refused:
+    """Returns the error for a request that can't be answered as it is.
+
+    Args:
+        message: What is wrong, and what is wanted.
+        param: The parameter that is wrong; None if it is not one.
+        code: OpenAI's code; None for none.
+        status: The HTTP status.
+    """
+    return Refused(Problem(status, "invalid-request", message, more={"param": param, "code": code}))
+
+
+def of_invalid_item(refusal: Refused) -> Refused:
+    """Returns the error for a body that `JsonType` has refused."""
+    problem = refusal.problem
+    if problem.status != 422:
+        return refusal
+    errors = problem.more.get("errors")
+    param = None
+    if errors:
+        # A message may be one of several types; the rest of the path is about these.
+        param = ".".join(str(step) for step in errors[0]["loc"][:2]) or None
+    return refused(problem.detail or problem.title, param=param)
+
+
+def error_json(problem: Problem) -> bytes:
+    """Returns the JSON object of a problem."""
+    more = problem.more
+    detail = problem.detail.encode("utf-8", "backslashreplace").decode()
+    error: dict[str, Any] = {
+        "message": f"{problem.title}: {detail}" if detail else problem.title,
+        "type": _type_of(problem.status),
+        "param": more.get("param"),
+        "code": more.get("code") or _CODES.get(problem.kind),
+    }
+    if "traceback" in more:  # with debug=True only
+        error["traceback"] = more["traceback"]
+    return orjson.dumps({"error": error})
+
+
+def _type_of(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    return "rate_limit_error" if status == 429 else "invalid_request_error"

@@ -1,0 +1,136 @@
+"""Makes the item that a model takes from the values of a request.
+
+==========================================  =====================================================
+the handler takes                           the item is
+==========================================  =====================================================
+``list[str]``, or no annotation             the prompt
+a dataclass, a pydantic model, a TypedDict  a record of the prompt and of the request's parameters
+                                            that it has fields for
+several parameters                          the same, by their names
+==========================================  =====================================================
+
+The prompt is the field ``prompt``, ``text`` or ``input``. A field ``messages`` takes those of a
+chat as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from typing_extensions import get_type_hints, is_typeddict
+
+from shoal.http.openai.errors import refused
+from shoal.http.requests.json_type import adapter_of, finite_validator
+from shoal.http.requests.payload import fields_adapter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from inspect import Signature
+
+PROMPT_NAMES: Final = ("prompt", "text", "input")
+"""The names of a field for the prompt, the first one first."""
+
+_TEXT: Final = (str, Any, Parameter.empty)
+
+
+class ItemMaker:
+    """Makes the items of one handler.
+
+    Args:
+        signature: The signature of a call with one item.
+
+    Attributes:
+        is_plain: Whether an item is the prompt itself.
+        takes_messages: Whether it takes the messages of a chat, so that no template is needed.
+        fields: The names that the items have fields for; empty for plain ones.
+
+    Raises:
+        TypeError: The handler takes no text.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        parameters = list(signature.parameters.values())
+        self._parameters = parameters if len(parameters) > 1 else None
+        annotation: Any = parameters[0].annotation if len(parameters) == 1 else None
+        self._parameter_type = annotation
+        self.is_plain = annotation in _TEXT
+        self.fields: frozenset[str] = frozenset()
+        self._prompt: str | None = None
+        self.takes_messages = False
+        if self.is_plain:
+            return
+        if get_origin(annotation) is Annotated and get_args(annotation)[0] is str:
+            self._validator = finite_validator(TypeAdapter(annotation))
+            return
+        if self._parameters is None:
+            self.fields = _fields_of(annotation)
+        else:
+            self.fields = frozenset(one.name for one in self._parameters)
+        self._prompt = next((name for name in PROMPT_NAMES if name in self.fields), None)
+        self.takes_messages = "messages" in self.fields
+        if self._prompt is None and not self.takes_messages:
+            raise TypeError(f"{signature} takes no text: a str, or a field 'prompt' or 'messages'")
+        adapter = adapter_of(annotation) if self._parameters is None else fields_adapter(parameters)
+        self._validator = finite_validator(adapter)
+
+    def item(self, prompt: str | None, given: Mapping[str, Any]) -> Any:
+        """Returns the item; a tuple, in order, if the handler has several parameters.
+
+        Args:
+            prompt: The prompt; None if the item takes messages, and has no prompt.
+            given: The parameters of the request by their names.
+
+        Raises:
+            Refused: They do not fit the handler's parameters.
+        """
+        if self.is_plain:
+            return prompt
+        try:
+            if not self.fields:
+                return self._validator.validate_python(prompt)
+            values = {
+                name: given[name] for name in self.fields.intersection(given) if name != "messages"
+            }
+            if prompt is None or (self.takes_messages and "messages" in given):
+                values["messages"] = given.get("messages")
+            elif self._prompt is None:
+                raise refused("The model takes messages only: use /v1/chat/completions")
+            else:
+                values[self._prompt] = prompt
+            made = self._validator.validate_python(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(str(step) for step in first["loc"][:2])
+            if where in ("", self._prompt):
+                where = "prompt"
+            raise refused(f"{where}: {first['msg']}", param=where) from None
+        if self._parameters is None:
+            return made
+        return tuple(made.get(p.name, p.default) for p in self._parameters)
+
+    def limit(self, item: Any) -> int | None:
+        """Returns the ``max_tokens`` of an item, which may be a default; None if it has none."""
+        if "max_tokens" not in self.fields:
+            return None
+        limit: Any
+        if self._parameters is not None:
+            limit = item[[one.name for one in self._parameters].index("max_tokens")]
+        elif is_typeddict(self._parameter_type):
+            limit = item.get("max_tokens")
+        else:
+            limit = item.max_tokens
+        return limit if type(limit) is int and limit > 0 else None
+
+
+def _fields_of(annotation: Any) -> frozenset[str]:
+    kind = get_origin(annotation) or annotation
+    if is_typeddict(kind):
+        return frozenset(get_type_hints(kind))
+    if not isinstance(kind, type):
+        return frozenset()
+    if is_dataclass(kind):
+        return frozenset(one.name for one in fields(kind) if one.init)
+    return frozenset(kind.model_fields) if issubclass(kind, BaseModel) else frozenset()

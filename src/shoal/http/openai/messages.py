@@ -1,0 +1,292 @@
+"""The forms of the answers with texts: whole ones, and the messages of streams.
+
+All but the text of a message is the same for a whole stream, and is made once. So a token costs
+about what it costs in Shoal's own form.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import orjson
+from typing_extensions import override
+
+from shoal.http.openai.errors import error_json
+from shoal.http.requests.codec import StreamForm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.http.openai.text import TextEnd
+    from shoal.http.requests.problem import Problem
+
+
+class Parts(NamedTuple):
+    """What differs between the two kinds of answers.
+
+    Attributes:
+        id: What ids begin with.
+        object: The name of a whole answer's object.
+        chunk: The name of a message's object.
+        piece: What is before and after the JSON of a piece's text.
+        no_piece: What is there instead in the last message.
+        text: What is before and after the JSON of a whole text.
+    """
+
+    id: bytes
+    object: bytes
+    chunk: bytes
+    piece: tuple[bytes, bytes]
+    no_piece: bytes
+    text: tuple[bytes, bytes]
+
+
+_USAGE: Final = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}'
+_PARTS: Final = {
+    True: Parts(
+        b"chatcmpl-",
+        b"chat.completion",
+        b"chat.completion.chunk",
+        (b'"delta":{"content":', b"}"),
+        b'"delta":{}',
+        (b'"message":{"role":"assistant","content":', b',"refusal":null}'),
+    ),
+    False: Parts(
+        b"cmpl-",
+        b"text_completion",
+        b"text_completion",
+        (b'"text":', b""),
+        b'"text":""',
+        (b'"text":', b""),
+    ),
+}
+"""The parts by whether a chat is answered."""
+
+_ROLE: Final = b'"delta":{"role":"assistant","content":""}'
+_REASONS: Final = {"stop": b"stop", "length": b"length", None: b"stop"}
+_GOES_ON: Final = b',"logprobs":null,"finish_reason":null}]'
+
+
+class NotText(TypeError):
+    """A result of a model is not text; perhaps the client asks the wrong model."""
+
+    def __init__(self, result: object) -> None:
+        super().__init__(f"the model gives no text, but results of {type(result).__name__}")
+
+
+def checked_text(result: Any) -> str:
+    """Returns a result of a model, which must be text that can be written.
+
+    Raises:
+        NotText: It is not text.
+        TypeError: It can't be written.
+    """
+    if not isinstance(result, str):
+        raise NotText(result)
+    orjson.dumps(result)  # raises for half of a surrogate pair
+    return result
+
+
+class AnswerForms:
+    """The forms of the answers of one model, to chats or to completions.
+
+    Args:
+        model: The name of the model.
+        chat: Whether chats are answered.
+    """
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self._chat = chat
+        self._parts = parts = _PARTS[chat]
+        about = b'","created":%d,"model":' + orjson.dumps(model).replace(b"%", b"%%")
+        head = b'{"id":"' + parts.id + b'%b","object":"'
+        self._head = head + parts.chunk + about
+        self._whole = head + parts.object + about + b',"choices":[%b],"usage":' + _USAGE + b"}"
+        self._choice = (
+            b'{"index":%d,' + b"%b".join(parts.text) + b',"logprobs":null,"finish_reason":"%b"}'
+        )
+
+    def messages(self, request_id: bytes) -> MessageForm:
+        """Returns the form of the messages of a stream.
+
+        Args:
+            request_id: The id of the request: made by the server, or of safe characters.
+        """
+        return MessageForm(self._parts, self._head % (request_id, time.time()), chat=self._chat)
+
+    def whole(
+        self, request_id: bytes, texts: Sequence[tuple[str, TextEnd]], prompt_tokens: int
+    ) -> bytes:
+        """Returns the body of a whole answer.
+
+        Args:
+            request_id: The id of the request.
+            texts: Each text, and its end.
+            prompt_tokens: The number of tokens of the prompts.
+        """
+        choices: list[bytes] = []
+        tokens = 0
+        for text, end in texts:
+            reason = _REASONS[end.reason]
+            choices.append(self._choice % (len(choices), orjson.dumps(text), reason))
+            tokens += end.tokens
+        counts = (prompt_tokens, tokens, prompt_tokens + tokens)
+        return self._whole % (request_id, time.time(), b",".join(choices), *counts)
+
+
+class MessageForm:
+    """What the messages of one stream have in common.
+
+    Attributes:
+        parts: What differs between chats and completions.
+        head: The beginning of each message's JSON.
+        chat: Whether a chat is answered.
+    """
+
+    def __init__(self, parts: Parts, head: bytes, *, chat: bool) -> None:
+        self.parts = parts
+        self.head = head
+        self.chat = chat
+
+
+def usage_json(prompt_tokens: int, tokens: int) -> bytes:
+    """Returns the JSON of the numbers of tokens."""
+    return _USAGE % (prompt_tokens, tokens, prompt_tokens + tokens)
+
+
+class ChoiceMessages:
+    """The messages with the pieces of one text of a stream.
+
+    Args:
+        form: The form of the answer.
+        index: The index of the text among those of the answer.
+        end: Finds its end.
+        with_usage: Whether the stream ends with the numbers of tokens.
+
+    Attributes:
+        before: What is before the JSON of a piece's text.
+        after: What is after it.
+        end: As above.
+    """
+
+    __slots__ = ("_first", "_last", "after", "before", "end")
+
+    def __init__(self, form: MessageForm, index: int, end: TextEnd, *, with_usage: bool) -> None:
+        parts = form.parts
+        head = b'data: %b,"choices":[{"index":%d,' % (form.head, index)
+        tail = (b',"usage":null}' if with_usage else b"}") + b"\n\n"
+        self.end = end
+        self._first = head + _ROLE + _GOES_ON + tail if form.chat else b""
+        self.before = head + parts.piece[0]
+        self.after = parts.piece[1] + _GOES_ON + tail
+        self._last = head + parts.no_piece + b',"logprobs":null,"finish_reason":"%b"}]' + tail
+
+    def piece(self, piece: Any) -> bytes:
+        """Returns the message with a piece; with the first and the last one, if it is that piece.
+
+        Raises:
+            TypeError: The piece is no text, or can't be written.
+        """
+        return self._message(self.end.take(checked_text(piece)))
+
+    def ended(self) -> bytes:
+        """Returns the rest of the messages, once the model has ended the text."""
+        return b"" if self.end.reason is not None else self._message(self.end.rest())
+
+    def _message(self, text: str) -> bytes:
+        message, self._first = self._first, b""
+        if text:
+            message += self.before + orjson.dumps(text) + self.after
+        reason = self.end.reason
+        return message if reason is None else message + self._last % _REASONS[reason]
+
+
+class _Events(StreamForm):
+    """The end and the errors of a stream.
+
+    Args:
+        form: The form of the answer.
+        ends: The ends of its texts.
+        prompt_tokens: Returns the number of tokens of the prompts.
+        with_usage: Whether the stream ends with the numbers of tokens.
+    """
+
+    media_type = b"text/event-stream"
+    heartbeat = b":\n\n"
+
+    def __init__(
+        self,
+        form: MessageForm,
+        ends: Sequence[TextEnd],
+        prompt_tokens: Callable[[], int],
+        *,
+        with_usage: bool,
+    ) -> None:
+        self._form = form
+        self._ends = ends
+        self._prompt_tokens = prompt_tokens
+        self._with_usage = with_usage
+
+    @override
+    def end(self) -> bytes:
+        last = b"data: [DONE]\n\n"
+        if not self._with_usage:
+            return last
+        usage = usage_json(self._prompt_tokens(), sum([end.tokens for end in self._ends]))
+        return b'data: %b,"choices":[],"usage":%b}\n\n%b' % (
+            self._form.head,
+            usage,
+            last,
+        )
+
+    @override
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        return b"data: " + error_json(problem) + b"\n\n"
+
+
+class OneText(_Events):
+    """The form of a stream with one text, whose items are its pieces.
+
+    Args:
+        form: The form of the answer.
+        end: Finds the end of the text.
+        prompt_tokens: Returns the number of tokens of the prompt.
+        with_usage: Whether the stream ends with the numbers of tokens.
+    """
+
+    def __init__(
+        self, form: MessageForm, end: TextEnd, prompt_tokens: Callable[[], int], *, with_usage: bool
+    ) -> None:
+        super().__init__(form, (end,), prompt_tokens, with_usage=with_usage)
+        self._choice = choice = ChoiceMessages(form, 0, end, with_usage=with_usage)
+        self.runs_users_code = end.counts
+        self._text = end
+        self._before = choice.before
+        self._after = choice.after
+        self._plain_below: float = 0  # only the first message has what is before the first piece
+
+    @override
+    def item(self, value: Any) -> bytes:
+        text = self._text
+        tokens = text.tokens + 1
+        if tokens < self._plain_below and type(value) is str and text.is_clear(value):
+            message = self._before + orjson.dumps(value) + self._after
+            text.tokens = tokens
+            return message
+        message = self._choice.piece(value)
+        self._plain_below = text.plain_below
+        self.is_over = text.reason is not None
+        return message
+
+    @override
+    def end(self) -> bytes:
+        return self._choice.ended() + super().end()
+
+
+class SeveralTexts(_Events):
+    """The form of a stream with several texts, whose items are their messages."""
+
+    @override
+    def item(self, value: bytes) -> bytes:
+        return value

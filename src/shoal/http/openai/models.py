@@ -1,0 +1,172 @@
+"""The endpoints of an application as OpenAI's models."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import orjson
+from typing_extensions import override
+
+from shoal.http.openai.errors import error_json, refused
+from shoal.http.openai.items import ItemMaker
+from shoal.http.openai.messages import AnswerForms
+from shoal.http.requests.call import EndpointCalls
+from shoal.http.requests.exchange import JSON
+from shoal.http.requests.routing import Route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.problem import Problem
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.http_options import HttpOptions
+
+    ChatTemplate = Callable[[Sequence[Mapping[str, Any]]], str]
+    TokenCount = Callable[[str], int]
+
+
+class Model:
+    """A model: an endpoint that takes text.
+
+    Args:
+        name: Its name in the API.
+        endpoint: The endpoint.
+        options: The options of the server.
+
+    Attributes:
+        name: As above.
+        endpoint: As above.
+        calls: Makes the endpoint's calls.
+        chats: The forms of its answers to chats.
+        completions: The forms of its answers to completions.
+    """
+
+    def __init__(self, name: str, endpoint: Endpoint, options: HttpOptions) -> None:
+        self.name = name
+        self.endpoint = endpoint
+        self.calls = EndpointCalls(endpoint, options)
+        self.chats = AnswerForms(name, chat=True)
+        self.completions = AnswerForms(name, chat=False)
+        self._makers: WeakKeyDictionary[Batcher[Any], ItemMaker] = WeakKeyDictionary()
+
+    def maker(self, batcher: Batcher[Any]) -> ItemMaker:
+        """Returns what makes the items of a batcher.
+
+        Raises:
+            Refused: Its handler takes no text.
+        """
+        maker = self._makers.get(batcher)
+        if maker is None:
+            try:
+                maker = ItemMaker(batcher.signature)
+            except TypeError:
+                raise unknown(self.name) from None
+            self._makers[batcher] = maker
+        return maker
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether its code is known, and takes text."""
+        for backend in self.endpoint.backends():
+            method_batcher = backend.method_batchers.get("__call__")
+            if method_batcher is not None:
+                try:
+                    ItemMaker(method_batcher.batcher.signature)
+                except TypeError:
+                    return False
+                return True
+        return False
+
+
+def unknown(name: str) -> Exception:
+    """Returns the error for a model that there is not."""
+    return refused(
+        f"The model {name!r} does not exist", param="model", code="model_not_found", status=404
+    )
+
+
+class Models:
+    """The models of one controller.
+
+    Args:
+        controller: The controller.
+        options: The options of the server.
+        names: The name of the endpoint of each model; None if all endpoints that take text are
+            models, by their own names.
+    """
+
+    def __init__(
+        self, controller: Controller, options: HttpOptions, names: Mapping[str, str] | None
+    ) -> None:
+        self._controller = controller
+        self._options = options
+        self._names = names
+        self._models: dict[str, Model] = {}
+
+    def of(self, name: str) -> Model:
+        """Returns the model of a name.
+
+        Raises:
+            Refused: There is none.
+        """
+        own_name = name if self._names is None else self._names.get(name)
+        endpoint = None if own_name is None else self._controller.endpoints.get(own_name)
+        if endpoint is None:
+            self._models.pop(name, None)
+            raise unknown(name)
+        model = self._models.get(name)
+        if model is None or model.endpoint is not endpoint:
+            model = self._models[name] = Model(name, endpoint, self._options)
+        return model
+
+    def __iter__(self) -> Iterator[Model]:
+        """Yields the models that can be asked for texts now."""
+        names = self._controller.endpoints if self._names is None else self._names
+        for name in list(names):
+            if self._names is None or self._names[name] in self._controller.endpoints:
+                model = self.of(name)
+                if model.takes_text:
+                    yield model
+
+
+class OpenAIRoute(Route):
+    """A route whose errors are OpenAI's."""
+
+    @override
+    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+        return JSON, error_json(problem)
+
+
+class ModelsPage(OpenAIRoute):
+    """Lists the models, or describes the one that the path names."""
+
+    def __init__(self, models: Models) -> None:
+        super().__init__()
+        self._models = models
+        self._created = int(time.time())
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        name = exchange.scope.get("path_params", {}).get("model")
+        if name is None:
+            data = [self._described(model) for model in self._models]
+            body = orjson.dumps({"object": "list", "data": data})
+        else:
+            model = self._models.of(name)
+            if not model.takes_text:
+                raise unknown(name)
+            body = orjson.dumps(self._described(model))
+        await exchange.answer(200, JSON, body)
+
+    def _described(self, model: Model) -> dict[str, Any]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "shoal",
+        }

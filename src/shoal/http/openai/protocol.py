@@ -1,0 +1,122 @@
+"""The protocol: its options, and its routes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from shoal.core.options.checks import whole
+from shoal.http.openai.completions import TextRoute
+from shoal.http.openai.embeddings import EmbeddingsRoute
+from shoal.http.openai.models import Models, ModelsPage
+from shoal.http.openai.text_request import TextReader
+from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from shoal.http.requests.routing import Route
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.http_options import HttpOptions
+
+_PREFIX: Final = "/v1"
+
+
+def chat_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the prompt of a chat where no template is given.
+
+    Each message is a line ``role: content``, and the prompt ends with ``assistant:``.
+
+    Args:
+        messages: The messages; ``content`` is text.
+    """
+    return "\n".join([*(f"{one['role']}: {one['content']}" for one in messages), "assistant:"])
+
+
+class OpenAI(HttpProtocol):
+    """OpenAI's HTTP API, under ``/v1/``: the endpoints that take text are its models.
+
+    ::
+
+        app = shoal.App(protocols=[OpenAI(chat_template=template)])
+
+        @app.endpoint("/llama", name="llama", fill="continuous", streams=True)
+        async def llama(batch: shoal.OpenBatch[str, str]) -> None: ...
+
+    A model is an endpoint by its name. Its handler takes prompts (``list[str]``), or records with a
+    field ``prompt``, ``text`` or ``input``, and fields for those parameters of a request that it
+    knows, such as ``max_tokens`` or ``temperature``. A model of texts gives a text, or a stream of
+    its pieces; one of embeddings gives a vector.
+
+    Args:
+        models: The name of the endpoint of each model, if not all endpoints are to be models, or
+            under other names.
+        chat_template: Makes a prompt from the messages of a chat: dicts with ``role`` and
+            ``content``, which is text, and what else the client sent. A `ValueError` of it is told
+            to the client. It is not used where the handler's record has a field ``messages``.
+        count_tokens: Returns the number of tokens of a text. Without it a piece of a stream is a
+            token, and in prompts and whole texts words and marks are counted.
+        max_choices: The most texts of an answer: ``n`` for each prompt.
+        max_messages: The most messages of a chat.
+        max_inputs: The most inputs of a request for embeddings.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: A limit is below 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Mapping[str, str] | None = None,
+        chat_template: Callable[[Sequence[Mapping[str, Any]]], str] = chat_prompt,
+        count_tokens: Callable[[str], int] | None = None,
+        max_choices: int = 128,
+        max_messages: int = 1024,
+        max_inputs: int = 2048,
+    ) -> None:
+        for name, function in (("chat_template", chat_template), ("count_tokens", count_tokens)):
+            if function is not None and not callable(function):
+                raise TypeError(f"{name} must be a function, not {function!r}")
+        names: Sequence[Any] = () if models is None else [*models, *models.values()]
+        if not all(isinstance(name, str) for name in names):
+            raise TypeError(f"models must map names of models to those of endpoints, not {models}")
+        self._names = None if models is None else dict(models)
+        self._template = chat_template
+        self._count = count_tokens
+        self._max_choices = whole("max_choices", max_choices, least=1)
+        self._max_messages = whole("max_messages", max_messages, least=1)
+        self._max_inputs = whole("max_inputs", max_inputs, least=1)
+
+    @override
+    def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
+        models = Models(controller, options, self._names)
+        page = ModelsPage(models)
+        embeddings = EmbeddingsRoute(models, self._max_inputs, self._count)
+        routes: list[tuple[str, str, Route]] = [
+            (f"{_PREFIX}/models", "GET", page),
+            (f"{_PREFIX}/models/{{model:path}}", "GET", page),
+            (f"{_PREFIX}/embeddings", "POST", embeddings),
+        ]
+        for path, chat in (("/completions", False), ("/chat/completions", True)):
+            reader = TextReader(
+                chat=chat, most_messages=self._max_messages, most_choices=self._max_choices
+            )
+            route = TextRoute(models, reader, options, self._template, self._count)
+            routes.append((_PREFIX + path, "POST", route))
+        return _Routes(routes)
+
+
+class _Routes(ProtocolRoutes):
+    def __init__(self, routes: Sequence[tuple[str, str, Route]]) -> None:
+        self._routes = routes
+
+    @override
+    def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
+        return ()
+
+    @override
+    def besides(self) -> Iterable[tuple[str, str, Route]]:
+        return self._routes

@@ -1,0 +1,143 @@
+"""Where a text ends: at a stop sequence, or at its number of tokens.
+
+It holds for every model, also for one that knows neither. Stop sequences may lie across pieces, so
+the end of the text that may be the beginning of one is held back until the next piece.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_WORD: Final = re.compile(r"\S+")
+
+
+def count_words(text: str) -> int:
+    """Returns the number of words of a text: its tokens, if no function counts them."""
+    return len(text.split())
+
+
+class TextEnd:
+    """Finds the end of one text.
+
+    Args:
+        stops: The stop sequences; the text ends before the first one.
+        most: The most tokens of the text; None for any number.
+        count: Returns the number of tokens of a text; None if each piece is one token.
+
+    Attributes:
+        counts: Whether a function counts the tokens.
+        plain_below: While its number of tokens is below this, a piece that `is_clear` is one token,
+            and is taken as it is. So `take` need not be called for it if `tokens` is increased.
+        tokens: The number of tokens so far.
+        reason: Why the text has ended, ``"stop"`` or ``"length"``; None if it goes on.
+    """
+
+    __slots__ = (
+        "_count",
+        "_firsts",
+        "_held",
+        "_most",
+        "_stops",
+        "counts",
+        "plain_below",
+        "reason",
+        "tokens",
+    )
+
+    def __init__(
+        self, stops: Sequence[str], most: int | None, count: Callable[[str], int] | None
+    ) -> None:
+        self._stops = stops
+        self._most = most
+        self._count = count
+        self._firsts = {stop[0] for stop in stops}
+        self._held = ""
+        self.counts = count is not None
+        self.plain_below: float = 0
+        if count is None:
+            self.plain_below = math.inf if most is None else most
+        self.tokens = 0
+        self.reason: str | None = None
+
+    def is_clear(self, piece: str) -> bool:
+        """Returns whether no stop sequence can begin in a piece, or go on in it."""
+        if not self._stops:
+            return True
+        return not self._held and self._firsts.isdisjoint(piece)
+
+    def take(self, piece: str) -> str:
+        """Takes the next piece of the text; returns what is certain to be part of it."""
+        count, most = self._count, self._most
+        tokens = self.tokens + (1 if count is None else count(piece))
+        reason = None
+        if most is not None and tokens >= most:
+            reason = "length"
+            if count is not None and tokens > most:
+                piece = _beginning(piece, most - self.tokens, count)
+                tokens = most
+        text = self._held + piece
+        found = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
+            text, reason = text[: min(found)], "stop"
+        elif reason is None and self._stops:
+            kept = len(text) - _held_back(text, self._stops)
+            self._held = text[kept:]
+            self.tokens = tokens
+            return text[:kept]
+        self._held = ""
+        self.tokens = tokens
+        self.reason = reason
+        return text
+
+    def whole(self, text: str) -> str:
+        """Takes a whole text; returns as much of it as is before its end."""
+        if self._count is None:
+            self._count = count_words
+        text = self.take(text)
+        if self.reason == "stop":
+            self.tokens = self._count(text)
+        return text + self.rest()
+
+    def rest(self) -> str:
+        """Returns what was held back, since the model has ended the text."""
+        rest, self._held = self._held, ""
+        if self.reason is None:
+            self.reason = "stop"
+        return rest
+
+
+def _beginning(text: str, tokens: int, count: Callable[[str], int]) -> str:
+    """Returns the longest beginning of a text that has so many tokens at most."""
+    if count is count_words:
+        last = 0
+        for nth, word in enumerate(_WORD.finditer(text)):
+            if nth == tokens:
+                break
+            last = word.end()
+        return text[:last]
+    fits, fails = 0, len(text) + 1
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        if count(text[:middle]) <= tokens:
+            fits = middle
+        else:
+            fails = middle
+    return text[:fits]
+
+
+def _held_back(text: str, stops: Sequence[str]) -> int:
+    """Returns how long the longest end of a text is that a stop sequence begins with."""
+    longest = 0
+    for stop in stops:
+        at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+        while at >= 0 and len(text) - at > longest:
+            if stop.startswith(text[at:]):
+                longest = len(text) - at
+                break
+            at = text.find(stop[0], at + 1)
+    return longest

@@ -1,0 +1,439 @@
+"""The calls of one request for texts."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import anyio
+
+from shoal.batching.calls.leaving import Departure
+from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.errors import DeadlineExceeded, ItemTooLarge
+from shoal.http.openai.errors import refused
+from shoal.http.openai.messages import (
+    AnswerForms,
+    ChoiceMessages,
+    MessageForm,
+    NotText,
+    checked_text,
+)
+from shoal.http.openai.text import TextEnd, count_words
+from shoal.http.requests.call import EndpointCall, HttpMetadata
+from shoal.http.requests.endpoint import call_headers
+from shoal.serving.endpoints.compared_stream import ComparedStream
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+    from starlette.types import Scope
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.openai.models import ChatTemplate, Model, TokenCount
+    from shoal.http.openai.text_request import TextRequest
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.problem import Refused
+    from shoal.http.requests.streaming import ItemStream
+    from shoal.observe.metrics import ItemTimes
+
+T = TypeVar("T")
+
+
+class UnwatchedCaller:
+    """The caller of a call that is cancelled by the task around it if the client leaves.
+
+    Args:
+        exchange: The client's request.
+    """
+
+    direct = None
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request."""
+        return self._exchange.request_id
+
+    @property
+    def scope(self) -> Scope:
+        """The ASGI scope."""
+        return self._exchange.scope
+
+    @property
+    def departure(self) -> Departure:
+        """Tells nothing."""
+        return Departure(anyio.sleep_forever, lambda _: None)
+
+
+class TextJob:
+    """One request for texts, and what its calls share.
+
+    Args:
+        exchange: The request.
+        model: The model that is asked.
+        asked: What is asked for.
+        template: Makes a prompt of the messages of a chat.
+        count: Counts the tokens of a text; None if each piece of a stream is one.
+
+    Attributes:
+        exchange: As above.
+        model: As above.
+        asked: As above.
+        texts: The number of texts of the answer.
+        metadata: The metadata of the calls.
+    """
+
+    __slots__ = (
+        *("_count", "_prompt", "_template", "asked", "exchange", "metadata", "model", "texts"),
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: Model,
+        asked: TextRequest,
+        template: ChatTemplate,
+        count: TokenCount | None,
+    ) -> None:
+        self.exchange = exchange
+        self.model = model
+        self.asked = asked
+        self.texts = asked.n * (len(asked.prompts) or 1)
+        self.metadata = HttpMetadata(model.endpoint.name, exchange)
+        self._template = template
+        self._count = count
+        self._prompt: str | None = None
+
+    @property
+    def times(self) -> ItemTimes:
+        """Where the times of the pieces are counted."""
+        return self.exchange.item_times(self.model.endpoint.name)
+
+    def form(self) -> MessageForm:
+        """Returns the form of the messages of a stream."""
+        return self._forms().messages(self.exchange.id)
+
+    def _forms(self) -> AnswerForms:
+        return self.model.chats if self.asked.messages is not None else self.model.completions
+
+    def whole(self, texts: Sequence[tuple[str, TextEnd]]) -> bytes:
+        """Returns the body of the answer with the whole texts, and their ends."""
+        return self._forms().whole(self.exchange.id, texts, self.prompt_tokens())
+
+    def prompt_tokens(self) -> int:
+        """Returns the number of tokens of the prompts."""
+        count = self._count or count_words
+        if self.asked.messages is None:
+            return sum([count(prompt) for prompt in self.asked.prompts])
+        if self._prompt is not None:
+            return count(self._prompt)
+        return sum([count(str(one["content"])) for one in self.asked.messages])
+
+    def text(self, call: EndpointCall, batcher: Batcher[Any], nth: int) -> TextCall:
+        """Returns the call for one of the texts.
+
+        Args:
+            call: The call, whose batcher was found.
+            batcher: The batcher.
+            nth: The index of the text.
+
+        Raises:
+            Refused: The request does not fit the handler's parameters.
+        """
+        asked = self.asked
+        maker = self.model.maker(batcher)
+        asked.check_fields(maker.fields)
+        which, sample = divmod(nth, asked.n)
+        if asked.messages is None:
+            prompt: str | None = asked.prompts[which]
+        else:
+            prompt = None if maker.takes_messages else self._chat_prompt(asked.messages)
+        given = asked.given
+        if sample and "seed" in given:  # otherwise all would be the same text
+            given = {**given, "seed": given["seed"] + sample}
+        item = maker.item(prompt, given)
+        count, most = self._count, asked.max_tokens
+        if most is None and maker.fields:
+            most = maker.limit(item)
+        if count is None and not call.streams:
+            count = count_words
+            if "max_tokens" in maker.fields:
+                most = None  # the model has counted its own tokens, which words are not
+        return TextCall(self, call, batcher, item, TextEnd(asked.stops, most, count))
+
+    async def found_text(self, call: EndpointCall, nth: int) -> TextCall:
+        """Finds the batcher of a call; returns the call for one of the texts.
+
+        Raises:
+            Exception: As `EndpointCall.find`, and as `text`.
+        """
+        headers = call_headers(self.exchange.headers)
+        return self.text(call, await call.find(headers), nth)
+
+    def _chat_prompt(self, messages: Sequence[Any]) -> str:
+        if self._prompt is None:
+            try:
+                self._prompt = self._template(messages)
+            except ValueError as error:
+                raise refused(str(error), param="messages") from error
+        return self._prompt
+
+
+class TextCall:
+    """The call for one text.
+
+    Attributes:
+        item: The item of the call.
+        end: Finds the end of the text.
+    """
+
+    __slots__ = ("_batcher", "_call", "_job", "end", "item")
+
+    def __init__(
+        self, job: TextJob, call: EndpointCall, batcher: Batcher[Any], item: Any, end: TextEnd
+    ) -> None:
+        self._job = job
+        self._call = call
+        self._batcher = batcher
+        self.item = item
+        self.end = end
+
+    def stream(self) -> ItemStream:
+        """Returns the stream of its pieces; of one piece if the model does not stream."""
+        if self._call.streams:
+            return self._call.stream(self.item, self._job.metadata)
+        return _OneResult(self._call, self.item, self._job.metadata)
+
+    def of_result(self, result: Any) -> str:
+        """Returns the text by the result of a model that does not stream.
+
+        Raises:
+            TypeError: It is not text.
+        """
+        return self.end.whole(checked_text(result))
+
+    async def collected(self) -> str:
+        """Makes the call; returns the whole text.
+
+        Raises:
+            DeadlineExceeded: A stream took too long, or as for any call.
+            TypeError: It is not text.
+        """
+        if not self._call.streams:
+            return self.of_result(await self._call.result(self.item, self._job.metadata))
+        limit_s = self._job.exchange.settings.answer_timeout_s
+        if self._batcher.options.request_timeout_s is not None:
+            limit_s = None  # the call has a deadline
+        with anyio.move_on_after(limit_s):
+            return await self._read()
+        raise DeadlineExceeded(f"the text was not complete after {limit_s} s")
+
+    async def _read(self) -> str:
+        texts: list[str] = []
+        end = self.end
+        stream = self._call.stream(self.item, self._job.metadata)
+        results = None if isinstance(stream, ComparedStream) else stream
+        tick = self._job.times.clock(parking_of_this_loop().now).tick
+
+        def take(piece: Any) -> bool:
+            """Takes a piece in the handler's task, which saves a switch to this one."""
+            if type(piece) is not str:
+                return False
+            texts.append(end.take(piece))
+            tick()
+            if end.reason is not None and results is not None:
+                results.leave()
+            return True
+
+        async with stream:
+            if results is not None and not end.counts:
+                results.pass_on(take)
+            async for piece in stream:
+                for one in (piece, *stream.ready()):
+                    texts.append(end.take(checked_text(one)))
+                    tick()
+                    if end.reason is not None:
+                        break
+                if end.reason is not None:
+                    break
+        texts.append(end.rest())
+        return checked_text("".join(texts))
+
+
+class _OneResult:
+    """The result of a call as a stream of one item."""
+
+    def __init__(self, call: EndpointCall, item: Any, metadata: HttpMetadata) -> None:
+        self._call = call
+        self._item = item
+        self._metadata = metadata
+        self._is_read = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._is_read:
+            raise StopAsyncIteration
+        self._is_read = True
+        return await self._call.result(self._item, self._metadata)
+
+    def ready(self) -> list[Any]:
+        """Returns no items."""
+        return []
+
+
+async def refusing(rest: Coroutine[Any, Any, T]) -> T:
+    """Awaits something, and raises for the client what it can do something about.
+
+    Raises:
+        Refused: The prompt is too long, or the model gives no text.
+    """
+    try:
+        return await rest
+    except (ItemTooLarge, NotText) as error:
+        raise refusal_of(error) from None
+
+
+def refusal_of(error: ItemTooLarge | NotText) -> Refused:
+    """Returns the error to raise for one that the client can do something about."""
+    if isinstance(error, ItemTooLarge):
+        return refused("The prompt is too long for the model", code="context_length_exceeded")
+    return refused("The model gives no texts, perhaps embeddings", param="model")
+
+
+async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
+    """Makes the calls of all texts at once; returns the texts, and their ends.
+
+    Raises:
+        Exception: The first one of a call that failed; the others are cancelled.
+    """
+    found: dict[int, tuple[str, TextEnd]] = {}
+    failures: list[Exception] = []
+
+    async def run(nth: int) -> None:
+        try:
+            with EndpointCall(job.model.calls, UnwatchedCaller(job.exchange)) as call:
+                text = await job.found_text(call, nth)
+                found[nth] = await refusing(text.collected()), text.end
+        except Exception as error:
+            failures.append(error)
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for nth in range(job.texts):
+            tasks.start_soon(run, nth)
+    try:
+        if failures:
+            raise failures[0]
+    finally:
+        failures.clear()  # their tracebacks hold this frame
+    return [found[nth] for nth in range(job.texts)]
+
+
+class MergedTexts:
+    """The messages of the pieces of several texts, as they come; see `ItemStream`.
+
+    Args:
+        job: The request.
+        form: The form of the answer.
+
+    Attributes:
+        ends: The ends of the texts.
+    """
+
+    def __init__(self, job: TextJob, form: MessageForm) -> None:
+        self.ends: list[TextEnd] = []
+        self._job = job
+        self._form = form
+        self._messages: deque[bytes] = deque()
+        self._failure: Exception | None = None
+        self._running = job.texts
+        self._changed = anyio.Event()
+        self._room = anyio.Event()
+
+    @cached_property
+    def _tasks(self) -> TaskGroup:
+        return anyio.create_task_group()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        for nth in range(self._job.texts):
+            self._tasks.start_soon(self._run, nth)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._messages:
+            if self._failure is not None:
+                raise self._failure
+            if not self._running:
+                raise StopAsyncIteration
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        return b"".join(self.ready())
+
+    def ready(self) -> list[Any]:
+        """Returns the messages that are there; see `ItemStream`."""
+        messages = list(self._messages)
+        self._messages.clear()
+        self._room.set()
+        return messages
+
+    async def _run(self, nth: int) -> None:
+        try:
+            with EndpointCall(self._job.model.calls, UnwatchedCaller(self._job.exchange)) as call:
+                text = await self._job.found_text(call, nth)
+                await refusing(self._pass_on(text, nth))
+        except Exception as error:
+            self._failure = self._failure or error
+        self._running -= 1
+        self._changed.set()
+
+    async def _pass_on(self, text: TextCall, nth: int) -> None:
+        end, stream = text.end, text.stream()
+        self.ends.append(end)
+        messages = ChoiceMessages(self._form, nth, end, with_usage=self._job.asked.include_usage)
+        tick = self._job.times.clock(parking_of_this_loop().now).tick
+        async with stream:
+            async for piece in stream:
+                message = messages.piece(piece)
+                tick()
+                if end.reason is not None:
+                    break  # the call ends first
+                await self._put(message)
+            else:
+                message = messages.ended()
+        await self._put(message)
+
+    async def _put(self, message: bytes) -> None:
+        """Adds a message; waits while the client has not taken those that are there."""
+        while len(self._messages) >= self._job.texts:
+            if self._room.is_set():
+                self._room = anyio.Event()
+            await self._room.wait()
+        if message:
+            self._messages.append(message)
+            self._changed.set()

@@ -1,0 +1,234 @@
+"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``.
+
+Parameters that no one knows are ignored. Those that would change what the answer means, and that
+are not kept here, are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from shoal.http.openai.errors import of_invalid_item, refused
+from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.requests.problem import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.http.requests.exchange import Exchange
+
+MOST_STOPS: Final = 4
+LONGEST_STOP: Final = 256
+LONGEST_NAME: Final = 256
+
+_OPEN: Final = ConfigDict(extra="allow", strict=True)
+_Count = Annotated[int, Field(ge=1, le=2**31)]
+_Name = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
+
+
+class _StreamOptions(TypedDict, total=False):
+    include_usage: bool | None
+
+
+@with_config(_OPEN)
+class _Text(TypedDict):
+    model: _Name
+    max_tokens: NotRequired[_Count | None]
+    n: NotRequired[_Count | None]
+    stop: NotRequired[str | list[str] | None]
+    stream: NotRequired[bool | None]
+    stream_options: NotRequired[_StreamOptions | None]
+    temperature: NotRequired[Annotated[float, Field(ge=0, le=2)] | None]
+    top_p: NotRequired[Annotated[float, Field(ge=0, le=1)] | None]
+    seed: NotRequired[Annotated[int, Field(ge=-(2**63), lt=2**63)] | None]
+
+
+@with_config(_OPEN)
+class _Completion(_Text):
+    prompt: str | list[Any]
+
+
+@with_config(_OPEN)
+class _Message(TypedDict):
+    role: Annotated[str, Field(max_length=64)]
+    content: NotRequired[str | list[dict[str, Any]] | None]
+
+
+@with_config(_OPEN)
+class _Chat(_Text):
+    messages: Annotated[list[_Message], Field(min_length=1)]
+    max_completion_tokens: NotRequired[_Count | None]
+
+
+# What the answers have no form for, whatever the model takes.
+_NEVER: Final = frozenset(
+    {
+        *("tools", "functions", "function_call", "tool_choice", "logprobs", "top_logprobs"),
+        *("audio", "modalities", "echo", "best_of", "web_search_options"),
+    }
+)
+# What a model may take itself.
+_BY_MODEL: Final = frozenset({"response_format", "logit_bias", "suffix", "prediction"})
+_SPECIAL: Final = _NEVER | _BY_MODEL
+
+
+def _changes_nothing(name: str, value: Any, n: int) -> bool:
+    """Returns whether an answer without the parameter is what was asked for."""
+    if name == "response_format":
+        return bool(value == {"type": "text"})
+    if name == "modalities":
+        return bool(value == ["text"])
+    if name in ("tool_choice", "function_call"):
+        return bool(value in ("none", "auto"))  # without tools
+    if name == "best_of":
+        return type(value) is int and value == n
+    # A number that says how many logprobs of a completion are wanted may be 0, and means some.
+    return value is False or value in ("", [], {}, None) or (name == "top_logprobs" and value == 0)
+
+
+@dataclass(slots=True)
+class TextRequest:
+    """What a request for texts asks for.
+
+    Attributes:
+        model: The name of the model.
+        given: All parameters of the request that are not null.
+        prompts: The prompts; empty for a chat.
+        messages: The messages of a chat; None for a completion.
+        n: The number of texts for each prompt.
+        stops: The stop sequences.
+        max_tokens: The most tokens of a text; None if it is not given.
+        stream: Whether the texts are streamed.
+        include_usage: Whether a stream ends with the numbers of tokens.
+    """
+
+    model: str
+    given: Mapping[str, Any]
+    prompts: Sequence[str]
+    messages: Sequence[Mapping[str, Any]] | None
+    n: int
+    stops: Sequence[str]
+    max_tokens: int | None
+    stream: bool
+    include_usage: bool
+
+    def check_fields(self, fields: frozenset[str]) -> None:
+        """Checks that what the request asks for is answered by a model.
+
+        Args:
+            fields: The names of the parameters that the model takes.
+
+        Raises:
+            Refused: It is not.
+        """
+        for name in _SPECIAL.intersection(self.given):
+            is_models = name in _BY_MODEL and name in fields
+            if not is_models and not _changes_nothing(name, self.given[name], self.n):
+                raise refused(
+                    f"The parameter {name} is not supported here", param=name, code="unsupported"
+                )
+
+
+class TextReader:
+    """Reads the bodies of one of the two paths.
+
+    Args:
+        chat: Whether that is the one for chats.
+        most_messages: The most messages of a chat.
+        most_choices: The most texts of an answer.
+    """
+
+    def __init__(self, *, chat: bool, most_messages: int, most_choices: int) -> None:
+        self._chat = chat
+        self._most_messages = most_messages
+        self._most_choices = most_choices
+        self._type = JsonType(adapter_of(_Chat if chat else _Completion))
+
+    def read(self, exchange: Exchange, body: bytes) -> TextRequest:
+        """Returns what a request asks for.
+
+        Raises:
+            Refused: It is malformed, or asks for too much.
+        """
+        try:
+            given: dict[str, Any] = self._type.parsed(exchange, body)
+        except Refused as refusal:
+            raise of_invalid_item(refusal) from None
+        if None in given.values():
+            given = {name: value for name, value in given.items() if value is not None}
+        n: int = given.get("n", 1)
+        prompts: Sequence[str] = ()
+        messages: Sequence[Mapping[str, Any]] | None = None
+        if self._chat:
+            messages = self._messages(given)
+            if "max_completion_tokens" in given:
+                given["max_tokens"] = given["max_completion_tokens"]
+        else:
+            prompts = _prompts(given["prompt"])
+        if n != 1 or len(prompts) > 1:
+            self._check_number(n, len(prompts))
+        stops: Sequence[str] = ()
+        if "stop" in given:
+            stops = given["stop"] = _stops(given["stop"])
+        options = given.get("stream_options")
+        return TextRequest(
+            given["model"],
+            given,
+            prompts,
+            messages,
+            n,
+            stops,
+            given.get("max_tokens"),
+            given.get("stream", False),
+            options is not None and bool(options.get("include_usage")),
+        )
+
+    def _check_number(self, n: int, prompts: int) -> None:
+        if n * max(1, prompts) > self._most_choices:
+            param = "n" if n > 1 else "prompt"
+            raise refused(f"An answer has {self._most_choices} choices at most", param=param)
+
+    def _messages(self, given: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        messages: list[dict[str, Any]] = given["messages"]
+        if len(messages) > self._most_messages:
+            raise refused(f"A chat has {self._most_messages} messages at most", param="messages")
+        for nth, message in enumerate(messages):
+            content = message.get("content")
+            if type(content) is not str:
+                message["content"] = _text_of(content, f"messages.{nth}.content")
+        return messages
+
+
+def _text_of(content: list[dict[str, Any]] | None, param: str) -> str:
+    """Returns the text of a message whose content is a list of parts, or nothing."""
+    texts: list[str] = []
+    for part in content or ():
+        text = part.get("text")
+        if part.get("type") != "text" or not isinstance(text, str):
+            raise refused("The parts of a message must be texts", param=param, code="unsupported")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _prompts(given: str | list[Any]) -> Sequence[str]:
+    if isinstance(given, str):
+        return (given,)
+    if not given:
+        raise refused("There must be a prompt", param="prompt")
+    if not all(isinstance(one, str) for one in given):
+        raise refused("Prompts must be texts; tokens are not supported", param="prompt")
+    return given
+
+
+def _stops(given: str | list[str]) -> Sequence[str]:
+    stops = [given] if isinstance(given, str) else given
+    if len(stops) > MOST_STOPS or not all(0 < len(stop) <= LONGEST_STOP for stop in stops):
+        raise refused(
+            f"stop must be at most {MOST_STOPS} sequences of 1 to {LONGEST_STOP} characters",
+            param="stop",
+        )
+    return stops

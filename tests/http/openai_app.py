@@ -1,0 +1,148 @@
+"""Models for the tests of OpenAI's protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import anyio
+from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
+
+import shoal
+
+
+class Writer:
+    """A continuous model that writes the words of its prompts, one in each step.
+
+    Attributes:
+        steps: The prompts that were active in each step.
+        may_step: Each step waits for it, if it is set.
+    """
+
+    def __init__(self):
+        self.steps = []
+        self.waiting = []
+        self.is_held = False
+        self._step = anyio.Event()
+
+    def step(self):
+        self._step.set()
+
+    async def __call__(self, batch: shoal.OpenBatch[str, str]) -> None:
+        left = {}
+        async for joined in batch.steps():
+            left |= {request: request.item.split(" ") for request in joined}
+            left = {request: words for request, words in left.items() if not request.ended}
+            self.steps.append([request.item for request in left])
+            if self.is_held:
+                await self._step.wait()
+                self._step = anyio.Event()
+            else:
+                await anyio.sleep(0.01)  # a step takes time
+            for request, words in list(left.items()):
+                await request.send(words.pop(0) + " ")
+                if not words:
+                    request.finish()
+                    del left[request]
+
+
+async def words(prompts: list[str]):
+    """Streams the words of each prompt."""
+    parts = [prompt.split(" ") for prompt in prompts]
+    for nth in range(max(map(len, parts))):
+        yield [part[nth] + " " if nth < len(part) else shoal.END for part in parts]
+
+
+async def upper(prompts: list[str]) -> list[str]:
+    return [prompt.upper() for prompt in prompts]
+
+
+@dataclass
+class Options:
+    prompt: str
+    max_tokens: int = 7
+    temperature: float = 1.0
+    stop: list[str] = field(default_factory=list)
+    seed: int | None = None
+    top_k: int = 0
+
+
+async def options(prompts: list[Options]) -> list[str]:
+    return [
+        f"{p.prompt}|{p.max_tokens}|{p.temperature}|{p.stop}|{p.seed}|{p.top_k}" for p in prompts
+    ]
+
+
+class Narrow(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    text: str = Field(max_length=10)
+    temperature: float = Field(0.5, le=1)
+
+
+async def narrow(prompts: list[Narrow]) -> list[str]:
+    return [f"{p.text} at {p.temperature}" for p in prompts]
+
+
+class Chat(TypedDict):
+    messages: list[dict[str, str]]
+
+
+async def talk(chats: list[Chat]) -> list[str]:
+    return [" / ".join(one["role"] + " " + one["content"] for one in c["messages"]) for c in chats]
+
+
+async def columns(prompt: list[str], seed: list[int], top_p: list[float] = 0.25) -> list[str]:
+    return [f"{p} {s} {t}" for p, s, t in zip(prompt, seed, top_p, strict=True)]
+
+
+async def embed(texts: list[str]) -> list[list[float]]:
+    return [[float(len(text)), 0.5] for text in texts]
+
+
+async def numbers(items: list[int]) -> list[int]:
+    return items
+
+
+async def broken(prompts: list[str]) -> list[str]:
+    raise RuntimeError("secret")
+
+
+async def breaks(prompts: list[str]):
+    yield ["one "] * len(prompts)
+    raise RuntimeError("secret")
+
+
+def openai_app(*protocols, **settings):
+    """Returns an application with all of these models, and the writer."""
+    app = shoal.App(protocols=protocols or ["openai"], **settings)
+    for handler in (words, upper, options, narrow, talk, columns, embed, numbers, broken, breaks):
+        app.endpoint(f"/{handler.__name__}", name=handler.__name__)(handler)
+    app.writer = Writer()
+    app.endpoint("/writer", name="writer", fill="continuous", streams=True, max_batch_size=2)(
+        app.writer
+    )
+    return app
+
+
+def events(body):
+    """Returns the data of the events of a stream."""
+    import json
+
+    parts = body.decode().removesuffix("\n\n").split("\n\n")
+    found = [part.removeprefix("data: ") for part in parts if part != ":"]
+    return [one if one == "[DONE]" else json.loads(one) for one in found]
+
+
+def text_of(found):
+    """Returns the texts of a stream's choices, and their reasons to finish."""
+    texts, reasons = {}, {}
+    for event in found:
+        if event == "[DONE]":
+            continue
+        for choice in event["choices"]:
+            piece = choice.get("text", choice.get("delta", {}).get("content") or "")
+            texts[choice["index"]] = texts.get(choice["index"], "") + piece
+            if choice["finish_reason"]:
+                assert choice["index"] not in reasons
+                reasons[choice["index"]] = choice["finish_reason"]
+    return texts, reasons

@@ -1,0 +1,564 @@
+"""OpenAI's protocol: its answers, its streams, what ends a text, and what frees a place."""
+
+import base64
+import struct
+
+import anyio
+import pytest
+from openai_app import Options, events, openai_app, text_of
+
+import shoal
+from shoal.http.openai import OpenAI
+from shoal.testing import settle
+from shoal.testing.asgi import Call, ask, calling
+
+pytestmark = pytest.mark.anyio
+
+COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
+HI = [{"role": "user", "content": "hi"}]
+
+
+async def completed(app, model, prompt, **more):
+    answer = await ask(app, COMPLETIONS, {"model": model, "prompt": prompt, **more})
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+async def streamed(app, path=COMPLETIONS, **asked):
+    answer = await ask(app, path, {"stream": True, **asked})
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"] == "text/event-stream"
+    return events(answer.body)
+
+
+async def refused(app, asked, path=COMPLETIONS):
+    answer = await ask(app, path, asked)
+    assert answer.headers["content-type"] == "application/json"
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return answer.status, error
+
+
+async def test_a_completion():
+    app = openai_app()
+    async with app.lifespan():
+        answer = await ask(app, COMPLETIONS, {"model": "upper", "prompt": "a b", "user": "me"})
+        body = answer.json()
+        assert body.pop("created") > 1e9
+        assert body.pop("id") == "cmpl-" + answer.headers["x-request-id"]
+        assert body == {
+            "object": "text_completion",
+            "model": "upper",
+            "choices": [{"index": 0, "text": "A B", "logprobs": None, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
+        }
+
+
+async def test_a_chat():
+    app = openai_app()
+    async with app.lifespan():
+        body = (await ask(app, CHATS, {"model": "upper", "messages": HI})).json()
+        assert body["object"] == "chat.completion"
+        assert body["id"].startswith("chatcmpl-")
+        [choice] = body["choices"]
+        assert choice["message"] == {
+            "role": "assistant",
+            "content": "USER: HI\nASSISTANT:",
+            "refusal": None,
+        }
+
+
+async def test_a_streaming_model_gives_whole_texts_too():
+    app = openai_app()
+    async with app.lifespan():
+        body = await completed(app, "words", "a b c")
+        assert body["choices"][0]["text"] == "a b c "
+        assert body["usage"]["completion_tokens"] == 3  # a piece is a token
+
+
+async def test_a_model_of_whole_texts_streams_too():
+    app = openai_app()
+    async with app.lifespan():
+        found = await streamed(app, model="upper", prompt="a b")
+        assert found[-1] == "[DONE]"
+        assert text_of(found) == ({0: "A B"}, {0: "stop"})
+
+
+async def test_a_stream_of_a_completion():
+    app = openai_app()
+    async with app.lifespan():
+        found = await streamed(app, model="words", prompt="a b")
+        assert [event["choices"][0]["text"] for event in found[:-1]] == ["a ", "b ", ""]
+        assert {event["object"] for event in found[:-1]} == {"text_completion"}
+        assert len({event["id"] for event in found[:-1]}) == 1
+        assert all("usage" not in event for event in found[:-1])
+        assert found[-1] == "[DONE]"
+
+
+async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_asked():
+    app = openai_app()
+    async with app.lifespan():
+        found = await streamed(
+            app, CHATS, model="words", messages=HI, stream_options={"include_usage": True}
+        )
+        first, *pieces, last, usage, done = found
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+        assert [piece["choices"][0]["delta"] for piece in pieces] == [
+            {"content": "user: "},
+            {"content": "hi\nassistant: "},
+        ]
+        assert last["choices"][0] == {
+            "index": 0,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": "stop",
+        }
+        assert all(event["usage"] is None for event in found[:-2])
+        assert usage["choices"] == []
+        assert usage["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        assert done == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("model", ["words", "upper", "writer"])
+@pytest.mark.parametrize(
+    ("asked", "text", "reason"),
+    [
+        ({}, "a b c d", "stop"),
+        ({"max_tokens": 2}, "a b", "length"),
+        ({"max_tokens": 4}, "a b c d", "length"),
+        ({"max_tokens": 5}, "a b c d", "stop"),
+        ({"stop": "c"}, "a b ", "stop"),
+        ({"stop": ["x", "b c"]}, "a ", "stop"),  # across pieces
+        ({"stop": ["d e"]}, "a b c d", "stop"),  # held back, and then sent
+        ({"stop": ["a"]}, "", "stop"),
+        ({"stop": ["d"], "max_tokens": 2}, "a b", "length"),
+        ({"stop": ["b"], "max_tokens": 2}, "a ", "stop"),
+    ],
+)
+async def test_a_text_ends_whatever_the_model_knows(model, asked, text, reason, stream):
+    app = openai_app()
+    if model == "upper":
+        asked = (
+            {**asked, "stop": [stop.upper() for stop in asked["stop"]]}
+            if "stop" in asked
+            else asked
+        )
+    async with app.lifespan():
+        if stream:
+            found = await streamed(app, model=model, prompt="a b c d", **asked)
+            texts, reasons = text_of(found)
+            got, why = texts[0], reasons[0]
+        else:
+            choice = (await completed(app, model, "a b c d", **asked))["choices"][0]
+            got, why = choice["text"], choice["finish_reason"]
+        assert (got.lower().rstrip(), why) == (text.rstrip(), reason)
+
+
+async def test_a_text_that_has_ended_frees_its_place_before_the_next_step():
+    app = openai_app()
+    async with app.lifespan():
+        asked = {"model": "writer", "prompt": "a b c d e f", "max_tokens": 2}
+        for more in ({"stream": True}, {}, {"n": 2}, {"n": 2, "stream": True}):
+            app.writer.steps.clear()
+            await ask(app, COMPLETIONS, asked | more)
+            await anyio.sleep(1)
+            assert [len(active) for active in app.writer.steps if active] == [more.get("n", 1)] * 2
+
+
+@pytest.mark.parametrize("more", [{"stream": True}, {}, {"n": 2}, {"n": 2, "stream": True}])
+async def test_a_client_that_leaves_frees_its_place_before_the_next_step(more):
+    app = openai_app()
+    app.writer.is_held = True
+    asked = {"model": "writer", "prompt": "a b c d e f", **more}
+    async with app.lifespan():
+        call = Call(app, COMPLETIONS, item=asked)
+        async with calling(call):
+            await settle()
+            app.writer.step()
+            await settle()
+            assert app.writer.steps == [["a b c d e f"] * more.get("n", 1)] * 2
+            call.leave()
+            await settle()
+            app.writer.is_held = False
+            app.writer.step()
+            await anyio.sleep(1)
+            assert [one for one in app.writer.steps[2:] if one] == []
+
+
+async def test_n_makes_n_calls_with_seeds_that_differ():
+    app = openai_app()
+    async with app.lifespan():
+        body = await completed(app, "columns", ["x", "y"], n=2, seed=5, top_p=0.5)
+        assert [one["text"] for one in body["choices"]] == [
+            "x 5 0.5",
+            "x 6 0.5",
+            "y 5 0.5",
+            "y 6 0.5",
+        ]
+        assert [one["index"] for one in body["choices"]] == [0, 1, 2, 3]
+        assert body["usage"] == {"prompt_tokens": 2, "completion_tokens": 12, "total_tokens": 14}
+
+
+async def test_several_texts_are_streamed_together():
+    app = openai_app()
+    async with app.lifespan():
+        found = await streamed(
+            app,
+            model="words",
+            prompt=["a b c", "d e"],
+            n=2,
+            max_tokens=2,
+            stream_options={"include_usage": True},
+        )
+        assert text_of(found) == (
+            {0: "a b ", 1: "a b ", 2: "d e ", 3: "d e "},
+            {0: "length", 1: "length", 2: "length", 3: "length"},
+        )
+        assert found[-2]["usage"] == {
+            "prompt_tokens": 5,
+            "completion_tokens": 8,
+            "total_tokens": 13,
+        }
+        assert found[-1] == "[DONE]"
+
+
+async def test_a_record_gets_the_parameters_that_it_has_fields_for():
+    app = openai_app()
+    async with app.lifespan():
+        body = await completed(app, "options", "p", presence_penalty=1, top_k=3, temperature=0)
+        assert body["choices"][0]["text"] == "p|7|0.0|[]|None|3"
+        body = await completed(app, "options", "p", max_tokens=9, stop="!", seed=4, n=1)
+        assert body["choices"][0]["text"] == "p|9|1.0|['"  # it ends at the stop sequence
+        body = await completed(app, "narrow", "p", temperature=0.25, seed=3)
+        assert body["choices"][0]["text"] == "p at 0.25"
+        body = await completed(app, "columns", "p", seed=3)
+        assert body["choices"][0]["text"] == "p 3 0.25"
+
+
+async def test_the_default_of_a_record_ends_a_stream_too():
+    async def endless(prompts: list[Options]):
+        while True:
+            yield ["x "] * len(prompts)
+
+    app = shoal.App(protocols=["openai"])
+    app.endpoint("/endless", name="endless")(endless)
+    async with app.lifespan():
+        choice = (await completed(app, "endless", "p"))["choices"][0]
+        assert (choice["text"], choice["finish_reason"]) == ("x " * 7, "length")
+
+
+async def test_messages_are_passed_to_a_model_that_takes_them():
+    app = openai_app()
+    async with app.lifespan():
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+        messages = [{"role": "system", "content": parts}, *HI]
+        body = (await ask(app, CHATS, {"model": "talk", "messages": messages})).json()
+        assert body["choices"][0]["message"]["content"] == "system ab / user hi"
+        assert body["usage"]["prompt_tokens"] == 2
+        status, error = await refused(app, {"model": "talk", "prompt": "hi"})
+        assert (status, error["message"]) == (
+            400,
+            "The model takes messages only: use /v1/chat/completions",
+        )
+
+
+def template(messages):
+    if messages[-1]["role"] != "user":
+        raise ValueError("the last message must be the user's")
+    return "".join(f"<{one['role']}>{one['content']}" for one in messages)
+
+
+async def test_the_template_the_tokens_and_the_names_are_the_users():
+    names = {"gpt": "upper", "gone": "nothing"}
+    app = openai_app(OpenAI(models=names, chat_template=template, count_tokens=len))
+    async with app.lifespan():
+        asked = {"model": "gpt", "messages": HI, "max_tokens": 7}
+        body = (await ask(app, CHATS, asked)).json()
+        assert body["choices"][0]["message"]["content"] == "<USER>H"
+        assert body["choices"][0]["finish_reason"] == "length"
+        assert body["usage"] == {"prompt_tokens": 8, "completion_tokens": 7, "total_tokens": 15}
+        status, error = await refused(
+            app, asked | {"messages": [{"role": "assistant", "content": None}]}, CHATS
+        )
+        assert (status, error["message"], error["param"]) == (
+            400,
+            "the last message must be the user's",
+            "messages",
+        )
+        listed = (await ask(app, "/v1/models", method="GET")).json()
+        assert [one["id"] for one in listed["data"]] == ["gpt"]
+        for name in ("upper", "gone"):
+            assert (await refused(app, {"model": name, "prompt": ""}))[0] == 404
+
+
+async def test_a_function_counts_the_tokens_of_pieces():
+    app = openai_app(OpenAI(count_tokens=len))
+    async with app.lifespan():
+        found = await streamed(
+            app,
+            model="words",
+            prompt="abc def",
+            max_tokens=6,
+            stream_options={"include_usage": True},
+        )
+        assert text_of(found) == ({0: "abc de"}, {0: "length"})
+        assert found[-2]["usage"] == {
+            "prompt_tokens": 7,
+            "completion_tokens": 6,
+            "total_tokens": 13,
+        }
+
+
+async def test_the_models():
+    app = openai_app()
+    async with app.lifespan():
+        listed = (await ask(app, "/v1/models", method="GET")).json()
+        names = [one["id"] for one in listed["data"]]
+        assert listed["object"] == "list"
+        assert "numbers" not in names  # it takes no text
+        assert set(names) >= {"words", "upper", "options", "narrow", "talk", "embed", "writer"}
+        one = (await ask(app, "/v1/models/upper", method="GET")).json()
+        assert (one["id"], one["object"], one["owned_by"]) == ("upper", "model", "shoal")
+        for name in ("numbers", "nothing", "no/such"):
+            answer = await ask(app, f"/v1/models/{name}", method="GET")
+            assert (answer.status, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_embeddings():
+    app = openai_app()
+    async with app.lifespan():
+        asked = {"model": "embed", "input": ["aa", "b c"]}
+        body = (await ask(app, "/v1/embeddings", asked)).json()
+        assert body == {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": 0, "embedding": [2.0, 0.5]},
+                {"object": "embedding", "index": 1, "embedding": [3.0, 0.5]},
+            ],
+            "model": "embed",
+            "usage": {"prompt_tokens": 3, "total_tokens": 3},
+        }
+        asked |= {"input": "aa", "encoding_format": "base64"}
+        body = (await ask(app, "/v1/embeddings", asked)).json()
+        vector = base64.b64decode(body["data"][0]["embedding"])
+        assert struct.unpack("<2f", vector) == (2.0, 0.5)
+
+
+async def test_embeddings_are_one_batch():
+    app, sizes = shoal.App(protocols=["openai"]), []
+
+    async def embed(texts: list[str]) -> list[list[float]]:
+        sizes.append(len(texts))
+        return [[1.0]] * len(texts)
+
+    app.endpoint("/embed", name="embed", max_batch_size=8, batch_wait_timeout_s=1)(embed)
+    async with app.lifespan():
+        await ask(app, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
+    assert sizes == [8]
+
+
+NOT_FOUND = "model_not_found"
+IMAGE = {"type": "image_url", "image_url": {"url": "http://shoal.test"}}
+A_FORMAT = {"type": "json_object"}
+
+
+def completion(model="upper", **more):
+    return COMPLETIONS, {"model": model, "prompt": "a", **more}
+
+
+def chat(messages=HI, **more):
+    return CHATS, {"model": "upper", "messages": messages, **more}
+
+
+def embedding(**more):
+    return "/v1/embeddings", {"model": "embed", "input": "a", **more}
+
+
+REFUSED = [
+    (completion("nope"), 404, "model", NOT_FOUND),
+    (completion("numbers"), 404, "model", NOT_FOUND),
+    ((COMPLETIONS, {"prompt": "a"}), 400, "model", None),
+    ((COMPLETIONS, {"model": "upper"}), 400, "prompt", None),
+    ((COMPLETIONS, []), 400, None, None),
+    (completion(prompt=[]), 400, "prompt", None),
+    (completion(prompt=[1, 2]), 400, "prompt", None),
+    (completion(prompt=["a"] * 129), 400, "prompt", None),
+    (completion(n=129), 400, "n", None),
+    (completion(n=0), 400, "n", None),
+    (completion(max_tokens="5"), 400, "max_tokens", None),
+    (completion(stream="yes"), 400, "stream", None),
+    (completion(stop=["a"] * 5), 400, "stop", None),
+    (completion(stop=""), 400, "stop", None),
+    (completion(stop="x" * 257), 400, "stop", None),
+    (completion(echo=True), 400, "echo", "unsupported"),
+    (completion(logprobs=0), 400, "logprobs", "unsupported"),
+    (completion(best_of=2), 400, "best_of", "unsupported"),
+    (completion(suffix="b"), 400, "suffix", "unsupported"),
+    (completion("narrow", prompt="a" * 11), 400, "prompt", None),
+    (completion("narrow", temperature=2), 400, "temperature", None),
+    (completion("columns"), 400, "seed", None),
+    (completion("embed"), 400, "model", None),
+    (completion("embed", stream=True), 400, "model", None),
+    (completion("embed", n=2), 400, "model", None),
+    (completion("embed", n=2, stream=True), 400, "model", None),
+    (chat([]), 400, "messages", None),
+    (chat(HI * 1025), 400, "messages", None),
+    (chat([{"role": 3}]), 400, "messages.0", None),
+    (chat([{"role": "user", "content": [IMAGE]}]), 400, "messages.0.content", "unsupported"),
+    (chat(tools=[{}]), 400, "tools", "unsupported"),
+    (chat(logprobs=True), 400, "logprobs", "unsupported"),
+    (chat(response_format=A_FORMAT), 400, "response_format", "unsupported"),
+    (embedding(model="upper"), 400, "model", None),
+    (embedding(model="words"), 400, "model", None),
+    (embedding(input=[]), 400, "input", None),
+    (embedding(input=[[1]]), 400, "input", None),
+    (embedding(input=["a"] * 2049), 400, "input", None),
+    (embedding(dimensions=2), 400, "dimensions", "unsupported"),
+    (embedding(encoding_format="x"), 400, "encoding_format", None),
+]
+
+
+async def test_what_is_refused():
+    app = openai_app()
+    async with app.lifespan():
+        for (path, asked), status, param, code in REFUSED:
+            got, error = await refused(app, asked, path)
+            assert (got, error["param"], error["code"]) == (status, param, code), (asked, error)
+            assert error["type"] == "invalid_request_error"
+        assert {
+            one.name: one.errors for one in app.controller.endpoints.values() if one.errors
+        } == {}
+
+
+async def test_what_changes_nothing_is_accepted():
+    app = openai_app()
+    nothing = {
+        "tools": [],
+        "tool_choice": "none",
+        "logprobs": False,
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+        "modalities": ["text"],
+        "n": None,
+        "stop": None,
+        "stream": None,
+        "parallel_tool_calls": True,
+        "unknown": {"a": [1]},
+    }
+    async with app.lifespan():
+        answer = await ask(app, CHATS, {"model": "upper", "messages": HI, **nothing})
+        assert answer.status == 200, answer.body
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}])
+async def test_a_model_that_fails_is_a_server_error_without_its_text(more, caplog):
+    app = openai_app()
+    async with app.lifespan():
+        status, error = await refused(app, {"model": "broken", "prompt": "a", **more})
+        assert (status, error["type"], error["code"]) == (500, "server_error", None)
+        assert "secret" not in error["message"]
+        assert app.controller.endpoints["broken"].errors == more.get("n", 1)
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}])
+async def test_a_stream_that_fails_ends_with_an_error(more, caplog):
+    app = openai_app()
+    async with app.lifespan():
+        found = await streamed(app, model="breaks", prompt="a", **more)
+        assert text_of(found[:-1])[0][0] == "one "
+        assert found[-1]["error"]["type"] == "server_error"
+        assert "[DONE]" not in found
+
+
+async def test_overload_says_when_to_come_back():
+    app = shoal.App(protocols=["openai"], overload_status=429)
+
+    async def held(prompts: list[str]) -> list[str]:
+        await anyio.sleep_forever()
+        return prompts
+
+    app.endpoint("/held", name="held", max_batch_size=1, max_queued_requests=0)(held)
+    async with app.lifespan():
+        first = Call(app, COMPLETIONS, item={"model": "held", "prompt": "a"})
+        async with calling(first):
+            await settle()
+            answer = await ask(app, COMPLETIONS, {"model": "held", "prompt": "a"})
+            assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+            assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+            assert answer.json()["error"]["type"] == "rate_limit_error"
+            first.leave()
+
+
+async def test_a_prompt_that_is_too_long_is_the_clients_mistake():
+    app = shoal.App(protocols=["openai"])
+
+    async def short(prompts: list[str]) -> list[str]:
+        return prompts
+
+    app.endpoint("/short", name="short", max_batch_size=8, batch_size_fn=len)(short)
+    async with app.lifespan():
+        for more in ({}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}):
+            status, error = await refused(app, {"model": "short", "prompt": "a" * 9, **more})
+            assert (status, error["code"]) == (400, "context_length_exceeded")
+
+
+async def test_a_text_that_takes_too_long_is_given_up():
+    app = openai_app(answer_timeout_s=5)
+    app.writer.is_held = True
+    async with app.lifespan():
+        status, error = await refused(app, {"model": "writer", "prompt": "a"})
+        assert (status, error["code"]) == (504, "timeout")
+        app.writer.is_held = False
+        app.writer.step()
+
+
+async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed():
+    app = shoal.App(protocols=["openai"])
+
+    async def slow(prompts: list[str]):
+        await anyio.sleep(2)
+        for _ in range(3):
+            yield ["x"] * len(prompts)
+            await anyio.sleep(0.2)
+
+    app.endpoint("/slow", name="slow")(slow)
+    async with app.lifespan():
+        asked = {"model": "slow", "prompt": "a"}
+        for more in ({"stream": True}, {}, {"n": 2}, {"n": 2, "stream": True}):
+            await ask(app, COMPLETIONS, asked | more)
+        await ask(app, "/slow", "a")
+        await ask(app, COMPLETIONS, asked | {"n": 1000})
+        page = (await ask(app, "/-/metrics", method="GET")).body.decode()
+        assert 'shoal_http_responses_total{endpoint="slow",status="2xx"} 5.0' in page
+        assert 'shoal_http_responses_total{endpoint="-",status="4xx"} 1.0' in page
+        assert 'shoal_stream_first_item_seconds_count{endpoint="slow"} 7.0' in page
+        assert 'shoal_stream_first_item_seconds_bucket{endpoint="slow",le="1.0"} 0.0' in page
+        assert 'shoal_stream_first_item_seconds_bucket{endpoint="slow",le="2.5"} 7.0' in page
+        assert 'shoal_stream_item_gap_seconds_count{endpoint="slow"} 14.0' in page
+        assert 'shoal_stream_item_gap_seconds_bucket{endpoint="slow",le="0.25"} 14.0' in page
+        assert 'shoal_stream_item_gap_seconds_bucket{endpoint="slow",le="0.1"} 0.0' in page
+
+
+async def test_a_client_that_is_silent_gets_heartbeats():
+    app = openai_app(heartbeat_s=3)
+    app.writer.is_held = True
+    async with app.lifespan():
+        call = Call(app, COMPLETIONS, item={"model": "writer", "prompt": "a b", "stream": True})
+        async with calling(call):
+            await anyio.sleep(7)
+            assert call.body == b":\n\n" * 2
+            app.writer.is_held = False
+            app.writer.step()
+            await call.returned.wait()
+        assert text_of(events(call.body))[0] == {0: "a b "}
+
+
+def test_wrong_options_are_refused():
+    with pytest.raises(TypeError, match="chat_template must be a function, not 'x'"):
+        OpenAI(chat_template="x")
+    with pytest.raises(ValueError, match="max_choices must be at least 1"):
+        OpenAI(max_choices=0)
+    with pytest.raises(TypeError, match="models must map names of models"):
+        OpenAI(models={"a": 1})

@@ -1,0 +1,182 @@
+"""OpenAI's own client with a server on a socket, and clients that leave it in mid-stream."""
+
+import json
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+import openai
+import pytest
+from live_server import live, read_until, request
+from openai_app import openai_app
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+HI = [{"role": "user", "content": "hi you there"}]
+
+
+@asynccontextmanager
+async def served(**settings):
+    app = openai_app(**settings)
+    async with live(app) as server:
+        yield app, server
+
+
+def options(server):
+    return {
+        "base_url": f"http://127.0.0.1:{server.port}/v1",
+        "api_key": "none",
+        "max_retries": 0,
+        "timeout": 10,
+    }
+
+
+def use_client(given):
+    """What a program does with the client."""
+    with openai.OpenAI(**given) as client:
+        names = [model.id for model in client.models.list()]
+        assert "upper" in names
+        assert client.models.retrieve("upper").id == "upper"
+
+        whole = client.completions.create(model="upper", prompt="a b", max_tokens=1)
+        assert whole.choices[0].text == "A"
+        assert whole.choices[0].finish_reason == "length"
+        assert whole.usage.total_tokens == 3
+
+        chat = client.chat.completions.create(model="talk", messages=HI, n=2)
+        assert [choice.message.content for choice in chat.choices] == ["user hi you there"] * 2
+        assert chat.choices[0].message.role == "assistant"
+
+        with client.completions.create(model="words", prompt="a b c", stream=True) as stream:
+            assert [chunk.choices[0].text for chunk in stream] == ["a ", "b ", "c ", ""]
+
+        with client.chat.completions.create(
+            model="words",
+            messages=HI,
+            n=2,
+            stop="the",
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as stream:
+            chunks = list(stream)
+        assert chunks[-1].usage.completion_tokens == 8  # with those of the stop sequences
+        for index in (0, 1):
+            mine = [c.choices[0] for c in chunks[:-1] if c.choices[0].index == index]
+            assert mine[0].delta.role == "assistant"
+            assert "".join(one.delta.content or "" for one in mine) == "user: hi you "
+            assert mine[-1].finish_reason == "stop"
+
+        vectors = client.embeddings.create(model="embed", input=["a", "bc"])
+        assert [one.embedding for one in vectors.data] == [[1.0, 0.5], [2.0, 0.5]]
+        vectors = client.embeddings.create(model="embed", input="abc", encoding_format="float")
+        assert vectors.data[0].embedding == [3.0, 0.5]
+
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.completions.create(model="gpt", prompt="a")
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as wrong:
+            client.chat.completions.create(model="upper", messages=HI, logprobs=True)
+        assert wrong.value.param == "logprobs"
+        with pytest.raises(openai.InternalServerError, match="The call failed"):
+            client.completions.create(model="broken", prompt="a")
+        with (
+            pytest.raises(openai.APIError, match="The call failed"),
+            client.completions.create(model="breaks", prompt="a", stream=True) as stream,
+        ):
+            list(stream)
+
+
+async def test_the_client(caplog):
+    async with served() as (_app, server):
+        await anyio.to_thread.run_sync(use_client, options(server))
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_the_async_client(caplog):
+    async with served() as (_app, server), openai.AsyncOpenAI(**options(server)) as client:
+        whole = await client.chat.completions.create(model="upper", messages=HI)
+        assert whole.choices[0].message.content == "USER: HI YOU THERE\nASSISTANT:"
+        async with await client.completions.create(
+            model="words", prompt="a b c", stream=True, max_tokens=2
+        ) as stream:
+            chunks = [chunk async for chunk in stream]
+        assert [chunk.choices[0].text for chunk in chunks] == ["a ", "b ", ""]
+        assert chunks[-1].choices[0].finish_reason == "length"
+        vectors = await client.embeddings.create(model="embed", input="ab")
+        assert vectors.data[0].embedding == [2.0, 0.5]
+        texts: list[str] = []
+
+        async def ask(nth):
+            found = await client.completions.create(model="writer", prompt=f"{nth} a b")
+            texts.append(found.choices[0].text)
+
+        async with anyio.create_task_group() as tasks:
+            for nth in range(20):
+                tasks.start_soon(ask, nth)
+        assert sorted(texts) == sorted(f"{nth} a b " for nth in range(20))
+
+
+def asking(**asked):
+    return request("/v1/completions", method="POST", body=json.dumps(asked).encode())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_client_that_leaves_in_mid_stream_frees_its_place(n):
+    async with served() as (app, server):
+        app.writer.is_held = True
+        sent = asking(model="writer", prompt="a b c d", stream=True, n=n)
+        async with await server.connect() as client:
+            await client.send_all(sent)
+            app.writer.step()
+            await read_until(client, b'"text":"a "')
+        # The next one joins only once the place is free.
+        async with await server.connect() as client:
+            await client.send_all(asking(model="writer", prompt="e f", n=2, stream=True))
+            while ["e f", "e f"] not in app.writer.steps:
+                app.writer.step()
+                await anyio.sleep(0.001)
+            app.writer.is_held = False
+            app.writer.step()
+            await read_until(client, b"[DONE]")
+        assert ["a b c d"] * n in app.writer.steps
+        assert all(len(step) <= 2 for step in app.writer.steps)
+
+
+async def test_a_text_that_has_ended_frees_its_place_while_the_handler_sends():
+    async with served() as (app, server):
+        for more in ({"max_tokens": 3}, {"stop": ["d"]}, {"stop": ["c d"]}):
+            app.writer.steps.clear()
+            async with await server.connect() as client:
+                await client.send_all(
+                    asking(model="writer", prompt="a b c d e f g h", stream=True, **more)
+                )
+                answer = await read_until(client, b"[DONE]")
+            assert b'"text":"e' not in answer
+            steps = [one for one in app.writer.steps if one]
+            assert len(steps) == 3 + ("stop" in more)
+
+
+async def test_a_client_that_does_not_read_loses_nothing():
+    long = " ".join(f"{nth:08000}" for nth in range(300))
+    async with served() as (_app, server), await server.connect() as client:
+        asked = {"stop": ["00299"], "stream_options": {"include_usage": True}}
+        await client.send_all(asking(model="words", prompt=long, stream=True, **asked))
+        await anyio.sleep(0.05)
+        answer = await read_until(client, b"[DONE]")
+    *pieces, last = map(json.loads, _data(answer))
+    texts = [piece["choices"][0]["text"] for piece in pieces]
+    assert "".join(texts) == long.removesuffix("00299")
+    assert last["usage"]["completion_tokens"] == 300
+
+
+def _data(answer):
+    """The data of the events in an answer, without the last one."""
+    _, _, body = answer.partition(b"\r\n\r\n")
+    whole = b""
+    while body and not body.startswith(b"0\r\n"):
+        size, _, body = body.partition(b"\r\n")
+        whole += body[: int(size, 16)]
+        body = body[int(size, 16) + 2 :]
+        if b"[DONE]" in whole:
+            break
+    return [e.removeprefix(b"data: ") for e in whole.split(b"\n\n") if e.startswith(b"data: {")]

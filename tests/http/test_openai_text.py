@@ -1,0 +1,94 @@
+"""Where a text ends, however the model divides it into pieces."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.http.openai.text import TextEnd
+
+TEXTS = st.text("abc", max_size=6)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=4)
+
+
+def written(pieces, stops, most=None, count=None):
+    """Returns the text that is sent of these pieces, why it ended, and its number of tokens."""
+    end, sent = TextEnd(stops, most, count), []
+    for piece in pieces:
+        # As a stream does it.
+        if end.tokens + 1 < end.plain_below and end.is_clear(piece):
+            end.tokens += 1
+            sent.append(piece)
+        else:
+            sent.append(end.take(piece))
+        if end.reason is not None:
+            break
+    sent.append(end.rest())
+    return "".join(sent), end.reason, end.tokens
+
+
+def expected(pieces, stops, most):
+    """Returns the same, by the text so far after each piece."""
+    for tokens in range(1, len(pieces) + 1):
+        text = "".join(pieces[:tokens])
+        found = [text.find(stop) for stop in stops if stop in text]
+        if found:
+            return text[: min(found)], "stop", tokens
+        if tokens == most:
+            return text, "length", tokens
+    return "".join(pieces), "stop", len(pieces)
+
+
+@given(st.lists(TEXTS, max_size=8), STOPS, st.none() | st.integers(1, 9))
+def test_a_text_ends_where_it_would_if_it_was_searched_from_its_beginning(pieces, stops, most):
+    assert written(pieces, stops, most) == expected(pieces, stops, most)
+
+
+@given(st.lists(TEXTS, max_size=8), STOPS)
+def test_nothing_is_held_back_that_can_not_be_a_stop_sequence(pieces, stops):
+    end = TextEnd(stops, None, None)
+    text = sent = ""
+    for piece in pieces:
+        text += piece
+        sent += end.take(piece)
+        if end.reason is not None:
+            break
+        held = text.removeprefix(sent)
+        assert text == sent + held
+        assert not held or any(stop.startswith(held) for stop in stops)
+        longer = [text[at:] for at in range(len(sent))]
+        assert not any(stop.startswith(one) for stop in stops for one in longer)
+
+
+@given(TEXTS, STOPS)
+def test_a_whole_text_ends_before_its_first_stop_sequence(text, stops):
+    end = TextEnd(stops, None, len)
+    found = [text.find(stop) for stop in stops if stop in text]
+    wanted = text[: min(found)] if found else text
+    assert end.whole(text) == wanted
+    assert (end.reason, end.tokens) == ("stop", len(wanted))
+
+
+@pytest.mark.parametrize("most", range(1, 8))
+def test_pieces_are_shortened_to_the_number_of_tokens_that_a_function_counts(most):
+    text, reason, tokens = written(["abc", "", "de"], (), most, len)
+    assert text == "abcde"[:most]
+    assert (reason, tokens) == (("length", most) if most <= 5 else ("stop", 5))
+
+
+@pytest.mark.parametrize(
+    ("most", "text", "reason", "tokens"),
+    [(1, "one", "length", 1), (2, "one  two,", "length", 2), (3, "one  two, 3 ", "length", 3)],
+)
+def test_a_whole_text_is_shortened_to_its_words(most, text, reason, tokens):
+    end = TextEnd((), most, None)
+    assert end.whole("one  two, 3 ") == text
+    assert (end.reason, end.tokens) == (reason, tokens)
+
+
+def test_a_long_stop_sequence_costs_little_for_each_piece():
+    # Each character of the text begins a search that fails at the end.
+    end = TextEnd(["a" * 255 + "b"], None, None)
+    for _ in range(2_000):
+        end.take("a")
+    assert end.take("c").startswith("a")
+    assert end.rest() == ""
