@@ -80,7 +80,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "its media type and size are checked; pydantic reads it, orjson writes it",
         (
             *("json_codec.py", "queries.py", "payload.py", "json_type.py", "json_scan.py"),
-            *("header_check.py",),
+            *("results.py", "header_check.py"),
         ),
     ),
     (

@@ -77,8 +77,7 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
     # Each string is a value or a key, and has two quotes.
     if body.count(b'"') - body.count(b'\\"') > 2 * max_elements + 2:
         raise _too_complex(max_elements)
-    free = _FREE_BYTES + _FREE_BYTES_PER_ELEMENT * max_elements
-    allowance = _TIMES_ITS_SIZE * size + free
+    allowance = _allowance(size, max_elements)
     elements, cost = _counted(body, costs)
     names = [name for name in _NO_NUMBERS if name in body]
     may_be_too_large = _may_have_too_large(body)
@@ -104,18 +103,45 @@ def _without_strings(body: bytes) -> Iterator[bytes]:
         yield _STRINGS.sub(b"", piece[0])
 
 
+def check_cost(
+    size: int, elements: int, marks: tuple[int, int, int, int], max_elements: int, costs: Costs
+) -> None:
+    """Checks what a body of another form than JSON would cost, as `check_json` does.
+
+    Args:
+        size: The size of the body, in bytes.
+        elements: The number of its elements.
+        marks: The numbers of its scalars, lists, objects and keys.
+        max_elements: As for `check_json`.
+        costs: The memory that they take.
+
+    Raises:
+        Refused: There are too many elements, or they take too much memory.
+    """
+    if elements > max_elements or _cost(marks, costs) > _allowance(size, max_elements):
+        raise _too_complex(max_elements)
+
+
+def _allowance(size: int, max_elements: int) -> int:
+    """Returns the memory that the elements of a body may take."""
+    return _TIMES_ITS_SIZE * size + _FREE_BYTES + _FREE_BYTES_PER_ELEMENT * max_elements
+
+
 def _counted(text: bytes, costs: Costs) -> tuple[int, int]:
     """Returns the number of elements, and the memory that they take."""
     # Each element but the first of a container follows one of these.
-    marks = [text.count(mark) for mark in (b",", b"[", b"{", b":")]
+    marks = text.count(b","), text.count(b"["), text.count(b"{"), text.count(b":")
+    return sum(marks), _cost(marks, costs)
+
+
+def _cost(marks: tuple[int, int, int, int], costs: Costs) -> int:
     scalars, lists, objects, keys = marks
-    cost = (
+    return (
         scalars * _BYTES_PER_SCALAR
         + lists * costs.per_list
         + objects * costs.per_object
         + keys * costs.per_key
     )
-    return sum(marks), cost
 
 
 def _may_have_too_large(body: bytes) -> bool:
