@@ -18,7 +18,7 @@ import orjson
 from shoal.http.requests.problem import PROBLEM_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from inspect import Signature
 
     from shoal.batching.batcher import Batcher
@@ -32,10 +32,16 @@ class StreamForm(ABC):
     Attributes:
         media_type: The media type of the answer.
         heartbeat: A message that readers skip.
+        headers: Further headers of the answer.
+        start: What its body begins with, before the first message.
+        is_repeatable: Whether an item may be written again if its message was not sent.
     """
 
-    media_type: ClassVar[bytes]
-    heartbeat: ClassVar[bytes]
+    media_type: bytes
+    heartbeat: bytes
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    start: bytes = b""
+    is_repeatable: ClassVar[bool] = True
 
     @abstractmethod
     def item(self, value: Any) -> bytes:

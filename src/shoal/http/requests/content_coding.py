@@ -18,7 +18,7 @@ from shoal.http.requests.body import too_large
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from shoal.http.requests.exchange import Exchange
+    from collections.abc import Callable, Mapping, Sequence
 
 _MOST_TIMES: Final = 100
 _FREE_BYTES: Final = 2**20
@@ -33,29 +33,26 @@ _ZLIB: Final = zlib.MAX_WBITS
 _RAW_DEFLATE: Final = -zlib.MAX_WBITS
 
 
-class Compressor(Protocol):
-    """Compresses one answer."""
-
-    def compress(self, data: bytes, /) -> bytes:
-        """Takes data, and returns what is compressed already."""
-        ...
-
-    def flush(self, mode: int, /) -> bytes:
-        """Returns the rest of what was taken."""
-        ...
+VARY: Final = (b"vary", b"accept-encoding")
+"""The header of an answer that could have another coding for another client."""
 
 
-def decoded(exchange: Exchange, body: bytes) -> bytes:
+def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> bytes:
     """Returns the body of a request without its content coding.
+
+    Args:
+        headers: The request's headers.
+        body: Its body.
+        max_bytes: The largest body that a request may have.
 
     Raises:
         Refused: The coding is not known (415), the body is not in it (400), or becomes too large
             (413).
     """
-    coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
+    coding = headers.get(b"content-encoding", b"identity").strip().lower()
     if coding in (b"identity", b"") or not body:
         return body
-    most = min(exchange.settings.max_body_bytes, _FREE_BYTES + _MOST_TIMES * len(body))
+    most = min(max_bytes, _FREE_BYTES + _MOST_TIMES * len(body))
     if coding in (b"gzip", b"x-gzip"):
         found = _members(body, most, lambda: _Inflating(_GZIP))
     elif coding == b"deflate":
@@ -67,7 +64,7 @@ def decoded(exchange: Exchange, body: bytes) -> bytes:
         raise _unknown_coding()
     if found is not None:
         return found
-    if most == exchange.settings.max_body_bytes:
+    if most == max_bytes:
         raise too_large(most)
     raise _too_compressed()
 
@@ -97,7 +94,7 @@ class _Inflating:
         return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
 
 
-def _members(body: bytes, most: int, make: Any) -> bytes | None:
+def _members(body: bytes, most: int, make: Callable[[], Any]) -> bytes | None:
     """Decompresses the parts of a body, one after the other.
 
     Returns:
@@ -168,14 +165,62 @@ def accepted_coding(accept_encoding: bytes) -> bytes | None:
     return best if best_weight >= accepted.get(b"identity", 0.0) else None
 
 
-def compressor(coding: bytes) -> tuple[Compressor, int, int]:
-    """Returns a compressor; the mode of its flush after a message, and the one at the end."""
-    if coding == b"zstd":
-        zstd: Any = import_module(_ZSTD)
-        made: Compressor = zstd.ZstdCompressor()
-        return made, zstd.ZstdCompressor.FLUSH_BLOCK, zstd.ZstdCompressor.FLUSH_FRAME
-    # Level 1: the levels above take several times as long for a tenth less.
-    return zlib.compressobj(1, wbits=_GZIP), zlib.Z_SYNC_FLUSH, zlib.Z_FINISH
+class Compressor:
+    """Compresses one answer.
+
+    Args:
+        coding: The content coding.
+    """
+
+    def __init__(self, coding: bytes) -> None:
+        # At level 1: the levels above take several times as long for a tenth less.
+        if coding == b"zstd":
+            made: Any = import_module(_ZSTD).ZstdCompressor(1)
+            self._message, self._end = made.FLUSH_BLOCK, made.FLUSH_FRAME
+        else:
+            made = zlib.compressobj(1, wbits=_GZIP)
+            self._message, self._end = zlib.Z_SYNC_FLUSH, zlib.Z_FINISH
+        self._take: Callable[[bytes], bytes] = made.compress
+        self._flush: Callable[[int], bytes] = made.flush
+
+    def compress(self, data: bytes) -> bytes:
+        """Takes data, and returns what of all data is compressed already."""
+        return self._take(data)
+
+    def flush_message(self) -> bytes:
+        """Returns the rest of what was taken, so that the client can read it."""
+        return self._flush(self._message)
+
+    def finish(self) -> bytes:
+        """Returns the rest, and the end."""
+        return self._flush(self._end)
+
+
+def compressed(
+    accept_encoding: bytes,
+    body: bytes,
+    headers: Sequence[tuple[bytes, bytes]],
+    least_bytes: int,
+) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
+    """Compresses a whole answer, if the client accepts that.
+
+    Args:
+        accept_encoding: As for `accepted_coding`.
+        body: The answer's body.
+        headers: Its headers.
+        least_bytes: A smaller body is left as it is.
+
+    Returns:
+        The body and the headers.
+    """
+    headers = (*headers, VARY)
+    if len(body) < least_bytes or any(name == b"content-encoding" for name, _ in headers):
+        return body, headers
+    coding = accepted_coding(accept_encoding)
+    if coding is None:
+        return body, headers
+    made = Compressor(coding)
+    return made.compress(body) + made.finish(), (*headers, (b"content-encoding", coding))
 
 
 def _codings() -> tuple[bytes, ...]:

@@ -153,7 +153,9 @@ class JsonType:
         form = self._forms.get(given)
         if form is None:
             _check_media_type(given, self._takes)
-        return form, decoded(exchange, body) if b"content-encoding" in headers else body
+        if b"content-encoding" in headers:
+            body = decoded(headers, body, exchange.settings.max_body_bytes)
+        return form, body
 
     def _for(self, elements: int) -> SchemaValidator:
         return self._validator if elements < _LARGE else self._ending_at_the_first_error()

@@ -178,12 +178,12 @@ def mark_of(annotation: Any) -> Mark | None:
     for one in _metadata(annotation):
         if isinstance(one, Mark):
             return one
-        kind: Any = type(one)
-        if kind.__module__.partition(".")[0] == "fastapi" and kind.__name__ in _BY_NAME:
+        package, name = type(one).__module__.partition(".")[0], type(one).__name__
+        if package == "fastapi" and name in _BY_NAME:
             alias: str | None = getattr(one, "alias", None)
-            if kind.__name__ == "Header":
+            if name == "Header":
                 return Header(alias, getattr(one, "convert_underscores", True))
-            return _BY_NAME[kind.__name__](alias)
+            return _BY_NAME[name](alias)
     return None
 
 
@@ -241,7 +241,7 @@ def element_of(annotation: Any) -> tuple[bool, Any]:
     return True, stripped(get_args(kind)[0]) if get_args(kind) else Any
 
 
-def _metadata(annotation: Any) -> Iterator[Any]:
+def _metadata(annotation: Any) -> Iterator[object]:
     while get_origin(annotation) in (Annotated, Required, NotRequired):
         inner, *more = get_args(annotation)
         yield from more

@@ -81,7 +81,9 @@ class RawReader(Reader):
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        return decoded(exchange, body) if b"content-encoding" in exchange.headers else body
+        if b"content-encoding" not in exchange.headers:
+            return body
+        return decoded(exchange.headers, body, exchange.settings.max_body_bytes)
 
 
 class RequestReader(Reader):
@@ -266,7 +268,7 @@ class ArrayReader(Reader):
         try:
             if given.partition(b";")[0].strip().lower() == NPY:
                 if b"content-encoding" in exchange.headers:
-                    body = decoded(exchange, body)
+                    body = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
                 return self._arrays.of_npy(body)
             return self._arrays.of_lists(self._json.parsed(exchange, body))
         except (ValueError, OverflowError) as error:

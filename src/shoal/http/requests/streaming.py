@@ -86,9 +86,11 @@ async def answer_with_stream(
         if exchange.status == 0:
             raise
         failure = explain(error)
+    last = form.end() if failure is None else form.error(failure, exchange.request_id)
     if exchange.status == 0:
         await _begin(exchange, form)
-    await exchange.end(form.end() if failure is None else form.error(failure, exchange.request_id))
+        last = form.start + last
+    await exchange.end(last)
 
 
 async def _send_items(
@@ -120,6 +122,7 @@ async def _relay(
                 scope.deadline = anyio.current_time() + exchange.send_timeout_s
                 if exchange.status == 0:
                     await _begin(exchange, form)
+                    pending = form.start + pending
                 await exchange.piece(pending)
                 pending = None
                 if exchange.heartbeat is not None:
@@ -153,6 +156,8 @@ def _let_the_handler_send(exchange: Exchange, stream: ItemStream, form: StreamFo
     That costs half as much as a switch to the stream's task for each. It is possible where nothing
     is between this and the server.
     """
+    if not form.is_repeatable:
+        return
     if exchange.direct is not None and isinstance(stream, ResultStream):
         take = partial(_put_at_once, exchange.direct, form)
         stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)
@@ -177,4 +182,5 @@ def _headers(form: StreamForm) -> list[tuple[bytes, bytes]]:
         (b"content-type", form.media_type),
         (b"cache-control", b"no-store"),
         (b"x-accel-buffering", b"no"),  # asks a proxy not to buffer items
+        *form.headers,
     ]
