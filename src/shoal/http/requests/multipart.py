@@ -10,6 +10,7 @@ asks for a file: it has a parameter, or a field of its item, of `bytes` or `Uplo
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -37,6 +38,9 @@ _MOST_HEADERS: Final = 8
 _MOST_HEADER_BYTES: Final = 4096
 _LONGEST_NAME: Final = 256
 _LONGEST_BOUNDARY: Final = 70  # as in RFC 2046
+
+# The parser warns of each form that is malformed: a client could fill the log.
+_SILENT: Final = logging.Logger("silent", logging.CRITICAL + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +203,7 @@ def _parts(content_type: bytes, body: bytes) -> Iterable[_Part]:
             max_header_count=_MOST_HEADERS,
             max_header_size=_MOST_HEADER_BYTES,
         )
+        parser.logger = _SILENT
         parser.write(body)
         parser.finalize()
     except FormParserError:

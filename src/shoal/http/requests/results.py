@@ -84,7 +84,7 @@ def _jsonable(value: Any) -> Any:
         return as_list()
     try:
         return to_jsonable_python(value)
-    except PydanticSerializationError as error:
+    except (PydanticSerializationError, UnicodeDecodeError) as error:  # bytes that are no text
         raise TypeError(str(error)) from error
 
 
