@@ -277,6 +277,7 @@ def test_a_body_that_nobody_meant_is_no_servers_error(kind):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", CASES)
 def test_a_body_that_nobody_meant_is_no_servers_error_for_long(kind):
     assert fuzz(kind, long) < MIB // 16
@@ -301,5 +302,6 @@ def test_a_compressed_stream_is_read_as_it_was_written():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_a_compressed_stream_is_read_as_it_was_written_for_long():
     long(streams(check_stream))()

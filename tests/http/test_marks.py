@@ -20,6 +20,7 @@ from starlette.middleware.authentication import AuthenticationMiddleware
 from typing_extensions import TypedDict
 
 import shoal
+import shoal.http
 from shoal.http import Cookie, Header, Path, Query, Upload
 from shoal.testing.asgi import ask
 
@@ -330,3 +331,23 @@ async def test_metadata_has_no_caller_without_such_middleware():
 def test_marks_can_be_compared_and_written():
     assert Header("X-A") == Header("X-A") != Query("X-A")
     json.dumps(repr(Header("X-A")))
+
+
+def test_the_names_for_annotations_are_in_one_place():
+    assert shoal.http.__all__ == ["Cookie", "Header", "MediaType", "Path", "Query", "Upload"]
+    assert all(getattr(shoal.http, name).__name__ == name for name in shoal.http.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Body'"):
+        shoal.http.Body  # noqa: B018
+
+
+async def test_items_with_files_and_marks_reach_code_in_a_process():
+    app = shoal.App()
+    app.backend("b", "marked_code:described", placement="process")
+    app.route("e", backend="b", path="/at/{x:int}")
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\nabc\r\n--b--\r\n'
+    )
+    headers = [("content-type", "multipart/form-data; boundary=b"), ("tenant", "t")]
+    async with app.lifespan():
+        answer = await ask(app, "/at/3", body=body, headers=headers)
+    assert (answer.status, answer.json()) == (200, ["a", 3, 3, "t"])
