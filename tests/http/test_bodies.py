@@ -208,6 +208,7 @@ async def test_an_unknown_coding_is_refused_with_those_that_are_known(app, codin
         ("zstd", zstd.compress(b"1")[:-1]),
         ("zstd", b"\x28\xb5\x2f\xfd"),
     ],
+    ids=range(7),
 )
 async def test_a_body_that_is_not_in_its_coding_is_refused(app, coding, body):
     headers = [("content-encoding", coding)]

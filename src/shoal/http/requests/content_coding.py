@@ -24,6 +24,8 @@ _MOST_TIMES: Final = 100
 _FREE_BYTES: Final = 2**20
 # Each member of a gzip file takes a decompressor; bgzip makes one of each 64 KiB.
 _MOST_MEMBERS: Final = 1024
+# How much is decompressed at once. What follows a member is copied, so it must not be the rest.
+_STEP: Final = 2**16
 # 8 MiB, which RFC 9659 allows for this coding.
 _ZSTD_WINDOW_LOG: Final = 23
 _ZSTD: Final = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
@@ -54,10 +56,11 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
         return body
     most = min(max_bytes, _FREE_BYTES + _MOST_TIMES * len(body))
     if coding in (b"gzip", b"x-gzip"):
-        found = _members(body, most, lambda: _Inflating(_GZIP))
+        found = _members(body, most, lambda: zlib.decompressobj(_GZIP))
     elif coding == b"deflate":
         # It means zlib's format, but some clients send the bare deflate format.
-        found = _members(body, most, lambda: _Inflating(_ZLIB if _is_zlib(body) else _RAW_DEFLATE))
+        form = _ZLIB if _is_zlib(body) else _RAW_DEFLATE
+        found = _members(body, most, lambda: zlib.decompressobj(form))
     elif coding == b"zstd" and has_zstd():
         found = _members(body, most, _zstd_decompressor)
     else:
@@ -70,32 +73,19 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
 
 
 class _Decompressor(Protocol):
-    eof: bool
-    unused_data: bytes
+    """What zlib's decompressors and zstd's have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-class _Inflating:
-    """zlib's decompressor, with the interface of zstd's: it keeps the input that is left."""
-
-    def __init__(self, form: int) -> None:
-        self._inflate = zlib.decompressobj(form)
-
-    @property
-    def eof(self) -> bool:
-        return self._inflate.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inflate.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        return self._inflate.decompress(self._inflate.unconsumed_tail + data, max_length)
-
-
-def _members(body: bytes, most: int, make: Callable[[], Any]) -> bytes | None:
-    """Decompresses the parts of a body, one after the other.
+def _members(body: bytes, most: int, make: Callable[[], _Decompressor]) -> bytes | None:
+    """Decompresses the members of a body, one after the other.
 
     Returns:
         The data; None if there is more than `most`.
@@ -104,25 +94,26 @@ def _members(body: bytes, most: int, make: Callable[[], Any]) -> bytes | None:
         Refused: It is not in the coding's format.
     """
     pieces: list[bytes] = []
-    left = most
+    left, at = most, 0
     for _ in range(_MOST_MEMBERS):
-        part: _Decompressor = make()
-        data = body
+        part = make()
         while not part.eof:
+            data = body[at : at + _STEP]
+            at += len(data)
             try:
-                # One byte more than there may be, which tells that there is more.
+                # One byte more than there may be, which tells that there is more. So all of the
+                # input is taken if there is not.
                 piece = part.decompress(data, left + 1)
             except Exception:  # zlib's error, or zstd's
                 raise _malformed() from None
             left -= len(piece)
             if left < 0:
                 return None
-            if not piece and not part.eof:
+            if not data and not part.eof:
                 raise _malformed()  # it ends too early
             pieces.append(piece)
-            data = b""
-        body = part.unused_data
-        if not body:
+        at -= len(part.unused_data)
+        if at == len(body):
             return b"".join(pieces)
     raise _malformed()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from shoal.http.requests.body_form import BodyForm
-from shoal.http.requests.json_scan import check_cost
+from shoal.http.requests.json_scan import BYTES_PER_SCALAR, allowance_of, too_complex
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ _LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4}
 _ARRAYS: Final = {0xDC: 2, 0xDD: 4}
 _MAPS: Final = {0xDE: 2, 0xDF: 4}
 
-# Many numbers, which would be walked one by one otherwise.
+# Many numbers and short texts, which would be walked one by one otherwise.
 _RUN: Final = 64
-_NUMBERS: Final = re.compile(
-    rb"(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1].{2}|[\xce\xd2\xca].{4}"
-    rb"|[\xcf\xd3\xcb].{8}){64}+",
+_SCALARS: Final = re.compile(
+    rb"(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcf\xd3\xcb].{8}|[\xce\xd2\xca].{4}|[\xcc\xd0]."
+    rb"|[\xcd\xd1].{2}|%b){64}+" % b"|".join(b"\\x%x.{%d}" % (0xA0 + n, n) for n in range(32)),
     re.DOTALL,
 )
 
@@ -105,19 +105,19 @@ def _check(body: bytes, max_elements: int, costs: Costs) -> None:
         Refused: It ends too early, or has something after its end, or too many elements or levels.
     """
     at, size = 0, len(body)
-    declared, lists, maps, keys = 1, 0, 0, 0
+    allowance = allowance_of(size, max_elements)
+    declared, cost = 1, 0
     open_containers: list[int] = []
     left = 1  # of the innermost container
     while True:
         while not left:
             if not open_containers:
                 if at != size:
-                    raise _malformed("there is something after its end")
-                check_cost(size, declared, (declared, lists, maps, keys), max_elements, costs)
+                    raise _malformed("its end is not where it says")
                 return
             left = open_containers.pop()
         if left >= _RUN:
-            run = _NUMBERS.match(body, at)
+            run = _SCALARS.match(body, at)
             if run is not None:
                 at, left = run.end(), left - _RUN
                 continue
@@ -144,11 +144,14 @@ def _check(body: bytes, max_elements: int, costs: Costs) -> None:
         else:
             raise _malformed("it has an extension type, or a byte that means nothing")
         if is_map:
-            maps, keys, count = maps + 1, keys + count, 2 * count
+            cost += costs.per_object + count * costs.per_key
+            count *= 2
         else:
-            lists += 1
+            cost += costs.per_list
         declared += count
-        check_cost(size, declared, (0, 0, 0, 0), max_elements, costs)
+        cost += count * BYTES_PER_SCALAR
+        if declared > max_elements or cost > allowance:
+            raise too_complex(max_elements)
         open_containers.append(left)
         left = count
         if len(open_containers) > _MOST_LEVELS:
