@@ -11,7 +11,9 @@ from pathlib import Path
 
 _PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 _OWN_EXTRAS = re.compile(r"shoal\[([\w,]+)\]")
-_FLOOR_AND_CAP = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,]+\])?>=(?P<floor>[\w.]+)(?:,<[\w.]+)?")
+_FLOOR_AND_CAP = re.compile(
+    r"(?P<name>[\w.-]+)(?:\[[\w,]+\])?>=(?P<floor>[\w.]+)(?:,<[\w.]+)?(?: *;.*)?"
+)
 
 
 def floors(project: dict[str, list[str]], extras: dict[str, list[str]], extra: str) -> list[str]:

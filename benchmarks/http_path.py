@@ -83,7 +83,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "its media type and size are checked; pydantic reads it, orjson writes it",
         (
             *("json_codec.py", "queries.py", "payload.py", "json_type.py", "json_scan.py"),
-            *("header_check.py",),
+            *("results.py", "header_check.py"),
         ),
     ),
     (
@@ -124,7 +124,7 @@ class RequestPath:
         nothing: Any = None
         self._shared = shared
         self._connections = [
-            Http1Connection(shared, _Client(), lambda: None, nothing)  # type: ignore[arg-type]
+            Http1Connection(shared, Client(), lambda: None, nothing)  # type: ignore[arg-type]
             for _ in range(CONNECTIONS)
         ]
         for connection in self._connections:

@@ -157,8 +157,8 @@ def optional_roots() -> set[str]:
     """Import names of what only an extra installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
-        requirement.split(">=")[0].split("[")[0].replace("-", "_")
-        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache")
+        requirement.split(">=")[0].split("[")[0].split(".")[0].replace("-", "_")
+        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache", "bodies")
         for requirement in project["optional-dependencies"][extra]
     }
 

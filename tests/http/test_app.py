@@ -195,8 +195,8 @@ async def test_a_handler_sees_what_the_request_was():
     assert metadata["headers"]["X-Mine"] == "yes"
     assert (metadata["context"], metadata["endpoint"]) == ("http", "noting")
     names = ["endpoint", "context", "request_id", "method", "path", "path_params", "headers"]
-    assert list(metadata) == names
-    assert len(metadata) == 7
+    assert list(metadata) == [*names, "user", "auth"]
+    assert len(metadata) == 9
     with pytest.raises(KeyError):
         metadata["other"]
 

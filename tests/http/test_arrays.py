@@ -97,7 +97,8 @@ async def test_a_body_of_another_kind_or_none_is_told_what_is_taken(app):
         none = await ask(app, "/double", method="GET")
     assert (other.status, none.status) == (415, 400)
     assert other.json()["detail"] == (
-        "This endpoint takes nested lists in application/json, or a .npy file in application/x-npy."
+        "This endpoint takes nested lists in application/json, or a .npy file in "
+        "application/x-npy, or application/msgpack."
     )
     assert none.json()["detail"] == "The request has no body, and the item is in its body."
 

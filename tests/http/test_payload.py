@@ -15,8 +15,9 @@ from starlette.requests import Request
 import shoal
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.payload import encoded, reader_for
+from shoal.http.requests.payload import reader_for
 from shoal.http.requests.problem import Refused
+from shoal.http.requests.results import encoded
 from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import Call
 
@@ -169,7 +170,7 @@ def test_json_media_types_are_taken(media_type):
         ("content-type", "text/plain"),
         ("content-type", "multipart/form-data; boundary=application/json"),
         ("content-type", ""),
-        ("content-encoding", "gzip"),
+        ("content-encoding", "br"),
     ],
 )
 def test_other_media_types_are_a_415(header):
@@ -198,11 +199,9 @@ def test_an_annotation_that_pydantic_does_not_know_is_refused(handler):
         reader_for(signature)
 
 
-@pytest.mark.parametrize("annotation", [bytes, Request])
-def test_what_takes_the_whole_body_must_be_alone(annotation):
-    def handler(a, b): ...
+def test_what_takes_the_whole_request_must_be_alone():
+    def handler(a: list[Request], b): ...
 
-    handler.__annotations__ = {"a": list[annotation]}
     with pytest.raises(TypeError, match="only parameter"):
         reader_for(shoal.Batcher(handler).signature)
 

@@ -54,6 +54,8 @@ def test_the_defaults_are_those_that_are_documented():
         "overload_status": 503,
         "retry_after_s": 1,
         "debug": False,
+        "compress_from_bytes": None,
+        "protocols": (),
     }
 
 
@@ -160,6 +162,12 @@ WRONG = [
     ("overload_status", 500, "ValueError: overload_status must be 503 or 429, not 500"),
     ("retry_after_s", 1.5, "TypeError: retry_after_s must be a whole number, not 1.5"),
     ("debug", "yes", "TypeError: debug must be True or False, not 'yes'"),
+    (
+        "compress_from_bytes",
+        0,
+        "ValueError: compress_from_bytes must be at least 1, not 0",
+    ),
+    ("protocols", "json", "TypeError: protocols must be a list, not 'json'"),
 ]
 
 

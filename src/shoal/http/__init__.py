@@ -5,4 +5,28 @@ writes the result or the stream in the form of a protocol (`requests.codec`), an
 endpoint stands between it and the engine (`requests.call`). `requests.problem` turns errors into
 answers. `admin` is the admin API. `server` runs any ASGI application and does not depend on the
 rest.
+
+The names here are for the annotations of handlers: where a value comes from (`Header`, `Path`,
+`Query`, `Cookie`), a file of a form (`Upload`), and the media type of a result (`MediaType`).
 """
+
+from typing import TYPE_CHECKING, Final
+
+from shoal.core.lazy_names import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from shoal.http.requests.marks import Cookie, Header, MediaType, Path, Query
+    from shoal.http.requests.multipart import Upload
+
+__all__ = ["Cookie", "Header", "MediaType", "Path", "Query", "Upload"]
+
+_WHERE: Final = {
+    "Cookie": "shoal.http.requests.marks",
+    "Header": "shoal.http.requests.marks",
+    "MediaType": "shoal.http.requests.marks",
+    "Path": "shoal.http.requests.marks",
+    "Query": "shoal.http.requests.marks",
+    "Upload": "shoal.http.requests.multipart",
+}
+
+__getattr__, __dir__ = _lazy_names(__name__, _WHERE)

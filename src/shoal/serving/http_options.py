@@ -33,6 +33,7 @@ class AppKeywords(TypedDict, total=False):
     overload_status: OverloadStatus
     retry_after_s: int
     debug: bool
+    compress_from_bytes: int | None
     protocols: Sequence[Any]
 
 
@@ -163,6 +164,10 @@ class HttpOptions:
         overload_status: The status of the answer to a call that met a full queue, 503 or 429.
         retry_after_s: The ``Retry-After`` of such an answer, in seconds.
         debug: Whether an answer to an internal error shows the traceback.
+        compress_from_bytes: Answers of so many bytes or more, and all streams, are compressed for
+            clients that accept zstd or gzip; None for no compression. Leave it off where an answer
+            has a secret beside text that a client chooses: by the length of a compressed answer the
+            secret can be guessed (BREACH).
         protocols: The protocols in which endpoints are called, besides Shoal's own: their names, or
             `shoal.http.HttpProtocol` objects.
     """
@@ -239,6 +244,7 @@ class HttpOptions:
     overload_status: OverloadStatus = option(503, _overload_status)
     retry_after_s: int = option(1, partial(whole, least=1))
     debug: bool = option(False, yes_or_no)
+    compress_from_bytes: int | None = option(None, partial(whole, least=1), may_be_none=True)
     protocols: Sequence[Any] = option((), _list)
 
     def __post_init__(self) -> None:

@@ -21,8 +21,8 @@ from shoal.http.admin.bodies import MAX_BODY_BYTES, admin_problem, read_object
 from shoal.http.admin.guard import Guard
 from shoal.http.admin.verbs import AdminRequest, Verbs
 from shoal.http.requests.exchange import JSON, split_path
-from shoal.http.requests.payload import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
+from shoal.http.requests.results import encoded
 from shoal.http.requests.routing import PathTable
 from shoal.serving.clients.protocol import VERBS
 from shoal.serving.clients.wire_errors import RAISED

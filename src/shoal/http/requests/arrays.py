@@ -1,4 +1,4 @@
-"""Items that are numpy arrays: from nested lists in JSON, or from the bytes of a ``.npy`` file.
+"""Numpy arrays as items, from nested lists or the bytes of a ``.npy`` file; and as such a file.
 
 Their declared types and shapes are not trusted: an array of objects would be unpickled, and a
 header may declare a shape for which memory would be allocated before the missing data is noticed.
@@ -23,6 +23,19 @@ def is_array(annotation: Any) -> bool:
     """Returns whether an annotation is ``numpy.ndarray``, or one of ``numpy.typing.NDArray``."""
     kind = get_origin(annotation) or annotation
     return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("numpy", "ndarray")
+
+
+def as_npy(value: Any) -> bytes | None:
+    """Returns the bytes of a ``.npy`` file with an array, or a numpy scalar; None for others."""
+    if not any(kind.__module__ == "numpy" for kind in type(value).__mro__):
+        return None
+    np: Any = importlib.import_module("numpy")  # installed: the value is its object
+    array = np.asarray(value)
+    if array.dtype.hasobject:  # it would be pickled
+        return None
+    file = io.BytesIO()
+    np.lib.format.write_array(file, array, allow_pickle=False)
+    return file.getvalue()
 
 
 class Arrays:

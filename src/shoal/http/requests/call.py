@@ -389,7 +389,8 @@ class HttpMetadata(Mapping[str, Any]):
     """The ``request.metadata`` of a call over HTTP.
 
     Its keys are ``endpoint``, ``context`` (``"http"``), ``request_id``, ``method``, ``path``,
-    ``path_params`` (the values of the route's parameters) and ``headers`` (a Starlette `Headers`).
+    ``path_params`` (the values of the route's parameters), ``headers`` (a Starlette `Headers`); and
+    ``user`` and ``auth``, which authentication middleware has put into the scope, None without it.
     """
 
     __slots__ = ("_caller", "_endpoint")
@@ -410,6 +411,8 @@ class HttpMetadata(Mapping[str, Any]):
                 return self._caller.scope[key]
             case "path_params":
                 return self._caller.scope.get("path_params", {})
+            case "user" | "auth":
+                return self._caller.scope.get(key)
             case "headers":
                 return Headers(scope=self._caller.scope)
             case _:
@@ -423,12 +426,12 @@ class HttpMetadata(Mapping[str, Any]):
         what a handler is likely to read of the request.
         """
         scope = self._caller.scope
-        user = scope.get("user")
+        found_out = [scope.get("user"), scope.get("auth")]
         return (
             scope["method"],
             tuple(sorted(scope.get("path_params", {}).items())),
             tuple([pair for pair in scope["headers"] if pair[0] in _OF_USERS]),
-            user if user is None or user.__hash__ is not None else object(),
+            *(one if one is None or one.__hash__ is not None else object() for one in found_out),
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -441,5 +444,5 @@ class HttpMetadata(Mapping[str, Any]):
 _OF_USERS: Final = (b"authorization", b"cookie", b"proxy-authorization", b"x-api-key")
 _KEYS: Final = (
     *("endpoint", "context", "request_id", "method", "path", "path_params"),
-    "headers",
+    *("headers", "user", "auth"),
 )

@@ -18,7 +18,7 @@ import orjson
 from shoal.http.requests.problem import PROBLEM_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from inspect import Signature
 
     from shoal.batching.batcher import Batcher
@@ -32,13 +32,17 @@ class StreamForm(ABC):
     Attributes:
         media_type: The media type of the answer.
         heartbeat: A message that readers skip.
+        headers: Further headers of the answer.
+        start: What its body begins with, before the first message.
         runs_users_code: Whether `item` may run code of the user's also for plain items.
         is_over: Whether nothing is to follow the last item. Then the call is cancelled, if it has
             not ended.
     """
 
-    media_type: ClassVar[bytes]
-    heartbeat: ClassVar[bytes]
+    media_type: bytes
+    heartbeat: bytes
+    headers: Sequence[tuple[bytes, bytes]] = ()
+    start: bytes = b""
     runs_users_code: bool = False
     is_over: bool = False
 

@@ -20,6 +20,7 @@ from shoal.http.requests.call import (
     EndpointCalls,
     HttpMetadata,
 )
+from shoal.http.requests.compressed import CompressedAnswers
 from shoal.http.requests.problem import Refused, invalid_timeout
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
@@ -127,6 +128,8 @@ class EndpointRoute(Route):
         if last is not None and last[0]() is batcher:
             return last[1]
         codec = self._codecs.of(batcher)
+        if self._options.compress_from_bytes is not None:
+            codec = CompressedAnswers(codec)
         self._last = ref(batcher), codec
         return codec
 

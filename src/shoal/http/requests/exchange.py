@@ -19,6 +19,7 @@ import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, Departure
 from shoal.http.requests.body import read_body, too_large
+from shoal.http.requests.content_coding import compressed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -278,9 +279,14 @@ class Exchange:
         Raises:
             CallerLeft: The client is gone, or did not read in time.
         """
-        if self.direct is not None and media_type is JSON and not headers:
+        compresses = self.settings.compress_from_bytes is not None
+        if self.direct is not None and media_type is JSON and not headers and not compresses:
             self.answer_directly(status, media_type, body)
             return
+        least = self.settings.compress_from_bytes
+        if least is not None:
+            accepted = self.headers.get(b"accept-encoding", b"")
+            body, headers = compressed(accepted, body, headers, least)
         length = b"%d" % len(body)
         described = [(b"content-type", media_type), (b"content-length", length), *headers]
         # Handled here and not by the server: the length for HEAD is that of the body for GET.

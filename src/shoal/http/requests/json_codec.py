@@ -1,4 +1,4 @@
-"""Shoal's own protocol: items and results as JSON, streams as server-sent events or JSON lines.
+"""Shoal's own protocol: results as JSON or bytes, streams as server-sent events or JSON lines.
 
 The two forms of streams differ only in framing. Both have three distinct messages: an item, the
 end, an error. A stream that ends without one of the last two is incomplete, and its reader can
@@ -10,22 +10,33 @@ them and does not rank them below server-sent events, else server-sent events.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import NoneType
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from starlette.responses import Response
 from typing_extensions import override
 
+from shoal.http.requests.accept import prefers, weights
 from shoal.http.requests.codec import Codec, StreamForm
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.header_check import check_headers
-from shoal.http.requests.payload import encoded
+from shoal.http.requests.marks import media_type_of
 from shoal.http.requests.queries import ItemReader
+from shoal.http.requests.results import encoded, written
 
 if TYPE_CHECKING:
     from inspect import Signature
 
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
+
+
+# What needs no closer look, since nearly all requests are such.
+_ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
+_ASKS_FOR_NOTHING: Final = frozenset({None, b"*/*", JSON})
+
+# A browser must not take bytes for a page, whatever they look like.
+_NOT_JSON: Final = ((b"x-content-type-options", b"nosniff"), (b"vary", b"accept"))
 
 
 class JsonCodec(Codec):
@@ -42,6 +53,8 @@ class JsonCodec(Codec):
 
     def __init__(self, signature: Signature) -> None:
         self._reader = ItemReader(signature)
+        annotated = media_type_of(signature.return_annotation)
+        self._of_bytes = b"application/octet-stream" if annotated is None else annotated
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
@@ -49,11 +62,18 @@ class JsonCodec(Codec):
 
     @override
     def body(self, exchange: Exchange, result: Any) -> bytes | None:
-        return None if isinstance(result, Response) else encoded(result)
+        if type(result) in _ALWAYS_JSON and exchange.headers.get(b"accept") in _ASKS_FOR_NOTHING:
+            return encoded(result)
+        return None
 
     @override
     async def answer(self, exchange: Exchange, result: Any) -> None:
-        await _answer_with_response(exchange, result)
+        if isinstance(result, Response):
+            await _answer_with_response(exchange, result)
+            return
+        accept = exchange.headers.get(b"accept", b"")
+        media_type, body = written(result, accept, self._of_bytes)
+        await exchange.answer(200, media_type, body, () if media_type is JSON else _NOT_JSON)
 
     @override
     def stream(self, exchange: Exchange) -> StreamForm:
@@ -116,25 +136,10 @@ def form_for(accept: bytes) -> StreamForm:
     """
     if not accept or accept == b"*/*":
         return SERVER_SENT_EVENTS
-    weights = _weights(accept)
-    lines = max(weights.get(b"application/x-ndjson", 0.0), weights.get(b"application/ndjson", 0.0))
-    events = weights.get(b"text/event-stream", 0.0)
-    return JSON_LINES if lines > 0 and lines >= events else SERVER_SENT_EVENTS
-
-
-def _weights(accept: bytes) -> dict[bytes, float]:
-    weights: dict[bytes, float] = {}
-    for media_range in accept.lower().split(b","):
-        name, *parameters = (part.strip() for part in media_range.split(b";"))
-        weight = 1.0
-        for parameter in parameters:
-            if parameter.startswith(b"q="):
-                try:
-                    weight = float(parameter[2:])
-                except ValueError:
-                    weight = 0.0
-        weights[name] = weight
-    return weights
+    accepted = weights(accept)
+    events = ServerSentEvents.media_type
+    lines = (JsonLines.media_type, b"application/ndjson")
+    return JSON_LINES if any(prefers(accepted, e, events) for e in lines) else SERVER_SENT_EVENTS
 
 
 async def _answer_with_response(exchange: Exchange, response: Response) -> None:

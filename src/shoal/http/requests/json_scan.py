@@ -38,7 +38,8 @@ _TIMES_ITS_SIZE: Final = 12
 # A free allowance, since a small body may be all brackets, and more for each permitted element.
 _FREE_BYTES: Final = 2**20
 _FREE_BYTES_PER_ELEMENT: Final = 32
-_BYTES_PER_SCALAR: Final = 48
+BYTES_PER_SCALAR: Final = 48
+"""The memory that a value takes in its container, as measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,8 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
         return size  # so few bytes can't cost too much
     # Each string is a value or a key, and has two quotes.
     if body.count(b'"') - body.count(b'\\"') > 2 * max_elements + 2:
-        raise _too_complex(max_elements)
-    free = _FREE_BYTES + _FREE_BYTES_PER_ELEMENT * max_elements
-    allowance = _TIMES_ITS_SIZE * size + free
+        raise too_complex(max_elements)
+    allowance = allowance_of(size, max_elements)
     elements, cost = _counted(body, costs)
     names = [name for name in _NO_NUMBERS if name in body]
     may_be_too_large = _may_have_too_large(body)
@@ -91,11 +91,25 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
             more, more_cost = _counted(bare, costs)
             elements, cost = elements + more, cost + more_cost
         if elements > max_elements or cost > allowance:
-            raise _too_complex(max_elements)
+            raise too_complex(max_elements)
         if may_be_too_large:
             for bare in _without_strings(body):
                 _check_numbers(bare)
     return elements
+
+
+def too_complex(max_elements: int) -> Refused:
+    """Returns the refusal of a body with too many elements."""
+    return Refused(
+        Problem(
+            413,
+            "body-too-complex",
+            "The body has too many elements",
+            f"A body may have {max_elements} values, keys and containers, and fewer where most of "
+            "them are small arrays and objects. Send larger bodies as bytes, to a handler that is "
+            "annotated list[bytes].",
+        )
+    )
 
 
 def _without_strings(body: bytes) -> Iterator[bytes]:
@@ -104,13 +118,23 @@ def _without_strings(body: bytes) -> Iterator[bytes]:
         yield _STRINGS.sub(b"", piece[0])
 
 
+def allowance_of(size: int, max_elements: int) -> int:
+    """Returns the memory that the elements of a body may take, in bytes.
+
+    Args:
+        size: The size of the body, in bytes.
+        max_elements: How many elements it may have.
+    """
+    return _TIMES_ITS_SIZE * size + _FREE_BYTES + _FREE_BYTES_PER_ELEMENT * max_elements
+
+
 def _counted(text: bytes, costs: Costs) -> tuple[int, int]:
     """Returns the number of elements, and the memory that they take."""
     # Each element but the first of a container follows one of these.
     marks = [text.count(mark) for mark in (b",", b"[", b"{", b":")]
     scalars, lists, objects, keys = marks
     cost = (
-        scalars * _BYTES_PER_SCALAR
+        scalars * BYTES_PER_SCALAR
         + lists * costs.per_list
         + objects * costs.per_object
         + keys * costs.per_key
@@ -143,16 +167,3 @@ def _is_too_large(number: bytes) -> bool:
 
 def _not_json(detail: str) -> Refused:
     return Refused(Problem(400, "invalid-json", "The body is not JSON", detail))
-
-
-def _too_complex(max_elements: int) -> Refused:
-    return Refused(
-        Problem(
-            413,
-            "body-too-complex",
-            "The body has too many elements",
-            f"A body may have {max_elements} values, keys and containers, and fewer where most of "
-            "them are small arrays and objects. Send larger bodies as bytes, to a handler that is "
-            "annotated list[bytes].",
-        )
-    )

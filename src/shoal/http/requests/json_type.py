@@ -1,5 +1,7 @@
 """Validation of JSON against a type, with bounds on the memory that a body may cost.
 
+A body of another form, such as MessagePack, is checked against the same type; see `BodyForm`.
+
 Two validators are built from pydantic's schema of the type, each with small changes. Both reject
 floats that are not finite: JSON has none, but pydantic accepts the *text* ``"Infinity"``. The one
 for large bodies also ends each container at its first error, since an error takes several times
@@ -12,24 +14,30 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
-from pydantic_core import SchemaValidator
+from pydantic_core import PydanticSerializationError, SchemaValidator, from_json, to_json
 
+from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_scan import Costs, check_json
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Sequence
 
+    from shoal.http.requests.body_form import BodyForm
     from shoal.http.requests.exchange import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100
+_OTHER_TITLE: Final = "The request does not fit the endpoint"
 # From so many elements on, only the first error of a body is reported.
 _LARGE: Final = 4096
 
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 # Otherwise a model's existing validator is used, and changes to its schema have no effect.
 _ANEW: Final[dict[str, Any]] = {"_use_prebuilt": False}
+Location: TypeAlias = "tuple[int | str, ...]"
+"""Where in a value an error is."""
+
 _Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
 # Keys of a schema whose values are the user's data, even if these look like a schema.
 _NO_SCHEMAS: Final = frozenset({"metadata", "serialization"})
@@ -41,13 +49,25 @@ class JsonType:
     Args:
         adapter: Pydantic's adapter of the type.
         takes: The accepted bodies, for the message to a client that sends another one.
+        forms: The other forms that a body may have.
+
+    Attributes:
+        media_types: The media types that are accepted.
+        keys: The keys that each field is read from, if the type is a record.
     """
 
     def __init__(
-        self, adapter: TypeAdapter[Any], takes: str = "JSON; send Content-Type: application/json"
+        self,
+        adapter: TypeAdapter[Any],
+        takes: str = "JSON; send Content-Type: application/json",
+        forms: Sequence[BodyForm] = (),
     ) -> None:
-        self._takes = takes
+        self._forms = {name: form for form in forms for name in form.names}
+        self.media_types = ("application/json", *(form.media_type.decode() for form in forms))
+        others = ", ".join(self.media_types[1:])
+        self._takes = f"{takes}, or {others}" if others else takes
         self._schema: Any = adapter.core_schema
+        self.keys = _keys_of(self._schema)
         self._validator = finite_validator(adapter)
         self._costs = _costs_of(self._schema)
         self._for_large: SchemaValidator | None = None
@@ -63,13 +83,82 @@ class JsonType:
             detail = "The request has no body, and the item is in its body."
             raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail))
         if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
-            _check_media_type(headers, self._takes)
+            form, body = self._form_of(exchange, body)
+            if form is not None:
+                value = form.value(exchange, body, self._costs)
+                return self._checked(self._for(len(body)).validate_python, value)
         elements = check_json(body, exchange.settings.max_json_elements, self._costs)
         validator = self._validator if elements < _LARGE else self._ending_at_the_first_error()
         try:
             return validator.validate_json(body)
         except ValidationError as error:
-            raise Refused(_of_validation(error)) from None
+            raise Refused(problem_of_validation(error)) from None
+
+    def unchecked(self, exchange: Exchange, body: bytes) -> tuple[Any, bool]:
+        """Returns the value of a body that is not checked against the type yet; see `checked`.
+
+        Returns:
+            The value, and whether the body is JSON.
+
+        Raises:
+            Refused: The body is in no accepted form, or malformed, or too large.
+        """
+        form, body = self._form_of(exchange, body)
+        if form is not None:
+            return form.value(exchange, body, self._costs), False
+        check_json(body, exchange.settings.max_json_elements, self._costs)
+        try:
+            return from_json(body, allow_inf_nan=False), True
+        except ValueError as error:
+            raise Refused(_not_json(str(error))) from None
+
+    def checked(
+        self, value: Any, size: int, *, as_json: bool, where: Callable[[Location], Location]
+    ) -> Any:
+        """Returns a value of the type.
+
+        Args:
+            value: What is made from it.
+            size: How many elements it may have.
+            as_json: Whether it is checked as JSON is.
+            where: Returns what a message says of the place of an error.
+
+        Raises:
+            Refused: It does not fit the type.
+        """
+        validator = self._for(size)
+        if not as_json:
+            return self._checked(validator.validate_python, value, where)
+        try:
+            text = to_json(value)
+        except (PydanticSerializationError, ValueError):
+            raise Refused(_not_json("A text in it can't be written in UTF-8.")) from None
+        return self._checked(validator.validate_json, text, where)
+
+    def _checked(
+        self,
+        validate: Callable[[Any], Any],
+        value: Any,
+        where: Callable[[Location], Location] | None = None,
+    ) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            raise Refused(problem_of_validation(error, where)) from None
+
+    def _form_of(self, exchange: Exchange, body: bytes) -> tuple[BodyForm | None, bytes]:
+        """Returns the form of a body, None for JSON; and the body without its content coding."""
+        headers = exchange.headers
+        given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        form = self._forms.get(given)
+        if form is None:
+            _check_media_type(given, self._takes)
+        if b"content-encoding" in headers:
+            body = decoded(headers, body, exchange.settings.max_body_bytes)
+        return form, body
+
+    def _for(self, elements: int) -> SchemaValidator:
+        return self._validator if elements < _LARGE else self._ending_at_the_first_error()
 
     def _ending_at_the_first_error(self) -> SchemaValidator:
         if self._for_large is None:
@@ -172,38 +261,74 @@ def _is_users(key: str, part: dict[str, Any]) -> bool:
     return _is_schema(part) and (key in _NO_SCHEMAS or key == "default" == part["type"])
 
 
-def _check_media_type(headers: Mapping[bytes, bytes], takes: str) -> None:
+def _keys_of(schema: Any) -> dict[str, list[str]]:
+    """Returns the keys of a record's fields; an alias comes before the field's own name."""
+    definitions = {one.get("ref"): one for one in schema.get("definitions", ())}
+    part: Any = schema
+    while part is not None:
+        fields: Any = part.get("fields")
+        match part.get("type"):
+            case "model-fields" | "typed-dict":
+                return {name: _keys(name, field) for name, field in fields.items()}
+            case "dataclass-args":
+                return {field["name"]: _keys(field["name"], field) for field in fields}
+            case "definition-ref":
+                part = definitions.get(part["schema_ref"])
+            case _:
+                part = part.get("schema")
+    return {}
+
+
+def _keys(name: str, field: dict[str, Any]) -> list[str]:
+    alias: Any = field.get("validation_alias", name)
+    if isinstance(alias, str):
+        return list(dict.fromkeys((alias, name)))
+    # A path of keys, or several such paths.
+    paths = alias if isinstance(alias[0], list) else [alias]
+    return list(dict.fromkeys((*(str(path[0]) for path in paths), name)))
+
+
+def _check_media_type(media_type: bytes, takes: str) -> None:
     # A web page of another origin can send the types of HTML forms, or none, without being asked.
-    given = headers.get(b"content-type", b"")
-    if given != JSON:
-        media_type = given.partition(b";")[0].strip().lower()
-        is_json = media_type == b"application/json" or (
-            media_type.startswith(b"application/") and media_type.endswith(b"+json")
-        )
-        if not is_json:
-            raise _unsupported(f"This endpoint takes {takes}.")
-    coding = headers.get(b"content-encoding", b"identity")
-    if coding.strip().lower() != b"identity":
-        raise _unsupported("This endpoint takes bodies without a content coding.")
-
-
-def _unsupported(detail: str) -> Refused:
-    return Refused(
-        Problem(415, "unsupported-media-type", "The media type is not supported", detail)
+    is_json = media_type == JSON or (
+        media_type.startswith(b"application/") and media_type.endswith(b"+json")
     )
+    if not is_json:
+        raise Refused(
+            Problem(
+                415,
+                "unsupported-media-type",
+                "The media type is not supported",
+                f"This endpoint takes {takes}.",
+            )
+        )
 
 
-def _of_validation(error: ValidationError) -> Problem:
+def problem_of_validation(
+    error: ValidationError, where: Callable[[Location], Location] | None = None
+) -> Problem:
+    """Returns the problem of an item that does not fit.
+
+    Args:
+        error: What is wrong with it.
+        where: Returns what is said of the place of an error; None to say it as it is.
+    """
     count = error.error_count()
-    title = "The body does not fit the endpoint"
+    title = "The body does not fit the endpoint" if where is None else _OTHER_TITLE
     if count > _MOST_ERRORS_SHOWN:
         # A list would have an object for each error, of which there may be millions.
         return Problem(422, "invalid-item", title, f"It has {count} errors.")
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
-        return Problem(400, "invalid-json", "The body is not JSON", errors[0]["msg"])
-    first = errors[0]
-    where = ".".join(str(step) for step in first["loc"])
-    detail = f"{where}: {first['msg']}" if where else first["msg"]
-    more = {"errors": [{key: e[key] for key in ("loc", "msg", "type")} for e in errors]}
-    return Problem(422, "invalid-item", title, detail, more=more)
+        return _not_json(errors[0]["msg"])
+    told = [
+        {"loc": e["loc"] if where is None else where(e["loc"]), "msg": e["msg"], "type": e["type"]}
+        for e in errors
+    ]
+    at = ".".join(str(step) for step in told[0]["loc"])
+    detail = f"{at}: {told[0]['msg']}" if at else str(told[0]["msg"])
+    return Problem(422, "invalid-item", title, detail, more={"errors": told})
+
+
+def _not_json(detail: str) -> Problem:
+    return Problem(400, "invalid-json", "The body is not JSON", detail)

@@ -1,4 +1,4 @@
-"""Makes the item of a call from a body, by the handler's annotations, and JSON from a result.
+"""Makes the item of a call from a body, by the handler's annotations.
 
 ==========================================  =====================================================
 the item is annotated as                    the body is
@@ -10,7 +10,12 @@ nothing, or ``Any``                         any JSON
 any type that pydantic knows                JSON that is checked against it
 several parameters                          a JSON object with their names; those with defaults may
                                             be left out
+a record, or parameters, with files         also a form: ``multipart/form-data``
 ==========================================  =====================================================
+
+Where JSON is accepted, so is MessagePack, if its package is installed. A parameter, or a field of a
+record, that is marked as a header, a part of the path, of the query, or a cookie comes from there;
+see `shoal.http.requests.marks`.
 
 All JSON is parsed by pydantic, whose parser refuses deep nesting; see `json_type`. For a type that
 needs no validation orjson would save a third of a microsecond, of some four hundred that a request
@@ -24,23 +29,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, NotRequired, Required
+from typing import TYPE_CHECKING, Any, NotRequired, Protocol, Required, cast
 
-import orjson
 from pydantic import ConfigDict, TypeAdapter, with_config
-from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 from starlette.requests import Request
 from typing_extensions import TypedDict, override
 
 from shoal.http.requests.arrays import NPY, Arrays, is_array
+from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.requests.marks import Marked, element_of, fields_of
+from shoal.http.requests.msgpack import MsgpackForm, has_msgpack
+from shoal.http.requests.multipart import FormType, Upload, has_multipart
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.replayed_request import ReplayedRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
     from inspect import Signature
 
+    from shoal.http.requests.body_form import BodyForm
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.json_type import Location
 
 
 class Reader(ABC):
@@ -48,9 +58,11 @@ class Reader(ABC):
 
     Attributes:
         takes: The kind of input, in one word, for the list of routes.
+        media_types: The media types of the bodies that it takes; ``*/*`` for any.
     """
 
     takes: str
+    media_types: Sequence[str] = ()
 
     @abstractmethod
     def item(self, exchange: Exchange, body: bytes) -> Any:
@@ -62,19 +74,23 @@ class Reader(ABC):
 
 
 class RawReader(Reader):
-    """Returns the body unchanged."""
+    """Returns the body, without its content coding."""
 
     takes = "bytes"
+    media_types = ("*/*",)
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        return body
+        if b"content-encoding" not in exchange.headers:
+            return body
+        return decoded(exchange.headers, body, exchange.settings.max_body_bytes)
 
 
 class RequestReader(Reader):
-    """Returns a Starlette request whose body has been read already."""
+    """Returns a Starlette request whose body has been read already, as it was sent."""
 
     takes = "request"
+    media_types = ("*/*",)
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
@@ -92,20 +108,148 @@ class NothingReader(Reader):
 
 
 class JsonReader(Reader):
-    """Reads one item from JSON."""
+    """Reads one item from JSON, from MessagePack, or from a form if it has files."""
 
     takes = "json"
 
     def __init__(self, annotation: Any) -> None:
-        self._type = JsonType(adapter_of(Any if annotation is Parameter.empty else annotation))
+        adapter = adapter_of(Any if annotation is Parameter.empty else annotation)
+        self._type = JsonType(adapter, forms=_forms(fields_of(annotation)))
+        self.media_types = self._type.media_types
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
         return self._type.parsed(exchange, body)
 
 
+class MarkedRecordReader(Reader):
+    """Reads one record, some of whose fields come from other parts of the request than the body.
+
+    Args:
+        annotation: The record's type.
+        marked: The marks of its fields.
+
+    Attributes:
+        annotation: As above.
+        marked: As above.
+
+    Raises:
+        TypeError: JSON can't be checked against the type.
+    """
+
+    takes = "json"
+
+    def __init__(self, annotation: Any, marked: Marked) -> None:
+        fields = fields_of(annotation)
+        of_body = {name: one for name, one in fields.items() if name not in marked.sources}
+        self.annotation = annotation
+        self.marked = marked
+        self._type = JsonType(adapter_of(annotation), forms=_forms(of_body))
+        keys = self._type.keys
+        # By the key that the record reads, and by all keys that it could read.
+        self._key = {name: keys.get(name, [name])[0] for name in marked.sources}
+        self._source_of = {
+            key: source for name, source in marked.sources.items() for key in keys.get(name, [name])
+        }
+        self.media_types = self._type.media_types
+
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        is_json, given = True, dict[str, Any]()
+        if body:
+            value, is_json = self._type.unchecked(exchange, body)
+            if not isinstance(value, dict):
+                raise Refused(_invalid(("body",), "Input should be an object", "dict_type"))
+            given = cast("dict[str, Any]", value)
+        self._check_not_in_body(given)
+        given |= self._values(exchange)
+        return self._type.checked(given, len(body), as_json=is_json, where=self._where("body"))
+
+    def of_query(self, exchange: Exchange, query: Mapping[str, Any]) -> Any:
+        """Returns the item of a request without a body, whose other fields are in the query.
+
+        Raises:
+            Refused: The request does not fit the record.
+        """
+        given = {name: value for name, value in query.items() if name not in self._source_of}
+        given |= self._values(exchange)
+        return self._type.checked(given, len(given), as_json=False, where=self._where("query"))
+
+    def _values(self, exchange: Exchange) -> dict[str, Any]:
+        return {self._key[n]: value for n, value in self.marked.values(exchange).items()}
+
+    def _check_not_in_body(self, given: dict[str, Any]) -> None:
+        # Otherwise a client could set what, for example, a proxy's header says.
+        for key in given:
+            if key in self._source_of:
+                source, there = self._source_of[key]
+                message = f"This comes from the {source} ({there}), not from the body"
+                raise Refused(_invalid(("body", key), message, "extra_forbidden"))
+
+    def _where(self, usual: str) -> Callable[[Location], Location]:
+        def where(loc: Location) -> Location:
+            source = self._source_of.get(str(loc[0])) if loc else None
+            return (usual, *loc) if source is None else (*source, *loc[1:])
+
+        return where
+
+
+class MarkedReader(Reader):
+    """Reads the arguments of parameters, some of which come from other parts than the body.
+
+    Args:
+        signature: The signature of a call with one item.
+        marked: The marks of its parameters.
+        rest: Reads the parameters without marks.
+
+    Attributes:
+        parameters: The parameters that have marks.
+        marked: As above.
+        rest: As above.
+
+    Raises:
+        TypeError: Text can't be checked against an annotation.
+    """
+
+    def __init__(self, signature: Signature, marked: Marked, rest: ItemSource) -> None:
+        self._all = list(signature.parameters.values())
+        self.parameters = [one for one in self._all if one.name in marked.sources]
+        self.marked = marked
+        self.rest = rest
+        self.takes = getattr(rest, "takes", "json")
+        self.media_types = getattr(rest, "media_types", ())
+        self._type = JsonType(fields_adapter(self.parameters))
+        self._key = {name: self._type.keys[name][0] for name in marked.sources}
+        self._source_of = {self._key[n]: source for n, source in marked.sources.items()}
+
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        given = {self._key[n]: value for n, value in self.marked.values(exchange).items()}
+        found: dict[str, Any] = self._type.checked(
+            given, len(given), as_json=False, where=self._where
+        )
+        rest = self.rest.item(exchange, body)
+        if len(self._all) == 1:
+            return found.get(self._all[0].name, self._all[0].default)
+        others = iter(rest if len(self._all) - len(self.parameters) != 1 else (rest,))
+        return tuple(
+            found.get(p.name, p.default) if p.name in self._key else next(others) for p in self._all
+        )
+
+    def _where(self, loc: Location) -> Location:
+        return (*self._source_of[str(loc[0])], *loc[1:])
+
+
+class ItemSource(Protocol):
+    """What makes items from requests; see `Reader.item`."""
+
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        """Returns the item."""
+        ...
+
+
 class ArrayReader(Reader):
-    """Reads one numpy array, from JSON or from a ``.npy`` file."""
+    """Reads one numpy array, from JSON, from MessagePack, or from a ``.npy`` file."""
 
     takes = "array"
 
@@ -114,13 +258,17 @@ class ArrayReader(Reader):
         self._json = JsonType(
             TypeAdapter(Any),
             "nested lists in application/json, or a .npy file in application/x-npy",
+            _forms({}),
         )
+        self.media_types = (*self._json.media_types, NPY.decode("ascii"))
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
         given = exchange.headers.get(b"content-type", b"")
         try:
             if given.partition(b";")[0].strip().lower() == NPY:
+                if b"content-encoding" in exchange.headers:
+                    body = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
                 return self._arrays.of_npy(body)
             return self._arrays.of_lists(self._json.parsed(exchange, body))
         except (ValueError, OverflowError) as error:
@@ -128,20 +276,22 @@ class ArrayReader(Reader):
 
 
 class FieldsReader(Reader):
-    """Reads the arguments of several parameters from a JSON object."""
+    """Reads the arguments of parameters from a JSON object, from MessagePack, or from a form."""
 
     takes = "json"
 
     def __init__(self, parameters: list[Parameter]) -> None:
         for parameter in parameters:
-            if parameter.annotation in (bytes, Request):
+            if parameter.annotation is Request:
                 raise TypeError(
-                    f"{parameter.name}: list[{parameter.annotation.__name__}] takes the whole "
-                    "request, so it must be the handler's only parameter"
+                    f"{parameter.name}: list[Request] takes the whole request, so it must be the "
+                    "handler's only parameter"
                 )
-        self._type = JsonType(fields_adapter(parameters))
+        forms = _forms({one.name: one.annotation for one in parameters})
+        self._type = JsonType(fields_adapter(parameters), forms=forms)
         self._parameters = parameters
         self._arrays = {p.name: Arrays(p.annotation) for p in parameters if is_array(p.annotation)}
+        self.media_types = self._type.media_types
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
@@ -151,6 +301,9 @@ class FieldsReader(Reader):
                 fields[name] = self._arrays[name].of_lists(fields[name])
             except (ValueError, OverflowError) as error:
                 raise Refused(_no_array(error, f"{name}: ")) from None
+        if len(self._parameters) == 1:
+            [only] = self._parameters
+            return fields.get(only.name, only.default)
         return tuple(fields.get(p.name, p.default) for p in self._parameters)
 
 
@@ -166,38 +319,31 @@ def reader_for(signature: Signature) -> Reader:
     parameters = list(signature.parameters.values())
     if not parameters:
         return NothingReader()
-    if len(parameters) > 1:
-        return FieldsReader(parameters)
+    marked = marks_of(signature)
+    if marked:
+        return MarkedReader(signature, marked, reader_for(without_marks(signature, marked)))
     annotation = parameters[0].annotation
+    if len(parameters) > 1 or element_of(annotation)[1] is Upload:
+        return FieldsReader(parameters)
     if annotation is bytes:
         return RawReader()
     if annotation is Request:
         return RequestReader()
     if is_array(annotation):
         return ArrayReader(annotation)
-    return JsonReader(annotation)
+    marked = Marked(fields_of(annotation))
+    return MarkedRecordReader(annotation, marked) if marked else JsonReader(annotation)
 
 
-def encoded(value: Any) -> bytes:
-    """Writes a handler's result as JSON.
+def marks_of(signature: Signature) -> Marked:
+    """Returns the marks of a signature's parameters."""
+    return Marked({name: one.annotation for name, one in signature.parameters.items()})
 
-    It accepts JSON types, with integers of any size, numpy arrays and scalars, pydantic models,
-    dataclasses, times, and all else that pydantic can serialize. A float that is not finite becomes
-    ``null``.
 
-    Raises:
-        TypeError: The value can't be written.
-    """
-    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-    try:
-        return orjson.dumps(value, default=_jsonable, option=options)
-    except orjson.JSONEncodeError as error:
-        if "Integer exceeds 64-bit range" not in str(error):
-            raise
-    try:
-        return to_json(value, fallback=_jsonable, inf_nan_mode="null")
-    except (PydanticSerializationError, ValueError) as error:
-        raise TypeError(str(error)) from error
+def without_marks(signature: Signature, marked: Marked) -> Signature:
+    """Returns a signature with the parameters that have no marks."""
+    parameters = signature.parameters.values()
+    return signature.replace(parameters=[p for p in parameters if p.name not in marked.sources])
 
 
 def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
@@ -223,11 +369,17 @@ def _no_array(error: Exception, where: str = "") -> Problem:
     return Problem(422, "invalid-item", title, where + " ".join(str(error).split()))
 
 
-def _jsonable(value: Any) -> Any:
-    as_list = getattr(value, "tolist", None)
-    if as_list is not None:  # an array of a layout or a library that orjson does not support
-        return as_list()
-    try:
-        return to_jsonable_python(value)
-    except PydanticSerializationError as error:
-        raise TypeError(str(error)) from error
+def _forms(fields: Mapping[str, Any]) -> list[BodyForm]:
+    """Returns the forms that a body with these fields may have besides JSON."""
+    forms: list[BodyForm] = [MsgpackForm()] if has_msgpack() else []
+    form = FormType(fields)
+    if form.has_files and has_multipart():
+        forms.append(form)
+    return forms
+
+
+def _invalid(loc: Location, message: str, kind: str) -> Problem:
+    where = ".".join(str(step) for step in loc)
+    more = {"errors": [{"loc": loc, "msg": message, "type": kind}]}
+    title = "The request does not fit the endpoint"
+    return Problem(422, "invalid-item", title, f"{where}: {message}", more=more)

@@ -27,11 +27,20 @@ from typing_extensions import is_typeddict
 
 from shoal.http.requests.arrays import is_array
 from shoal.http.requests.json_type import finite_validator
-from shoal.http.requests.payload import Reader, fields_adapter, reader_for
+from shoal.http.requests.payload import (
+    MarkedReader,
+    MarkedRecordReader,
+    Reader,
+    fields_adapter,
+    marks_of,
+    reader_for,
+    without_marks,
+)
 from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.query import Query, takes_query
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from inspect import Signature
 
     from pydantic_core import SchemaValidator
@@ -46,17 +55,23 @@ class ItemReader:
 
     Args:
         signature: The signature of a call with one item.
+        without: The names in a query that are not the item's.
 
     Raises:
         TypeError: JSON can't be checked against an annotation.
     """
 
-    def __init__(self, signature: Signature) -> None:
-        self._of_body: Reader = reader_for(signature)
+    def __init__(self, signature: Signature, without: Collection[str] = ()) -> None:
+        self._of_body: Reader = _reader_for(signature)
+        self._without = without
         self._parameters = list(signature.parameters.values())
         self._takes_query = takes_query(signature)
         kinds = [parameter.annotation for parameter in self._parameters]
-        self._only_body = kinds in ([], [bytes], [Request]) or any(map(is_array, kinds))
+        self._only_body = (
+            kinds in ([], [bytes], [Request])
+            or any(map(is_array, kinds))
+            or isinstance(self._of_body, MarkedReader)  # which has the readers of both
+        )
 
     def item(self, exchange: Exchange, body: bytes) -> Any:
         """Returns the item; a tuple, in order, if the handler has several parameters.
@@ -67,6 +82,10 @@ class ItemReader:
         if body or exchange.method in _WITH_BODY or self._only_body:
             return self._of_body.item(exchange, body)
         query = Query.of(exchange.scope.get("query_string", b""))
+        if self._without:
+            query = Query((n, value) for n, value in query.items() if n not in self._without)
+        if isinstance(self._of_body, MarkedRecordReader):
+            return self._of_body.of_query(exchange, query)
         if self._takes_query:
             return query
         try:
@@ -109,6 +128,16 @@ class ItemReader:
             "send JSON by POST.",
             more={"errors": [{key: e[key] for key in ("loc", "msg", "type")} for e in errors]},
         )
+
+
+def _reader_for(signature: Signature) -> Reader:
+    """Returns the reader of bodies; it reads queries as well if a parameter is marked."""
+    marked = marks_of(signature)
+    if not marked:
+        return reader_for(signature)
+    in_query = {there for source, there in marked.sources.values() if source == "query"}
+    rest = ItemReader(without_marks(signature, marked), in_query)
+    return MarkedReader(signature, marked, rest)
 
 
 def _is_record(annotation: Any) -> bool:

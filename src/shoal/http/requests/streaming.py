@@ -92,10 +92,11 @@ async def answer_with_stream(
         if exchange.status == 0:
             raise
         failure = explain(error)
+    end = last + (form.end() if failure is None else form.error(failure, exchange.request_id))
     if exchange.status == 0:
         await _begin(exchange, form)
-    end = form.end() if failure is None else form.error(failure, exchange.request_id)
-    await exchange.end(last + end)
+        end = form.start + end
+    await exchange.end(end)
 
 
 class _Messages:
@@ -161,6 +162,7 @@ async def _relay(
                 scope.deadline = anyio.current_time() + exchange.send_timeout_s
                 if exchange.status == 0:
                     await _begin(exchange, form)
+                    pending = form.start + pending
                 if pending:
                     await exchange.piece(pending)
                 pending = None
@@ -245,4 +247,5 @@ def _headers(form: StreamForm) -> list[tuple[bytes, bytes]]:
         (b"content-type", form.media_type),
         (b"cache-control", b"no-store"),
         (b"x-accel-buffering", b"no"),  # asks a proxy not to buffer items
+        *form.headers,
     ]

@@ -1,0 +1,34 @@
+"""What a client accepts: the weighted lists of ``Accept`` and ``Accept-Encoding``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def weights(header: bytes) -> dict[bytes, float]:
+    """Returns the weight of each name in a header, from 0 to 1; one that can't be read is 0."""
+    found: dict[bytes, float] = {}
+    for media_range in header.lower().split(b","):
+        name, *parameters = (part.strip() for part in media_range.split(b";"))
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.startswith(b"q="):
+                try:
+                    weight = float(parameter[2:])
+                except ValueError:
+                    weight = 0.0
+        found[name] = weight if 0 <= weight <= 1 else 0.0
+    return found
+
+
+def prefers(accepted: Mapping[bytes, float], other: bytes, usual: bytes) -> bool:
+    """Returns whether a client asks for another media type than the usual one.
+
+    It does if it names that type, and does not rank it below the usual one. A range such as ``*/*``
+    does not ask for anything.
+    """
+    weight = accepted.get(other, 0.0)
+    return weight > 0 and weight >= accepted.get(usual, 0.0)

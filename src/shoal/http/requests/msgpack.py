@@ -1,0 +1,164 @@
+"""MessagePack: items from it, and results as it.
+
+A header of five bytes may declare an array of four billion elements, and arrays in arrays cost one
+byte each. So the structure of a body is walked first, which creates no objects: it is refused as
+soon as it declares more elements, or deeper nesting, than a body in JSON may have. The same
+estimate of memory as for JSON applies.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from shoal.http.requests.body_form import BodyForm
+from shoal.http.requests.json_scan import BYTES_PER_SCALAR, allowance_of, too_complex
+from shoal.http.requests.problem import Problem, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.json_scan import Costs
+
+MSGPACK: Final = b"application/msgpack"
+"""The media type of MessagePack."""
+
+_MOST_LEVELS: Final = 200
+
+# How many bytes follow the first byte of an element without a length.
+_FIXED: Final = {
+    **dict.fromkeys([*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3], 0),
+    0xCC: 1,
+    0xCD: 2,
+    0xCE: 4,
+    0xCF: 8,
+    0xD0: 1,
+    0xD1: 2,
+    0xD2: 4,
+    0xD3: 8,
+    0xCA: 4,
+    0xCB: 8,
+    **{0xA0 + size: size for size in range(32)},
+}
+# How many bytes the length of text or bytes has.
+_LENGTHS: Final = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4}
+_ARRAYS: Final = {0xDC: 2, 0xDD: 4}
+_MAPS: Final = {0xDE: 2, 0xDF: 4}
+
+# Many numbers and short texts, which would be walked one by one otherwise.
+_RUN: Final = 64
+_SCALARS: Final = re.compile(
+    rb"(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]|[\xcf\xd3\xcb].{8}|[\xce\xd2\xca].{4}|[\xcc\xd0]."
+    rb"|[\xcd\xd1].{2}|%b){64}+" % b"|".join(b"\\x%x.{%d}" % (0xA0 + n, n) for n in range(32)),
+    re.DOTALL,
+)
+
+
+@cache
+def has_msgpack() -> bool:
+    """Returns whether the package is installed that reads and writes it."""
+    return find_spec("ormsgpack") is not None
+
+
+class MsgpackForm(BodyForm):
+    """Reads bodies in MessagePack, whose keys are text, and which have no extension types."""
+
+    media_type = MSGPACK
+    names = frozenset({MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack"})
+
+    @override
+    def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
+        import ormsgpack
+
+        _check(body, exchange.settings.max_json_elements, costs)
+        try:
+            return ormsgpack.unpackb(body)
+        except ValueError as error:
+            raise _malformed(str(error)) from None
+
+
+def packed(value: Any, default: Callable[[Any], Any]) -> bytes:
+    """Writes a result.
+
+    Args:
+        value: The result.
+        default: Makes what can be written of what can't.
+
+    Raises:
+        TypeError: It can't be written, such as a number of more than 64 bits.
+    """
+    import ormsgpack
+
+    options = ormsgpack.OPT_SERIALIZE_NUMPY | ormsgpack.OPT_NON_STR_KEYS
+    return ormsgpack.packb(value, default=default, option=options)
+
+
+def _check(body: bytes, max_elements: int, costs: Costs) -> None:
+    """Walks the elements of a body.
+
+    Raises:
+        Refused: It ends too early, or has something after its end, or too many elements or levels.
+    """
+    at, size = 0, len(body)
+    allowance = allowance_of(size, max_elements)
+    declared, cost = 1, 0
+    open_containers: list[int] = []
+    left = 1  # of the innermost container
+    while True:
+        while not left:
+            if not open_containers:
+                if at != size:
+                    raise _malformed("its end is not where it says")
+                return
+            left = open_containers.pop()
+        if left >= _RUN:
+            run = _SCALARS.match(body, at)
+            if run is not None:
+                at, left = run.end(), left - _RUN
+                continue
+        if at >= size:
+            raise _malformed("it ends too early")
+        kind = body[at]
+        at += 1
+        left -= 1
+        fixed = _FIXED.get(kind)
+        if fixed is not None:
+            at += fixed
+            continue
+        if kind in _LENGTHS:
+            width = _LENGTHS[kind]
+            at += width + int.from_bytes(body[at : at + width], "big")
+            continue
+        if 0x80 <= kind < 0xA0:
+            count, is_map = kind & 15, kind < 0x90
+        elif kind in _ARRAYS or kind in _MAPS:
+            is_map = kind in _MAPS
+            width = _MAPS[kind] if is_map else _ARRAYS[kind]
+            count = int.from_bytes(body[at : at + width], "big")
+            at += width
+        else:
+            raise _malformed("it has an extension type, or a byte that means nothing")
+        if is_map:
+            cost += costs.per_object + count * costs.per_key
+            count *= 2
+        else:
+            cost += costs.per_list
+        declared += count
+        cost += count * BYTES_PER_SCALAR
+        if declared > max_elements or cost > allowance:
+            raise too_complex(max_elements)
+        open_containers.append(left)
+        left = count
+        if len(open_containers) > _MOST_LEVELS:
+            raise _malformed(f"it is nested more than {_MOST_LEVELS} levels deep")
+
+
+def _malformed(detail: str) -> Refused:
+    return Refused(
+        Problem(400, "invalid-msgpack", "The body is not MessagePack", f"The body: {detail}.")
+    )

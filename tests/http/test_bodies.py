@@ -1,0 +1,418 @@
+"""Bodies in other forms than JSON, and answers in them, as httpx sends and reads them."""
+
+import gzip
+import io
+import json
+import tracemalloc
+import zlib
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import httpx
+import numpy as np
+import ormsgpack
+import pytest
+from backports import zstd
+from live_server import live
+from numpy.typing import NDArray
+from pydantic import BaseModel
+from starlette.responses import Response
+
+import shoal
+from shoal.http import MediaType, Upload
+from shoal.testing.asgi import ask
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+PNG = b"\x89PNG\r\n\x1a\n\x00\xff"
+MSGPACK = {"content-type": "application/msgpack"}
+MIB = 2**20
+
+
+class Comment(BaseModel):
+    author: str
+    score: float = 0.5
+
+
+class Post(BaseModel):
+    title: str
+    image: Upload
+    thumbnails: list[bytes] = []
+    comment: Comment | None = None
+
+
+def made_app(**options):
+    app = shoal.App(**options)
+
+    @app.endpoint("/array")
+    def doubled(items: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        return [2 * item for item in items]
+
+    @app.endpoint("/echo")
+    def echo(items: list) -> list:
+        return items
+
+    @app.endpoint("/raw")
+    def raw(items: list[bytes]) -> list[bytes]:
+        return [item[::-1] for item in items]
+
+    @app.endpoint("/image")
+    def image(items: list[int]) -> list[Annotated[bytes, MediaType("image/png")]]:
+        return [PNG for _ in items]
+
+    @app.endpoint("/response")
+    def response(items: list[int]) -> list[Response]:
+        return [Response(b"x", media_type="text/css") for _ in items]
+
+    @app.endpoint("/comment")
+    def comment(items: list[Comment]) -> list[Comment]:
+        return items
+
+    @app.endpoint("/length")
+    def length(items: list[bytes]) -> list[int]:
+        return [len(item) for item in items]
+
+    @app.endpoint("/post")
+    def post(items: list[Post]) -> list[dict]:
+        return [
+            {
+                "title": item.title,
+                "file": [item.image.filename, item.image.content_type, len(item.image.data)],
+                "thumbnails": [len(one) for one in item.thumbnails],
+                "author": item.comment and item.comment.author,
+            }
+            for item in items
+        ]
+
+    @app.endpoint("/parts")
+    def parts(left: list[bytes], right: list[bytes], times: list[int] = 2) -> list:
+        return [[(a + b).decode(), n] for a, b, n in zip(left, right, times, strict=True)]
+
+    @app.endpoint("/upload")
+    def upload(file: list[Upload]) -> list:
+        return [[one.filename, len(one.data)] for one in file]
+
+    @app.endpoint("/broken")
+    def broken(items: list[int]) -> list:
+        return [object() for _ in items]
+
+    return app
+
+
+@asynccontextmanager
+async def client(**options):
+    app = made_app(**options)
+    async with (
+        live(app) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as asking,
+    ):
+        yield asking
+
+
+@pytest.fixture
+async def app():
+    app = made_app()
+    async with app.lifespan():
+        yield app
+
+
+def npy(value):
+    file = io.BytesIO()
+    np.save(file, value)
+    return file.getvalue()
+
+
+async def test_each_form_goes_there_and_back_by_a_real_client():
+    async with client() as asking:
+        given = np.array([[1, 2.5]], np.float32)
+        headers = {"content-type": "application/x-npy", "accept": "application/x-npy"}
+        answer = await asking.post("/array", content=npy(given), headers=headers)
+        assert answer.headers["content-type"] == "application/x-npy"
+        assert np.array_equal(np.load(io.BytesIO(answer.content)), 2 * given)
+
+        answer = await asking.post("/raw", content=PNG)
+        assert answer.content == PNG[::-1]
+        assert answer.headers["content-type"] == "application/octet-stream"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        answer = await asking.post("/image", json=1)
+        assert (answer.content, answer.headers["content-type"]) == (PNG, "image/png")
+        answer = await asking.post("/response", json=1)
+        assert (answer.content, answer.headers["content-type"][:8]) == (b"x", "text/css")
+
+        given = {"blob": b"\xff", "n": [1, None, 2.5, "å"]}
+        answer = await asking.post(
+            "/echo",
+            content=ormsgpack.packb(given),
+            headers={**MSGPACK, "accept": "application/msgpack"},
+        )
+        assert answer.headers["content-type"] == "application/msgpack"
+        assert ormsgpack.unpackb(answer.content) == given
+
+        answer = await asking.post(
+            "/post",
+            data={"title": "cod"},
+            files=[
+                ("image", ("a.png", PNG, "image/png")),
+                ("thumbnails", ("b.png", b"12", "image/png")),
+                ("thumbnails", ("c.png", b"345", "image/png")),
+                ("comment", (None, json.dumps({"author": "a"}), "application/json")),
+            ],
+        )
+        assert answer.json() == {
+            "title": "cod",
+            "file": ["a.png", "image/png", len(PNG)],
+            "thumbnails": [2, 3],
+            "author": "a",
+        }
+        answer = await asking.post("/upload", files={"file": ("x.txt", b"abc")})
+        assert answer.json() == ["x.txt", 3]
+
+
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [
+        ("gzip", gzip.compress),
+        ("x-gzip", gzip.compress),
+        ("GZip", lambda body: gzip.compress(body[:3]) + gzip.compress(body[3:])),
+        ("deflate", zlib.compress),
+        ("deflate", lambda body: zlib.compress(body)[2:-4]),
+        ("zstd", zstd.compress),
+        ("identity", bytes),
+    ],
+)
+@pytest.mark.parametrize("path", ["/echo", "/array", "/raw"])
+async def test_a_compressed_body_is_decompressed(app, coding, compress, path):
+    headers = [("content-encoding", coding), ("content-type", "application/json")]
+    answer = await ask(app, path, body=compress(b"[1,2]"), headers=headers)
+    assert answer.status == 200
+    assert answer.body == {"/echo": b"[1,2]", "/array": b"[2.0,4.0]", "/raw": b"]2,1["}[path]
+
+
+@pytest.mark.parametrize("coding", ["br", "gzip, gzip", "compress", "x\x7fy"])
+async def test_an_unknown_coding_is_refused_with_those_that_are_known(app, coding):
+    for path in ("/echo", "/raw", "/array"):
+        headers = [("content-encoding", coding), ("content-type", "application/json")]
+        answer = await ask(app, path, body=b"1", headers=headers)
+        assert answer.status == 415
+        assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
+
+
+@pytest.mark.parametrize(
+    ("coding", "body"),
+    [
+        ("gzip", b"1"),
+        ("gzip", gzip.compress(b"1")[:-1]),
+        ("gzip", gzip.compress(b"1") + b"more"),
+        ("gzip", gzip.compress(b"") * 1025),
+        ("deflate", b"\x78"),
+        ("zstd", zstd.compress(b"1")[:-1]),
+        ("zstd", b"\x28\xb5\x2f\xfd"),
+    ],
+    ids=range(7),
+)
+async def test_a_body_that_is_not_in_its_coding_is_refused(app, coding, body):
+    headers = [("content-encoding", coding)]
+    answer = await ask(app, "/length", body=body, headers=headers)
+    assert (answer.status, answer.json()["type"][-22:]) == (400, "invalid-content-coding")
+
+
+@pytest.mark.parametrize(
+    ("coding", "compress"),
+    [("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", zstd.compress)],
+)
+async def test_a_bomb_is_refused_before_it_is_large(app, coding, compress):
+    body = compress(bytes(64 * MIB))
+    tracemalloc.start()
+    try:
+        answer = await ask(app, "/length", body=body, headers=[("content-encoding", coding)])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (answer.status, answer.json()["type"][-14:]) == (413, "body-too-large")
+    assert peak < 24 * MIB
+
+
+async def test_what_becomes_a_hundred_times_larger_is_refused(app):
+    headers = [("content-encoding", "gzip")]
+    answer = await ask(app, "/length", body=gzip.compress(bytes(4 * MIB)), headers=headers)
+    assert (answer.status, "hundredth" in answer.json()["detail"]) == (413, True)
+    answer = await ask(app, "/length", body=gzip.compress(bytes(MIB)), headers=headers)
+    assert answer.json() == MIB
+
+
+async def test_a_zstd_window_of_more_than_8_mib_is_refused(app):
+    options = {zstd.CompressionParameter.window_log: 24, zstd.CompressionParameter.checksum_flag: 1}
+    compressor = zstd.ZstdCompressor(options=options)
+    body = compressor.compress(b"1" * MIB) + compressor.flush()
+    answer = await ask(app, "/length", body=body, headers=[("content-encoding", "zstd")])
+    assert answer.status == 400
+
+
+async def test_a_get_may_name_a_coding(app):
+    answer = await ask(app, "/length", method="GET", headers=[("content-encoding", "gzip")])
+    assert answer.json() == 0
+
+
+def msgpack_bodies():
+    yield b"", 400
+    yield b"\xc1", 400
+    yield b"\x01\x02", 400  # something after the end
+    yield b"\xa5abc", 400
+    yield b"\xd9\xff", 400
+    yield b"\xa1\xff", 400  # not UTF-8
+    yield b"\xd4\x01\x02", 400  # an extension type
+    yield b"\x81\x01\x02", 400  # a key that is not text
+    yield b"\xdd\xff\xff\xff\xff", 413
+    yield b"\xdf\xff\xff\xff\xff", 413
+    yield b"\xdd\x00\x02\x00\x00" * 3, 413
+    yield b"\xdd\x00\x03\xff\xff" + b"\x80" * 0x3FFFF, 413
+    yield b"\x91" * 300 + b"\xc0", 400
+    yield b"\x91" * 200 + b"\xc0", 200
+    yield b"\xdc\x10\x00" + b"\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00" * 4096, 200
+    yield b"\xdc\x10\x00" + b"\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00" * 4095, 400
+
+
+@pytest.mark.parametrize(("body", "status"), [*msgpack_bodies()], ids=range(16))
+async def test_msgpack_is_bounded_before_it_is_read(app, body, status):
+    headers = [("content-type", "application/msgpack")]
+    answer = await ask(app, "/echo", body=body, headers=headers)
+    assert answer.status == status
+    assert status != 413 or "body-too-complex" in answer.json()["type"]
+
+
+@pytest.mark.parametrize(
+    "name", ["application/msgpack", "application/x-msgpack", "Application/vnd.msgpack; a=b"]
+)
+async def test_msgpack_is_checked_by_the_same_type(app, name):
+    headers = [("content-type", name)]
+    body = ormsgpack.packb({"author": "a"})
+    answer = await ask(app, "/comment", body=body, headers=headers)
+    assert answer.json() == {"author": "a", "score": 0.5}
+    for wrong in ({"score": 1}, {"author": "a", "score": float("nan")}, [1]):
+        answer = await ask(app, "/comment", body=ormsgpack.packb(wrong), headers=headers)
+        assert (answer.status, answer.json()["type"][-12:]) == (422, "invalid-item")
+        assert answer.json()["errors"]
+    body = ormsgpack.packb([[1, 2.5]])
+    assert (await ask(app, "/array", body=body, headers=headers)).json() == [[2.0, 5.0]]
+    body = ormsgpack.packb({"left": b"a", "right": b"b"})
+    assert (await ask(app, "/parts", body=body, headers=headers)).json() == ["ab", 2]
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("application/x-npy", "application/x-npy"),
+        ("application/json;q=0.5, application/x-npy", "application/x-npy"),
+        ("application/json, application/x-npy", "application/x-npy"),
+        ("*/*, application/x-npy;q=0.9", "application/x-npy"),
+        ("application/json, application/x-npy;q=0.9", "application/json"),
+        ("application/x-npy;q=0", "application/json"),
+        ("application/x-npy;q=nan", "application/json"),
+        ("application/x-npy;q=x", "application/json"),
+        ("*/*", "application/json"),
+        ("text/html", "application/json"),
+        ("application/msgpack", "application/msgpack"),
+        ("application/msgpack;q=0.1, application/x-npy;q=0.01", "application/x-npy"),
+    ],
+)
+async def test_accept_says_how_an_array_is_answered(app, accept, kind):
+    answer = await ask(app, "/array", [1, 2], headers=[("accept", accept)])
+    assert (answer.status, answer.headers["content-type"]) == (200, kind)
+    value = {
+        "application/x-npy": lambda body: np.load(io.BytesIO(body)).tolist(),
+        "application/json": json.loads,
+        "application/msgpack": ormsgpack.unpackb,
+    }[kind](answer.body)
+    assert value == [2.0, 4.0]
+
+
+async def test_what_can_not_be_written_as_asked_is_json(app):
+    for accept in ("application/x-npy", "application/msgpack"):
+        answer = await ask(app, "/echo", 2**70, headers=[("accept", accept)])
+        assert (answer.status, answer.json()) == (200, 2**70)
+        assert (await ask(app, "/broken", 1, headers=[("accept", accept)])).status == 500
+
+
+def form(*parts, boundary=b"b", end=b"--\r\n"):
+    return b"".join(b"--%b\r\n%b\r\n" % (boundary, one) for one in parts) + b"--" + boundary + end
+
+
+def part(name=b"file", data=b"abc", more=b""):
+    return b'Content-Disposition: form-data; name="%b"%b\r\n\r\n%b' % (name, more, data)
+
+
+def forms():
+    """Forms for ``/upload``, and what comes of them."""
+    yield form(part()), 200
+    yield form(part(more=b'; filename="../../x"')), 200
+    yield form(part(more=b'; filename="a"\r\nX-More: y')), 200
+    yield form(part(data=b"\r\n--a\r\n--")), 200
+    yield form(), 422  # nothing in it
+    yield form(part(b"other")), 422
+    yield form(part(), part()), 422
+    yield form(part(), part(b"more")), 422
+    yield form(part(b"")), 422
+    yield form(part(), end=b""), 400  # ends too early
+    yield form(part(), boundary=b"other"), 400
+    yield b"", 400
+    yield form(b"X: y\r\n\r\nabc"), 400
+    yield form(b"Content-Disposition: attachment; name=file\r\n\r\nabc"), 400
+    yield form(b"Content-Disposition: form-data\r\n\r\nabc"), 400
+    yield form(part(b"a" * 300)), 400
+    yield form(part(b"\xff")), 400
+    yield form(part(more=b'; filename="%b"' % (b"a" * 300))), 400
+    yield form(part(more=b"; x=%b" % (b"a" * 5000))), 400
+    yield form(part(more=b"\r\nX: y" * 9)), 400
+    yield form(part(more=b"\r\ncontent-disposition: form-data; name=x")), 400
+    yield form(*[part(b"a%d" % n) for n in range(257)]), 413
+    yield form(part(b"x", b"\xff")), 400  # a field that is not text
+
+
+@pytest.mark.parametrize(("body", "status"), [*forms()], ids=range(23))
+async def test_forms_are_bounded_and_well_formed(app, body, status, caplog):
+    headers = [("content-type", "multipart/form-data; boundary=b")]
+    answer = await ask(app, "/upload", body=body, headers=headers)
+    assert answer.status == status
+    assert caplog.records == []  # else a client could fill the log
+
+
+@pytest.mark.parametrize("boundary", ["", "; boundary=", '; boundary=""', "; boundary=" + "b" * 71])
+async def test_a_form_needs_a_boundary(app, boundary):
+    headers = [("content-type", f"multipart/form-data{boundary}")]
+    answer = await ask(app, "/upload", body=form(part()), headers=headers)
+    assert answer.status == 400
+
+
+async def test_a_form_is_for_code_that_takes_files(app):
+    headers = [("content-type", "multipart/form-data; boundary=b")]
+    for path in ("/echo", "/comment", "/array"):
+        answer = await ask(app, path, body=form(part(b"author")), headers=headers)
+        assert answer.status == 415
+        assert "multipart" not in answer.json()["detail"]
+    answer = await ask(app, "/upload", body=b"x", headers=[("content-type", "text/plain")])
+    assert "multipart/form-data" in answer.json()["detail"]
+
+
+async def test_fields_of_a_form_go_to_parameters_of_their_type(app):
+    headers = [("content-type", "multipart/form-data; boundary=b")]
+    body = form(part(b"left", b"a"), part(b"right", b"\xc3\xa5"), part(b"times", b"5"))
+    assert (await ask(app, "/parts", body=body, headers=headers)).json() == ["aå", 5]
+    body = form(part(b"left", b"a"), part(b"right", b"c"), part(b"times", b"many"))
+    answer = await ask(app, "/parts", body=body, headers=headers)
+    assert (answer.status, answer.json()["errors"][0]["loc"]) == (422, ["times"])
+
+
+async def test_the_json_of_a_part_is_bounded(app):
+    headers = [("content-type", "multipart/form-data; boundary=b")]
+    as_json = b"\r\nContent-Type: application/json"
+    for text, status in ((b"[" * 300, 400), (b"[" + b"[]," * 270_000 + b"1]", 413), (b"NaN", 400)):
+        body = form(part(b"image"), part(b"title"), part(b"comment", text, as_json))
+        assert (await ask(app, "/post", body=body, headers=headers)).status == status
+
+
+def test_a_media_type_is_checked():
+    with pytest.raises(TypeError, match="takes text"):
+        MediaType(1)
+    for wrong in ("png", "image/png\r\nX: y", "imåge/png"):
+        with pytest.raises(ValueError, match="is not a media type"):
+            MediaType(wrong)
