@@ -30,6 +30,7 @@ class AppKeywords(TypedDict, total=False):
     send_timeout_s: float
     answer_timeout_s: float | None
     heartbeat_s: float
+    max_websocket_requests: int
     overload_status: OverloadStatus
     retry_after_s: int
     debug: bool
@@ -160,6 +161,8 @@ class HttpOptions:
             that a client is gone, so every call should have a time limit.
         heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
             seconds.
+        max_websocket_requests: How many requests may run at once on one WebSocket to an endpoint;
+            further ones are refused.
         overload_status: The status of the answer to a call that met a full queue, 503 or 429.
         retry_after_s: The ``Retry-After`` of such an answer, in seconds.
         debug: Whether an answer to an internal error shows the traceback.
@@ -236,6 +239,7 @@ class HttpOptions:
     )
     answer_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
     heartbeat_s: float = option(15.0, more_than_0)
+    max_websocket_requests: int = option(64, partial(whole, least=1))
     overload_status: OverloadStatus = option(503, _overload_status)
     retry_after_s: int = option(1, partial(whole, least=1))
     debug: bool = option(False, yes_or_no)

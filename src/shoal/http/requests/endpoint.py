@@ -53,7 +53,7 @@ class EndpointRoute(Route):
         call = EndpointCall(self._calls, exchange)
         try:
             body = exchange.whole_body()
-            batcher = None if body is None else call.found(_call_headers(exchange.headers))
+            batcher = None if body is None else call.found(call_headers(exchange.headers))
             if body is None or batcher is None:
                 rest: Coroutine[Any, Any, None] | None = self._answer(call, exchange, body)
             else:
@@ -81,7 +81,7 @@ class EndpointRoute(Route):
         if body is None:
             body = await exchange.body()
         # After the body was read: meanwhile the traffic may have moved to another backend.
-        batcher = await call.find(_call_headers(exchange.headers))
+        batcher = await call.find(call_headers(exchange.headers))
         rest = self._make(call, exchange, batcher, body)
         if rest is not None:
             await rest
@@ -127,7 +127,7 @@ class EndpointRoute(Route):
         return codec
 
 
-def _call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
+def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
     """Returns what a request's headers say about its call."""
     if headers.keys().isdisjoint(_OF_CALLS):
         return NO_CALL_HEADERS

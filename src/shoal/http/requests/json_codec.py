@@ -43,6 +43,11 @@ class JsonCodec(Codec):
     def __init__(self, signature: Signature) -> None:
         self._reader = ItemReader(signature)
 
+    @property
+    def takes(self) -> str:
+        """The kind of input, in one word; see `Reader`."""
+        return self._reader.takes
+
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
         return self._reader.item(exchange, body)

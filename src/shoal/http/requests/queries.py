@@ -58,6 +58,11 @@ class ItemReader:
         kinds = [parameter.annotation for parameter in self._parameters]
         self._only_body = kinds in ([], [bytes], [Request]) or any(map(is_array, kinds))
 
+    @property
+    def takes(self) -> str:
+        """The kind of input, in one word; see `Reader`."""
+        return self._of_body.takes
+
     def item(self, exchange: Exchange, body: bytes) -> Any:
         """Returns the item; a tuple, in order, if the handler has several parameters.
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from shoal.http.requests.problem import Problem
 
 
-_PLAIN: Final = frozenset({str, int, float, bool, NoneType})
+PLAIN: Final = frozenset({str, int, float, bool, NoneType})
+"""The types of items that are written without running the user's code."""
 
 
 class ItemStream(Protocol):
@@ -159,7 +160,7 @@ def _let_the_handler_send(exchange: Exchange, stream: ItemStream, form: StreamFo
 
 
 def _put_at_once(direct: DirectCall, form: StreamForm, item: Any) -> bool:
-    if type(item) not in _PLAIN:  # to write it may run the user's code
+    if type(item) not in PLAIN:
         return False
     try:
         message = form.item(item)

@@ -116,6 +116,24 @@ class StreamCalls:
             if not inbox.end_early() and not _has_begun(stream):
                 self.spawn(self._end, stream, inbox, 503)
 
+    def drain(self) -> None:
+        """Tells those WebSockets that the server ends whose application closes them itself."""
+        for stream in tuple(self._running.values()):
+            tell = getattr(stream, "when_draining", None)
+            if tell is not None:
+                tell()
+
+    def _when_draining(self, stream: Any, callback: Callable[[], object] | None) -> None:
+        """Has the application close a WebSocket itself once the server ends.
+
+        Args:
+            stream: The WebSocket.
+            callback: Called then, at once if the server ends already; None for none.
+        """
+        stream.when_draining = callback
+        if callback is not None and self._shared.is_draining:
+            callback()
+
     async def _refuse(self, stream: Any, status: int) -> None:
         """Answers a stream without calling the application."""
         await stream._send_error_response(status)
@@ -158,12 +176,13 @@ class StreamCalls:
             if not has_ended:  # else a task sends that the application has left behind
                 await send(message)
 
-        if scope["type"] == "http":
-            app_scope["extensions"]["shoal.disconnect"] = {
-                "when_left": inbox.when_left,
-                "is_cut_off": inbox.is_cut_off,
-                "send_timeout_s": self._shared.send_timeout_s,
-            }
+        app_scope["extensions"]["shoal.disconnect"] = offered = {
+            "when_left": inbox.when_left,
+            "is_cut_off": inbox.is_cut_off,
+            "send_timeout_s": self._shared.send_timeout_s,
+        }
+        if scope["type"] == "websocket":
+            offered["when_draining"] = partial(self._when_draining, stream)
         self._shared.started += 1
         try:
             try:
