@@ -67,7 +67,8 @@ def run(port: int, connections: int, kind: str, requests: int) -> None:
     if kind == "websocket":
         for one in sockets:
             one.sendall(UPGRADE)
-            assert one.recv(2**16).startswith(b"HTTP/1.1 101")
+            answer = one.recv(2**16)
+            assert answer.startswith(b"HTTP/1.1 101"), answer
         messages = [framed(b'{"id":%d,"item":%b}' % (number, ITEM)) for number in range(1000)]
         count: Callable[[bytes], int] = answers_websocket
     else:
@@ -112,13 +113,12 @@ def measured(event_loop: str, rounds: int) -> dict[str, float]:
     with subprocess.Popen(
         [sys.executable, *command, "benchmarks.http_app:noop_app"],
         cwd=Path(__file__).parents[1],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     ) as server:
         try:
-            assert server.stdout is not None
-            port = int(server.stdout.readline().rpartition(":")[2])
+            assert server.stderr is not None
+            port = int(server.stderr.readline().rpartition(":")[2])
             for number in range(rounds + 1):
                 for name, kind, connections in kinds:
                     before = cpu_s(server.pid)

@@ -23,6 +23,7 @@ from shoal.http.app.declarations import (
     ShadowDeclaration,
     checked_name,
 )
+from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.pages import Pages
@@ -77,10 +78,9 @@ class App:
         @app.endpoint("/embed", max_batch_size=64)
         def embed(texts: list[str]) -> list[Vector]: ...
 
-    Run it with ``shoal serve module:app``, or with any ASGI server. Mounted in another
-    application, it is opened by that one's lifespan: ``Starlette(lifespan=app.lifespan,
-    routes=[Mount("/ml", app=app)])``. Its own routes are under ``/-/``: ``healthz``, ``readyz``,
-    ``metrics``, ``routes``.
+    Run it with ``shoal serve module:app``, or any ASGI server. Mounted in another application, it
+    is opened by that one's lifespan: ``Starlette(lifespan=app.lifespan, routes=[Mount("/ml",
+    app=app)])``. Under ``/-/`` are its own: ``healthz``, ``readyz``, ``metrics``, ``routes``.
 
     Args:
         middleware: Middleware around the endpoints and the mounted applications: Starlette's
@@ -122,7 +122,8 @@ class App:
         self._pages = PathTable[Route]()
         self._mounts = Mounts()
         self._has_middleware = bool(middleware)
-        self._entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
+        entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
+        self._entered = AppGuard(entered, self._dispatcher, self._sockets)
         pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
         pages.add_to(self._pages)
 

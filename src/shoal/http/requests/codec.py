@@ -32,14 +32,17 @@ class StreamForm(ABC):
     Attributes:
         media_type: The media type of the answer.
         heartbeat: A message that readers skip.
+        stops_reconnection: Whether a request for it that has a ``Last-Event-ID`` is answered with
+            204, which ends the reconnections of an `EventSource`.
     """
 
     media_type: ClassVar[bytes]
     heartbeat: ClassVar[bytes]
+    stops_reconnection: ClassVar[bool] = False
 
     @abstractmethod
     def item(self, value: Any) -> bytes:
-        """Returns the message with an item.
+        """Returns the message with an item, which is sent then: a form may count them.
 
         Raises:
             TypeError: The item can't be written.

@@ -110,13 +110,13 @@ class EndpointRoute(Route):
         item: Any,
         metadata: HttpMetadata,
     ) -> None:
-        await answer_with_stream(
-            exchange,
-            call.stream(item, metadata),
-            codec.stream(exchange),
-            call.explained,
-            self._options.heartbeat_s,
-        )
+        form = codec.stream(exchange)
+        if form.stops_reconnection and b"last-event-id" in exchange.headers:
+            # To a reconnection after the end of the stream, or after it was lost.
+            await exchange.answer_without_body(204)
+            return
+        stream = call.stream(item, metadata)
+        await answer_with_stream(exchange, stream, form, call.explained, self._options.heartbeat_s)
 
     def _codec_of(self, batcher: Batcher[Any]) -> Codec:
         last = self._last

@@ -160,13 +160,14 @@ def _let_the_handler_send(exchange: Exchange, stream: ItemStream, form: StreamFo
 
 
 def _put_at_once(direct: DirectCall, form: StreamForm, item: Any) -> bool:
-    if type(item) not in PLAIN:
+    if type(item) not in PLAIN or direct.is_sending:
         return False
     try:
         message = form.item(item)
     except TypeError:
         return False  # the reader's task has to know
-    return direct.put(message)
+    direct.put(message)
+    return True
 
 
 async def _begin(exchange: Exchange, form: StreamForm) -> None:

@@ -29,22 +29,23 @@ from shoal.http.requests.call import CallHeaders, EndpointCall, HttpMetadata
 from shoal.http.requests.payload import encoded
 from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.requests.streaming import PLAIN
+from shoal.http.websocket.items import item_of
 from shoal.http.websocket.messages import (
     RESTART,
-    SUBPROTOCOL,
     TOO_BIG,
     Cancel,
     Credit,
     NewRequest,
     Violation,
-    odd_member,
     quickly_read,
     read_binary,
     read_text,
     reused_id,
 )
+from shoal.http.websocket.problems import CANCELLED, too_many
 from shoal.http.websocket.request import SocketRequest
 from shoal.http.websocket.signal import Signal
+from shoal.http.websocket.subprotocol import SUBPROTOCOL
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -63,7 +64,6 @@ _HOLDING: Final = holding()
 _MOST_UNSENT: Final = 2**11
 _MOST_UNSENT_BYTES: Final = 2**20
 _LONGEST_HEAD: Final = 1024
-_VALIDATED: Final = frozenset({"json", "array"})
 
 
 class SocketConnection:
@@ -205,7 +205,7 @@ class SocketConnection:
             self._fail(request, ShutDown("the server ends"))
             return
         if len(self._requests) >= self.settings.max_websocket_requests:
-            self._fail(request, Refused(_too_many(self.settings.max_websocket_requests)))
+            self._fail(request, Refused(too_many(self.settings.max_websocket_requests)))
             return
         self._requests[new.id] = request
         try:
@@ -238,7 +238,11 @@ class SocketConnection:
         """Makes the call of a request."""
         call = request.call
         request.codec = codec = cast("JsonCodec", self._codecs.of(batcher))
-        item = self._item_of(codec, request, new, text)
+        try:
+            item = item_of(codec, request, new, text)
+        except Violation as violation:
+            self._break_off(violation)
+            raise Refused(Problem(400, "invalid-message", violation.reason)) from None
         metadata = HttpMetadata(self._calls.endpoint.name, request)
         if call.streams:
             self._spawn(request, self._relay, item, metadata)
@@ -248,39 +252,6 @@ class SocketConnection:
             self.resume(request)
         else:
             self._spawn(request, self._wait, item, metadata)
-
-    def _item_of(
-        self, codec: JsonCodec, request: SocketRequest, new: NewRequest, text: bytes | None
-    ) -> Any:
-        takes = codec.takes
-        if new.is_binary and takes == "json":
-            raise Refused(_takes_text())
-        if not new.is_binary and takes == "bytes":
-            raise Refused(_takes_bytes())
-        exchange = cast("Exchange", request)  # it has all of it that a reader of items uses
-        if text is not None and takes not in _VALIDATED:
-            new = self._read_again(new, text)
-        try:
-            return codec.item(exchange, new.body)
-        except Refused as refused:
-            if text is None or refused.problem.kind != "invalid-json":
-                raise
-            return codec.item(exchange, self._read_again(new, text).body)
-
-    def _read_again(self, new: NewRequest, text: bytes) -> NewRequest:
-        """Reads a message as a whole whose item was cut out.
-
-        Raises:
-            Refused: It is not the message that it seemed to be.
-        """
-        try:
-            again = read_text(text, self.settings.max_json_elements)
-            if not isinstance(again, NewRequest) or again._replace(body=new.body) != new:
-                raise odd_member()
-        except Violation as violation:
-            self._break_off(violation)
-            raise Refused(Problem(400, "invalid-message", violation.reason)) from None
-        return again
 
     # The tasks of requests.
 
@@ -385,7 +356,7 @@ class SocketConnection:
         """Ends a request by an error."""
         try:
             if isinstance(error, CallerLeft):
-                problem = _CANCELLED
+                problem = CANCELLED
             else:
                 name = self._calls.endpoint.name
                 problem = explained(error, self.settings, name, request.request_id)
@@ -470,33 +441,3 @@ class SocketConnection:
             self._fail(request, ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
         self._to_send.set()
-
-
-_CANCELLED: Final = Problem(499, "cancelled", "The client has cancelled the request")
-
-
-def _too_many(most: int) -> Problem:
-    return Problem(
-        429,
-        "too-many-requests",
-        "Too many requests run on the connection",
-        f"A connection may have {most} at once; send further ones when others have ended.",
-    )
-
-
-def _takes_text() -> Problem:
-    return Problem(
-        415,
-        "unsupported-media-type",
-        "The endpoint takes JSON",
-        'Send the item in a text message: {"id": ..., "item": ...}.',
-    )
-
-
-def _takes_bytes() -> Problem:
-    return Problem(
-        415,
-        "unsupported-media-type",
-        "The endpoint takes bytes",
-        'Send the item in a binary message: {"id": ...}, a line feed, and the bytes.',
-    )

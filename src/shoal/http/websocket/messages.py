@@ -22,8 +22,8 @@ the server sends                  which means
 ================================  ================================================================
 
 A message of the most frequent form, which has an id and then an item and nothing else, is not
-parsed as a whole: the text of the item is cut out and validated as the body of a request over HTTP
-is. If that text is JSON, so is the message, and it has just these two members.
+parsed as a whole: the text of the item is taken out, and validated as the body of a request over
+HTTP is. If that text is JSON, so is the message, and it has just these two members.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ from pydantic_core import from_json, to_json
 
 from shoal.http.requests.json_scan import Costs, check_json
 from shoal.http.requests.problem import Refused
-
-SUBPROTOCOL: Final = "shoal.v1"
 
 FIRST_CREDIT: Final = 64
 """How many items a stream may send before its client gives it credit."""

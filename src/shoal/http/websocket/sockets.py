@@ -6,22 +6,27 @@ A WebSocket has no method. Where several endpoints are at one path, it is for th
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
 
-from shoal.http.requests.codec import Codecs, problem_json
+from shoal.http.requests.codec import problem_json
 from shoal.http.requests.problem import Problem, not_found, not_open
 from shoal.http.requests.routing import PathTable
+from shoal.http.websocket.subprotocol import SUBPROTOCOL
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import Receive, Scope, Send
 
     from shoal.http.requests.dispatch import RouteDispatcher
+    from shoal.http.requests.routing import Found
+    from shoal.http.websocket.route import SocketRoute
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
 
-_METHOD = "GET"
+_METHOD: Final = "GET"
 
 
 class WebSockets:
@@ -64,9 +69,9 @@ class WebSockets:
         if found.params:
             params = {**scope.get("path_params", {}), **found.params}
             scope = {**scope, "path_params": params}
-        route: _SocketRoute = found.routes[_METHOD]
-        if route.subprotocol not in scope["subprotocols"]:
-            await self.refuse(scope, send, _other_subprotocol(route.subprotocol), route.name)
+        route = found.routes[_METHOD]
+        if SUBPROTOCOL not in scope["subprotocols"]:
+            await self.refuse(scope, send, _other_subprotocol(), route.name)
             return
         await route.connection(scope, receive, send).run()
 
@@ -99,30 +104,6 @@ class WebSockets:
         await send({"type": "websocket.http.response.body", "body": body})
 
 
-class _SocketRoute:
-    """Makes the connections to one endpoint."""
-
-    def __init__(self, endpoint: Endpoint, dispatcher: RouteDispatcher, codecs: Codecs) -> None:
-        # Only with an endpoint: these load pydantic.
-        from shoal.http.requests.call import EndpointCalls
-        from shoal.http.requests.endpoint import call_headers
-        from shoal.http.websocket.connection import SocketConnection
-        from shoal.http.websocket.messages import SUBPROTOCOL
-
-        self.name = endpoint.name
-        self.subprotocol = SUBPROTOCOL
-        self._calls = EndpointCalls(endpoint, dispatcher.settings)
-        self._make = SocketConnection
-        self._call_headers = call_headers
-        self._dispatcher = dispatcher
-        self._codecs = codecs
-
-    def connection(self, scope: Scope, receive: Receive, send: Send) -> Any:
-        headers = self._call_headers(dict(scope["headers"]))
-        dispatcher, codecs = self._dispatcher, self._codecs
-        return self._make(scope, receive, send, self._calls, codecs, dispatcher, headers)
-
-
 class _SocketTable:
     """The endpoints of one controller by their paths, rebuilt when they change."""
 
@@ -132,33 +113,33 @@ class _SocketTable:
         self._version = controller.version
         self._routes = self._current()
 
-    def at(self, path: str) -> Any:
-        """Returns what is `Found` at a path."""
+    def at(self, path: str) -> Found[SocketRoute] | None:
+        """Returns the route for a WebSocket; see `PathTable.at`."""
         if self._controller.version != self._version:
             self._version = self._controller.version
             self._routes = self._current()
         return self._routes.at(path, _METHOD)
 
-    @cached_property
-    def _codecs(self) -> Codecs:
-        from shoal.http.requests.json_codec import JsonCodec
-
-        return Codecs(JsonCodec)
-
-    def _current(self) -> PathTable[_SocketRoute]:
-        routes = PathTable[_SocketRoute]()
+    def _current(self) -> PathTable[SocketRoute]:
+        routes = PathTable[Any]()
         placed = [one for one in self._controller.endpoints.values() if one.route is not None]
         for endpoint in sorted(placed, key=lambda one: _METHOD not in one.methods):
             assert endpoint.route is not None
-            route = _SocketRoute(endpoint, self._dispatcher, self._codecs)
-            routes.add(endpoint.route, (_METHOD,), route)
+            routes.add(endpoint.route, (_METHOD,), self._make(endpoint))
         return routes
 
+    @cached_property
+    def _make(self) -> Callable[[Endpoint], SocketRoute]:
+        # Only with an endpoint: this loads pydantic.
+        from shoal.http.websocket.route import SocketRoute, json_codecs
 
-def _other_subprotocol(known: str) -> Problem:
+        return partial(SocketRoute, dispatcher=self._dispatcher, codecs=json_codecs())
+
+
+def _other_subprotocol() -> Problem:
     return Problem(
         400,
         "no-such-subprotocol",
         "The endpoint does not speak that sub-protocol",
-        f"It speaks {known}: new WebSocket(url, {known!r}).",
+        f'It speaks {SUBPROTOCOL}: new WebSocket(url, "{SUBPROTOCOL}").',
     )
