@@ -1,6 +1,7 @@
 """Streams and WebSockets with clients that no one here wrote, on the real server."""
 
 import json
+from contextlib import asynccontextmanager
 
 import anyio
 import httpx
@@ -61,6 +62,17 @@ def opened(server, path, **more):
     return connect(f"ws://127.0.0.1:{server.port}{path}", subprotocols=["shoal.v1"], **more)
 
 
+@asynccontextmanager
+async def open_socket(server, path):
+    """A connection whose methods are called in threads."""
+    connecting = await in_thread(opened, server, path)
+    socket = await in_thread(connecting.__enter__)
+    try:
+        yield socket
+    finally:
+        await in_thread(connecting.__exit__, None, None, None)
+
+
 async def test_websockets_reads_interleaved_streams_with_credit(app):
     def talk():
         with opened(server, "/count", compression=None) as socket:
@@ -84,8 +96,7 @@ async def test_websockets_reads_interleaved_streams_with_credit(app):
 
 
 async def test_a_websocket_that_is_closed_in_mid_call_frees_its_place(app, told):
-    async with live(app) as server:
-        socket = await in_thread(lambda: opened(server, "/told"))
+    async with live(app) as server, open_socket(server, "/told") as socket:
         await in_thread(socket.send, '{"id": 1, "item": 1}')
         await told.began.wait()
         await in_thread(socket.close)
@@ -94,8 +105,7 @@ async def test_a_websocket_that_is_closed_in_mid_call_frees_its_place(app, told)
 
 
 async def test_a_connection_that_is_lost_in_mid_call_frees_its_place(app, told):
-    async with live(app) as server:
-        socket = await in_thread(lambda: opened(server, "/told"))
+    async with live(app) as server, open_socket(server, "/told") as socket:
         await in_thread(socket.send, '{"id": 1, "item": 1}')
         await told.began.wait()
         socket.socket.shutdown(2)
@@ -103,8 +113,7 @@ async def test_a_connection_that_is_lost_in_mid_call_frees_its_place(app, told):
 
 
 async def test_at_the_end_of_the_server_a_request_finishes_and_then_it_closes(app, told):
-    async with live(app) as server:
-        socket = await in_thread(lambda: opened(server, "/told"))
+    async with live(app) as server, open_socket(server, "/told") as socket:
         await in_thread(socket.send, '{"id": 1, "item": 7}')
         await told.began.wait()
         server.stop.set()
@@ -115,12 +124,10 @@ async def test_at_the_end_of_the_server_a_request_finishes_and_then_it_closes(ap
         with pytest.raises(ConnectionClosed) as closed:
             await in_thread(socket.recv, 10)
         assert closed.value.rcvd.code == 1012
-        await in_thread(socket.close)
 
 
 async def test_what_does_not_finish_in_time_is_told_so(app, told):
-    async with live(app, graceful_timeout_s=0.1) as server:
-        socket = await in_thread(lambda: opened(server, "/told"))
+    async with live(app, graceful_timeout_s=0.1) as server, open_socket(server, "/told") as socket:
         await in_thread(socket.send, '{"id": 1, "item": 7}')
         await told.began.wait()
         server.stop.set()
@@ -128,7 +135,6 @@ async def test_what_does_not_finish_in_time_is_told_so(app, told):
         assert cut["error"]["type"].endswith(":closed")
         with pytest.raises(ConnectionClosed):
             await in_thread(socket.recv, 10)
-        await in_thread(socket.close)
 
 
 async def test_a_handshake_of_another_origin_is_refused(app):
