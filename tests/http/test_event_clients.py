@@ -117,6 +117,7 @@ async def test_at_the_end_of_the_server_a_request_finishes_and_then_it_closes(ap
         await in_thread(socket.send, '{"id": 1, "item": 7}')
         await told.began.wait()
         server.stop.set()
+        await anyio.wait_all_tasks_blocked()
         late = await in_thread(lambda: (socket.send('{"id": 2, "item": 7}'), socket.recv(10))[1])
         assert json.loads(late)["error"]["type"].endswith(":closed")
         told.go.set()

@@ -527,8 +527,14 @@ class Offered:
         self.cut_off = False
 
     def extension(self):
+        async def send_texts(texts):
+            for text in texts:
+                await self.socket._send({"type": "websocket.send", "text": text})
+
         return {
             OFFERED: {
+                "when_received": lambda take: setattr(self, "take", take),
+                "send_texts": send_texts,
                 "when_left": lambda callback: setattr(self, "left", callback),
                 "when_draining": lambda callback: setattr(self, "draining", callback),
                 "is_cut_off": lambda: self.cut_off,
@@ -541,6 +547,7 @@ async def test_at_the_end_of_the_server_requests_finish_and_no_other_begins():
     held, offered = Held(), Offered()
     app = serving(held)
     async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
+        offered.socket = socket
         socket.say(id=1, item=1)
         await settle()
         offered.draining()
@@ -556,6 +563,7 @@ async def test_what_the_server_cuts_off_is_told_so():
     held, offered = Held(), Offered()
     app = serving(held)
     async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
+        offered.socket = socket
         socket.say(id=1, item=1)
         await settle()
         offered.cut_off = True

@@ -42,6 +42,7 @@ from shoal.http.websocket.messages import (
     read_text,
     reused_id,
 )
+from shoal.http.websocket.outbox import Outbox
 from shoal.http.websocket.problems import CANCELLED, too_many
 from shoal.http.websocket.request import SocketRequest
 from shoal.http.websocket.signal import Signal
@@ -50,7 +51,7 @@ from shoal.http.websocket.subprotocol import SUBPROTOCOL
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import Message, Receive, Scope, Send
 
     from shoal.batching.batcher import Batcher
     from shoal.http.requests.call import EndpointCalls
@@ -60,9 +61,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.json_codec import JsonCodec
 
 _HOLDING: Final = holding()
-# How much may wait to be sent: messages, beyond which no more are read, and bytes of streams.
-_MOST_UNSENT: Final = 2**11
-_MOST_UNSENT_BYTES: Final = 2**20
 _LONGEST_HEAD: Final = 1024
 
 
@@ -97,7 +95,6 @@ class SocketConnection:
         headers: CallHeaders,
     ) -> None:
         self._receive = receive
-        self._asgi_send = send
         self._calls = calls
         self._codecs = codecs
         self._count = dispatcher.answers.count
@@ -111,20 +108,21 @@ class SocketConnection:
             "shoal.disconnect"
         )
         self._requests: dict[bytes, SocketRequest] = {}
-        # Those whose calls have ended, and what is to be sent of streams and of what has failed.
+        # Those whose calls have ended, with results that are yet to be written.
         self._ended: deque[SocketRequest] = deque()
-        self._outbox: deque[tuple[SocketRequest | None, bytes]] = deque()
-        self._unsent_bytes = 0
         self._to_send = Signal(self.parking)
-        self._has_sent = Signal(self.parking)
+        self._outbox = Outbox(
+            send, self._offered, self.settings.send_timeout_s, self.parking, self._gave_up
+        )
         self._is_draining = False
+        self._queued = 0  # messages on the way to the reading task
         # Once set, nothing more is read; the connection ends when all before it is sent.
         self._close_with: tuple[int, str] | None = None
 
     @property
     def has_room(self) -> bool:
         """Whether streams may pass on more than one item each."""
-        return self._unsent_bytes < _MOST_UNSENT_BYTES
+        return self._outbox.has_room
 
     @holds_ctrl_c
     async def run(self) -> None:
@@ -138,32 +136,50 @@ class SocketConnection:
                 if self._offered is not None:
                     self._offered["when_left"](self._left)
                     self._offered["when_draining"](self._drain)
-                await self._send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL})
+                    self._offered["when_received"](self._take_at_once)
+                await self._outbox.send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL})
                 tasks.start_soon(self._write)
                 await self._read()
         finally:
             if self._offered is not None:
                 self._offered["when_left"](None)
                 self._offered["when_draining"](None)
+                self._offered["when_received"](None)
             self._leave_all()
 
     # The reading task.
 
     async def _read(self) -> None:
         while self._close_with is None:
-            while len(self._outbox) >= _MOST_UNSENT:
-                await self._has_sent.wait()
+            while self._outbox.is_full:
+                await self._outbox.has_sent.wait()
             message = await self._receive()
             if message["type"] != "websocket.receive":
                 self._tasks.cancel_scope.cancel()
                 return
-            try:
-                self._take(message.get("text"), message.get("bytes"))
-            except Violation as violation:
-                self._break_off(violation)
+            if self._queued:  # by another server none is taken at once
+                self._queued -= 1
+            self._take(message)
 
-    def _take(self, text: str | None, data: bytes | None) -> None:
-        """Handles a client's message.
+    @holds_ctrl_c
+    def _take_at_once(self, message: Message) -> bool:
+        """Takes a message from the task of the server that reads, unless others come before it."""
+        if self._queued or self._outbox.is_full:
+            self._queued += 1
+            return False
+        if self._close_with is None:
+            self._take(message)
+        return True
+
+    def _take(self, message: Message) -> None:
+        """Handles a client's message."""
+        try:
+            self._parse(message.get("text"), message.get("bytes"))
+        except Violation as violation:
+            self._break_off(violation)
+
+    def _parse(self, text: str | None, data: bytes | None) -> None:
+        """Reads a message, and does what it says.
 
         Raises:
             Violation: It is none of the protocol.
@@ -310,10 +326,7 @@ class SocketConnection:
         return True
 
     def _put(self, request: SocketRequest, text: bytes) -> None:
-        request.credit -= 1
-        request.unsent += 1
-        self._unsent_bytes += len(text)
-        self._outbox.append((request, text))
+        self._outbox.put_item(request, text)
         self._to_send.set()
 
     # The end of requests.
@@ -349,7 +362,7 @@ class SocketConnection:
         self._count(self._calls.endpoint.name, status)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
-        self._outbox.append((None, b'{"id":%b,"%b":%b}' % (request.id, kind, text)))
+        self._outbox.put_last(request, kind, text)
         self._to_send.set()
 
     def _fail(self, request: SocketRequest, error: Exception) -> None:
@@ -382,38 +395,16 @@ class SocketConnection:
             while self._ended:
                 self._result_of(self._ended.popleft())
             if self._outbox:
-                await self._send_next()
+                await self._outbox.send_some()
             elif self._close_with is not None:
                 code, reason = self._close_with
-                await self._send({"type": "websocket.close", "code": code, "reason": reason})
+                await self._outbox.send({"type": "websocket.close", "code": code, "reason": reason})
                 self._tasks.cancel_scope.cancel()
                 return
             elif self._is_draining and not self._requests:
                 self._close_with = RESTART, "the server ends"
             else:
                 await self._to_send.wait()
-
-    async def _send_next(self) -> None:
-        request, text = self._outbox.popleft()
-        if request is None:
-            await self._send({"type": "websocket.send", "text": text.decode()})
-        else:
-            message = b'{"id":%b,"next":%b}' % (request.id, text)
-            await self._send({"type": "websocket.send", "text": message.decode()})
-            self._unsent_bytes -= len(text)
-            request.unsent -= 1
-            request.changed.set()
-        self._has_sent.set()
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        try:
-            if self._offered is not None:  # the server itself limits the time
-                await self._asgi_send(message)
-            else:
-                with anyio.fail_after(self.settings.send_timeout_s):
-                    await self._asgi_send(message)
-        except (OSError, TimeoutError):  # the client is gone, or does not read
-            self._tasks.cancel_scope.cancel()
 
     # The end of the connection.
 
@@ -424,6 +415,10 @@ class SocketConnection:
             for request in tuple(self._requests.values()):
                 request.leave()
             self._to_send.set()
+
+    def _gave_up(self) -> None:
+        """Handles that the client is gone, or does not read."""
+        self._tasks.cancel_scope.cancel()
 
     def _drain(self) -> None:
         """Handles that the server ends: no request begins, and those that run may finish."""

@@ -5,20 +5,23 @@ What Hypercorn's protocols use as their task group: they start calls and tasks b
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio.lowlevel
-from hypercorn.protocol.events import StreamClosed
+from hypercorn.protocol.events import Data, StreamClosed
 from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.protocol.ws_stream import ASGIWebsocketState
+from wsproto.events import TextMessage
+from wsproto.utilities import LocalProtocolError
 
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained
 from shoal.http.server.streams.inbox import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from anyio.abc import TaskGroup
     from hypercorn.config import Config
@@ -183,6 +186,8 @@ class StreamCalls:
         }
         if scope["type"] == "websocket":
             offered["when_draining"] = partial(self._when_draining, stream)
+            offered["when_received"] = inbox.when_received
+            offered["send_texts"] = partial(_send_texts, stream)
         self._shared.started += 1
         try:
             try:
@@ -205,6 +210,18 @@ class StreamCalls:
             del self._running[inbox]
             self._shared.finished += 1
             self._ended()
+
+
+async def _send_texts(stream: Any, texts: Iterable[str]) -> None:
+    """Sends messages on a WebSocket that is accepted, all at once."""
+    # Before any state has changed; also where all is dropped.
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    if stream.closed or stream.state is not ASGIWebsocketState.CONNECTED:
+        await anyio.lowlevel.checkpoint()
+        return
+    with suppress(LocalProtocolError):  # it is being closed
+        data = b"".join([stream.connection.send(TextMessage(data=text)) for text in texts])
+        await stream.send(Data(stream_id=stream.stream_id, data=data))
 
 
 def _has_begun(stream: Any) -> bool:
