@@ -59,7 +59,7 @@ class AppGuard:
         if DISCONNECT in scope.get("extensions", ()):
             return None
         try:
-            self._guard_of(scope).check_headers(scope.get("method", ""), scope["headers"])
+            self._guard_of(scope).check_headers(scope.get("method", ""), scope.get("headers", ()))
         except BadRequest as refused:
             return refused
         return None

@@ -179,11 +179,12 @@ class StreamCalls:
             if not has_ended:  # else a task sends that the application has left behind
                 await send(message)
 
-        app_scope["extensions"]["shoal.disconnect"] = offered = {
+        offered: dict[str, Any] = {
             "when_left": inbox.when_left,
             "is_cut_off": inbox.is_cut_off,
             "send_timeout_s": self._shared.send_timeout_s,
         }
+        app_scope["extensions"]["shoal.disconnect"] = offered
         if scope["type"] == "websocket":
             offered["when_draining"] = partial(self._when_draining, stream)
             offered["when_received"] = inbox.when_received
