@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from shoal.http.requests.exchange import Exchange
 
-_RETRY_MS: Final = 1000
+_RETRY: Final = b"retry: 1000\n"  # milliseconds
 # A browser's EventSource drops an event that has no data.
 _END: Final = b"event: end\ndata: {}\n\n"
 _DONE: Final = b"data: [DONE]\n\n"
@@ -92,14 +92,13 @@ class NumberedEvents(StreamForm):
     def __init__(self, last: bytes = _END) -> None:
         self._last = last
         self._number = 0
-        self._before = b"retry: %d\n" % _RETRY_MS
 
     @override
     def item(self, value: Any) -> bytes:
         text = encoded(value)
-        number = self._number = self._number + 1
-        before, self._before = self._before, b""
-        return b"%bid: %d\ndata: %b\n\n" % (before, number, text)
+        self._number = number = self._number + 1
+        message = b"id: %d\ndata: %b\n\n" % (number, text)
+        return message if number > 1 else _RETRY + message
 
     @override
     def end(self) -> bytes:
@@ -110,7 +109,9 @@ class NumberedEvents(StreamForm):
         return self._numbered(b"event: error\ndata: %b\n\n" % encoded(problem.members(request_id)))
 
     def _numbered(self, event: bytes) -> bytes:
-        return b"%bid: %d\n%b" % (self._before, self._number + 1, event)
+        number = self._number + 1
+        message = b"id: %d\n%b" % (number, event)
+        return message if number > 1 else _RETRY + message
 
 
 class JsonLines(_Framed):
