@@ -6,10 +6,13 @@ import h2.events
 import pytest
 from echo_app import EchoApp
 from live_server import Http2Client, live, request
+from socket_in_memory import Socket
 
+import shoal
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.serving.http_options import HttpOptions
+from shoal.testing.asgi import Call
 
 pytestmark = [pytest.mark.anyio]
 
@@ -130,3 +133,48 @@ async def test_a_foreign_host_is_refused_over_http_2_and_the_connection_goes_on(
 def test_a_wrong_list_is_named():
     with pytest.raises(TypeError, match="allowed_hosts must be a list, not 'localhost'"):
         HttpOptions(allowed_hosts="localhost")
+
+
+async def answered(app, kind="websocket", **scope):
+    """The status of a request on another server; None if the application does not refuse it."""
+    if kind == "websocket":
+        socket = Socket(app, "/x", **scope)
+        await socket.run()
+        message = await socket.message()
+        return message["status"]
+    call = Call(app, "/x", item=1, headers=scope["headers"])
+    call.scope["server"] = scope["server"]
+    await call.run()
+    return call.status
+
+
+EVIL = [("host", "localhost"), ("origin", "https://evil.test")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (EVIL, 403),
+        ([("host", "localhost:80"), ("origin", "http://localhost:80")], 503),
+        ([("host", "evil.test"), ("origin", "http://evil.test")], 421),
+    ],
+)
+async def test_an_application_guards_its_websockets_on_other_servers(headers, status):
+    app = shoal.App()
+    assert await answered(app, headers=headers, server=LOCAL) == status
+    assert await answered(app, headers=headers, server=PUBLIC) == 503
+    assert await answered(app, headers=headers, server=("testserver", 80)) == 503
+    assert await answered(app, headers=headers, server=("/run/x", None)) == 503
+    offered = {"websocket.http.response": {}, "shoal.disconnect": {}}
+    assert await answered(app, headers=headers, server=LOCAL, extensions=offered) == 503
+
+
+async def test_named_origins_count_for_all_requests_on_other_servers():
+    open_to_all = shoal.App()
+    assert await answered(open_to_all, "http", headers=EVIL, server=LOCAL) == 404
+    strict = shoal.App(allowed_origins=["https://page.test"])
+    for kind in ("http", "websocket"):
+        assert await answered(strict, kind, headers=EVIL, server=PUBLIC) == 403
+    page = [("host", "localhost"), ("origin", "https://page.test")]
+    assert await answered(strict, headers=page, server=LOCAL) == 503
+    assert await answered(strict, "http", headers=page, server=LOCAL) == 404

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -15,6 +16,8 @@ from uuid import uuid4
 
 import httpx
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
@@ -114,6 +117,36 @@ def test_a_stream_that_is_left_ends_its_handler(served):
     with httpx.stream("POST", f"{served.url}/steps", json=name, timeout=HANG_S) as answer:
         assert next(answer.iter_lines()) == "data: 1"
     assert served.post("/when", f"{name} ended").json() is True
+
+
+def test_requests_on_a_websocket_are_answered(served):
+    name = uuid4().hex
+    url = f"{served.url}/steps".replace("http", "ws", 1)
+    with connect(url, subprotocols=["shoal.v1"]) as socket:
+        socket.send(json.dumps({"id": 1, "item": name}))
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "next": 1}
+        served.post("/tell", name)
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "next": 2}
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "end": True}
+
+
+def test_a_websocket_that_is_left_ends_its_handler(served):
+    name = uuid4().hex
+    url = f"{served.url}/steps".replace("http", "ws", 1)
+    with connect(url, subprotocols=["shoal.v1"]) as socket:
+        socket.send(json.dumps({"id": 1, "item": name}))
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "next": 1}
+    assert served.post("/when", f"{name} ended").json() is True
+
+
+def test_a_websocket_of_another_origin_is_refused(served):
+    url = f"{served.url}/steps".replace("http", "ws", 1)
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        connect(url, subprotocols=["shoal.v1"], origin="https://evil.test"),
+    ):
+        pass
+    assert refused.value.response.status_code == 403
 
 
 def test_an_item_that_does_not_fit_is_refused(served):

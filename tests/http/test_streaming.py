@@ -12,7 +12,8 @@ import shoal
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.json_codec import JSON_LINES, SERVER_SENT_EVENTS, JsonCodec, form_for
+from shoal.http.requests.json_codec import JsonCodec
+from shoal.http.requests.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.streaming import _Messages, _put_at_once, _relay
 from shoal.observe.metrics import ItemTimes
 from shoal.serving.http_options import HttpOptions
@@ -352,27 +353,130 @@ async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
         assert steps.closed
 
 
+EVENTS, NDJSON, ARRAY = "text/event-stream", "application/x-ndjson", "application/json"
+
+
 @pytest.mark.parametrize(
-    ("accept", "form"),
+    ("accept", "media_type"),
     [
-        ("", SERVER_SENT_EVENTS),
-        ("*/*", SERVER_SENT_EVENTS),
-        ("text/event-stream", SERVER_SENT_EVENTS),
-        ("application/json", SERVER_SENT_EVENTS),
-        ("application/*", SERVER_SENT_EVENTS),
-        ("application/x-ndjson", JSON_LINES),
-        ("Application/X-NDJSON; q=0.5", JSON_LINES),
-        ("application/ndjson", JSON_LINES),
-        ("application/x-ndjson, */*", JSON_LINES),
-        ("text/event-stream, application/x-ndjson", JSON_LINES),
-        ("text/event-stream;q=0.9, application/x-ndjson;q=0.8", SERVER_SENT_EVENTS),
-        ("application/x-ndjson;q=0", SERVER_SENT_EVENTS),
-        ("application/x-ndjson;q=rubbish", SERVER_SENT_EVENTS),
-        (";;,,q=", SERVER_SENT_EVENTS),
+        ("", EVENTS),
+        ("*/*", EVENTS),
+        (EVENTS, EVENTS),
+        (ARRAY, ARRAY),
+        ("application/json, text/plain, */*", ARRAY),
+        ("application/json;q=0.9, */*", EVENTS),
+        ("application/json, text/event-stream", EVENTS),
+        ("application/json;q=1, text/event-stream;q=0.5", ARRAY),
+        ("application/*", NDJSON),
+        ("text/*", EVENTS),
+        ("text/html,application/xhtml+xml,*/*;q=0.8", EVENTS),
+        (NDJSON, NDJSON),
+        ("Application/X-NDJSON; q=0.5", NDJSON),
+        ("application/ndjson", "application/ndjson"),
+        ("application/x-ndjson, */*", NDJSON),
+        ("text/event-stream, application/x-ndjson", NDJSON),
+        ("text/event-stream;q=0.9, application/x-ndjson;q=0.8", EVENTS),
+        ("text/event-stream;q=0, */*;q=0.1", NDJSON),
+        ("application/x-ndjson;q=0", None),
+        ("text/html", None),
+        ("application/x-ndjson;q=rubbish", EVENTS),
+        (";;,,q=", EVENTS),
     ],
 )
-def test_json_lines_are_for_who_asks_for_them(accept, form):
-    assert form_for(accept.encode()) is form
+def test_the_most_accepted_form_is_chosen(accept, media_type):
+    assert accepted(accept.encode()) == (media_type and media_type.encode())
+
+
+@anyio_test
+async def test_no_accepted_form_is_refused_before_the_call(steps):
+    app = serving(steps)
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1, headers=[("accept", "text/html")])
+    assert answer.status == 406
+    assert answer.json()["type"] == "urn:shoal:problem:not-acceptable"
+    assert steps.batches == []
+
+
+@anyio_test
+@pytest.mark.parametrize("values", [[], [1], [1, "a", {"b": [None]}]])
+async def test_a_stream_is_one_json_array_for_who_accepts_json(steps, values):
+    app = serving(steps)
+    for value in values:
+        steps.step(value)
+    steps.end()
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1, headers=[("accept", ARRAY)])
+    assert (answer.status, answer.headers["content-type"]) == (200, ARRAY)
+    assert answer.json() == values
+
+
+@anyio_test
+async def test_an_array_that_fails_is_no_json(steps):
+    app = serving(steps)
+    steps.step(1)
+    steps.step(ValueError("secret"))
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1, headers=[("accept", ARRAY)])
+    assert (answer.status, answer.body) == (200, b"[1")
+
+
+@anyio_test
+async def test_events_of_a_get_have_ids_and_the_time_of_the_retry(steps):
+    app = serving(steps)
+    for value in ("a", "b"):
+        steps.step(value)
+    steps.end()
+    async with app.lifespan():
+        answer = await ask(app, "/steps?items=1", method="GET")
+    assert answer.body == (
+        b'retry: 1000\nid: 1\ndata: "a"\n\nid: 2\ndata: "b"\n\nid: 3\nevent: end\ndata: {}\n\n'
+    )
+
+
+@anyio_test
+async def test_a_failed_get_has_an_id_as_well(steps):
+    app = serving(steps)
+    steps.step(1)
+    steps.step(ValueError("secret"))
+    async with app.lifespan():
+        answer = await ask(app, "/steps?items=1", method="GET")
+    assert b"\n\nid: 2\nevent: error\ndata: {" in answer.body
+
+
+@anyio_test
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_reconnection_does_not_run_the_handler_again(steps, method):
+    app = serving(steps)
+    async with app.lifespan():
+        again = [("last-event-id", "3"), ("accept", EVENTS), ("content-type", ARRAY)]
+        answer = await ask(app, "/steps?items=1", method=method, body=b"1", headers=again)
+    assert (answer.status, answer.body) == (204, b"")
+    assert steps.batches == []
+
+
+@anyio_test
+async def test_an_id_says_nothing_about_another_form(steps):
+    app = serving(steps)
+    steps.end()
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1, headers=[("last-event-id", "3"), LINES])
+    assert answer.body == b'{"end":true}\n'
+
+
+@anyio_test
+@pytest.mark.parametrize(("method", "first"), [("POST", b""), ("GET", b"retry: 1000\nid: 1\n")])
+async def test_events_end_with_done_where_that_is_chosen(steps, method, first):
+    app = serving(steps, sse_done=True)
+    steps.end()
+    async with app.lifespan():
+        answer = await ask(
+            app,
+            "/steps?items=1",
+            method=method,
+            body=b"1" if method == "POST" else None,
+            headers=[("content-type", ARRAY)],
+        )
+    assert answer.body == first + b"data: [DONE]\n\n"
 
 
 class Numbered(StreamForm):
@@ -400,19 +504,18 @@ class Numbered(StreamForm):
 @anyio_test
 async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
     class Direct:
-        has_room = False
+        is_sending = True
         sent = b""
 
         def put(self, data):
-            self.sent += data if self.has_room else b""
-            return self.has_room
+            self.sent += data
 
     direct, left = Direct(), []
     messages = _Messages(Numbered(3), ItemTimes())
     assert not _put_at_once(direct, messages, lambda: left.append(1), "a")
     assert messages.of("a") == b"1 a\n"  # the reader gets the item then
     assert messages.of("b") == b"2 b\n"
-    direct.has_room = True
+    direct.is_sending = False
     assert _put_at_once(direct, messages, lambda: left.append(1), "c")
     assert (direct.sent, left) == (b"3 c\n", [1])
 

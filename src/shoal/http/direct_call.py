@@ -98,11 +98,15 @@ class DirectCall(Protocol):
         """Goes on with a call that was suspended, soon; does nothing with another one."""
         ...
 
-    def put(self, data: bytes) -> bool:
+    @property
+    def is_sending(self) -> bool:
+        """Whether a part of the answer waits for the client to take it."""
+        ...
+
+    def put(self, data: bytes) -> None:
         """Sends a part of a body at once, which has begun and is not complete.
 
-        Returns:
-            Whether it was sent. It is not if an earlier part waits for the client.
+        It must not be called while the call `is_sending`.
         """
         ...
 

@@ -24,12 +24,16 @@ OverloadStatus = Literal[503, 429]
 class AppKeywords(TypedDict, total=False):
     """The options of `HttpOptions` that an `App` takes."""
 
+    allowed_hosts: Sequence[str]
+    allowed_origins: Sequence[str]
     max_body_bytes: int
     max_incomplete_bytes: int
     max_json_elements: int
     send_timeout_s: float
     answer_timeout_s: float | None
     heartbeat_s: float
+    max_websocket_requests: int
+    sse_done: bool
     overload_status: OverloadStatus
     retry_after_s: int
     debug: bool
@@ -161,6 +165,10 @@ class HttpOptions:
             that a client is gone, so every call should have a time limit.
         heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
             seconds.
+        max_websocket_requests: How many requests may run at once on one WebSocket to an endpoint;
+            further ones are refused.
+        sse_done: Whether server-sent events end with ``data: [DONE]``, as OpenAI's do, in place of
+            ``event: end``.
         overload_status: The status of the answer to a call that met a full queue, 503 or 429.
         retry_after_s: The ``Retry-After`` of such an answer, in seconds.
         debug: Whether an answer to an internal error shows the traceback.
@@ -241,6 +249,8 @@ class HttpOptions:
     )
     answer_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
     heartbeat_s: float = option(15.0, more_than_0)
+    max_websocket_requests: int = option(64, partial(whole, least=1))
+    sse_done: bool = option(False, yes_or_no)
     overload_status: OverloadStatus = option(503, _overload_status)
     retry_after_s: int = option(1, partial(whole, least=1))
     debug: bool = option(False, yes_or_no)

@@ -92,10 +92,18 @@ def shoals_in(app: Any) -> App | None:
 
 
 def server_settings(app: Any) -> Mapping[str, Any]:
-    """Returns the server settings of an application's file; empty if it has no file."""
+    """Returns the settings of a server that an application has: those of its file, if it has one.
+
+    Else they are the hosts and the origins that a program has set.
+    """
     from shoal.http.app.app import App
 
-    return app.file.server if isinstance(app, App) and app.file is not None else {}
+    if not isinstance(app, App):
+        return {}
+    if app.file is not None:
+        return app.file.server
+    named = {name: getattr(app.settings, name) for name in ("allowed_hosts", "allowed_origins")}
+    return {name: value for name, value in named.items() if value}
 
 
 def need(package: str) -> ModuleType:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.http.admin.bodies import admin_problem, members
-from shoal.http.requests.json_codec import form_for
+from shoal.http.requests.stream_forms import form_for
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.arguments import array, mapping
@@ -85,7 +85,7 @@ class Verbs:
         await answer_with_stream(
             exchange,
             cast("ItemStream", handle.stream(*args, **kwargs)),
-            form_for(exchange.headers.get(b"accept", b"")),
+            form_for(exchange),
             admin_problem,
             self._heartbeat_s,
         )

@@ -23,6 +23,7 @@ from shoal.http.app.declarations import (
     ShadowDeclaration,
     checked_name,
 )
+from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.pages import Pages
@@ -31,6 +32,7 @@ from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.protocol import checked_protocols
 from shoal.http.requests.routing import Mounts, NotOpenRoute, PathTable, Route
+from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.keywords import refuse_unknown
@@ -76,10 +78,9 @@ class App:
         @app.endpoint("/embed", max_batch_size=64)
         def embed(texts: list[str]) -> list[Vector]: ...
 
-    Run it with ``shoal serve module:app``, or with any ASGI server. Mounted in another
-    application, it is opened by that one's lifespan: ``Starlette(lifespan=app.lifespan,
-    routes=[Mount("/ml", app=app)])``. Its own routes are under ``/-/``: ``healthz``, ``readyz``,
-    ``metrics``, ``routes``.
+    Run it with ``shoal serve module:app``, or any ASGI server. Mounted in another application, it
+    is opened by that one's lifespan: ``Starlette(lifespan=app.lifespan, routes=[Mount("/ml",
+    app=app)])``. Under ``/-/`` are its own: ``healthz``, ``readyz``, ``metrics``, ``routes``.
 
     Args:
         middleware: Middleware around the endpoints and the mounted applications: Starlette's
@@ -116,11 +117,13 @@ class App:
         self._declared = Declarations()
         self._dispatcher = RouteDispatcher(self.settings)
         self._table: EndpointTable | None = None
+        self._sockets = WebSockets(self._dispatcher)
         self._not_open = NotOpenRoute(self.settings)
         self._pages = PathTable[Route]()
         self._mounts = Mounts()
         self._has_middleware = bool(middleware)
-        self._entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
+        entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
+        self._entered = AppGuard(entered, self._dispatcher, self._sockets)
         pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
         pages.add_to(self._pages)
 
@@ -365,11 +368,13 @@ class App:
             await self._declared.apply(controller, lending)
             self.controller = controller
             self._table = EndpointTable(controller, self.settings, self._protocols)
+            self._sockets.set_controller(controller)
             self._phase = "open"
             try:
                 yield
             finally:
                 self._table = None
+                self._sockets.set_controller(None)
                 self._phase = "closed"
 
     def begin_drain(self) -> None:
@@ -420,14 +425,13 @@ class App:
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
         """Answers what is not for an endpoint or a page."""
-        kind = scope["type"]
-        if (mounted := self._mounts.at(path)) is not None:
+        kind, mounted = scope["type"], self._mounts.at(path)
+        if kind == "websocket" and (mounted is None or self._sockets.is_at(path)):
+            await self._sockets.answer(scope, receive, send, path)
+        elif mounted is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
             await self._dispatcher.answer_by(app, below, receive, send)
-        elif kind == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1000})
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
 
@@ -437,11 +441,7 @@ class App:
             return self._pages.at(path, method)
         if self._table is not None:
             return self._table.at(path, method)
-        declared = PathTable[Route]()
-        for endpoint in self._declared.endpoints.values():
-            if endpoint.path is not None:
-                declared.add(endpoint.path, endpoint.methods, self._not_open)
-        return declared.at(path, method)
+        return self._declared.routed_to(self._not_open).at(path, method)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

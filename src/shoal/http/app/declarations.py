@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.errors import NameTaken
+from shoal.http.requests.routing import PathTable, Route
 from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
 from shoal.serving.names import TAG_FORM, is_tag, without_names
 
@@ -107,6 +108,14 @@ class Declarations:
                     continue
                 if without_names(there.path) == without_names(path or ""):
                     raise NameTaken(f"{method} {path} is declared already, as {there.name!r}")
+
+    def routed_to(self, route: Route) -> PathTable[Route]:
+        """Returns a table with one route at the paths of all endpoints."""
+        table = PathTable[Route]()
+        for endpoint in self.endpoints.values():
+            if endpoint.path is not None:
+                table.add(endpoint.path, endpoint.methods, route)
+        return table
 
     def add_code(
         self, path: str, methods: tuple[str, ...], name: str, code: Declared, target: object

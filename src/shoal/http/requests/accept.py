@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def weights(header: bytes) -> dict[bytes, float]:
-    """Returns the weight of each name in a header, from 0 to 1; one that can't be read is 0."""
+    """Returns the weight of each name in a header, from 0 to 1, without what can't be read."""
     found: dict[bytes, float] = {}
     for media_range in header.lower().split(b","):
         name, *parameters = (part.strip() for part in media_range.split(b";"))
@@ -19,8 +19,9 @@ def weights(header: bytes) -> dict[bytes, float]:
                 try:
                     weight = float(parameter[2:])
                 except ValueError:
-                    weight = 0.0
-        found[name] = weight if 0 <= weight <= 1 else 0.0
+                    weight = -1.0
+        if name and 0 <= weight <= 1:
+            found[name] = weight
     return found
 
 

@@ -8,7 +8,8 @@ counted. None of this depends on the protocol.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Iterator, Mapping
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.leaving import Departure, PendingCall
     from shoal.batching.calls.stream import ResultStream
+    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.options.options import BatchOptions
-    from shoal.http.direct_call import DirectCall
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -46,6 +47,23 @@ if TYPE_CHECKING:
     from shoal.serving.http_options import HttpOptions
 
 _log: Final = logging.getLogger("shoal.http")
+
+
+class Resumable(Protocol):
+    """What goes on once a call has ended for which no task waits."""
+
+    @property
+    def loop(self) -> EventLoop:
+        """The event loop that it runs in."""
+        ...
+
+    def resume(self) -> None:
+        """Goes on, soon."""
+        ...
+
+    def when_left(self, callback: Callable[[], object] | None) -> bool:
+        """Sets what is called once when the client leaves; returns whether it was called now."""
+        ...
 
 
 class Caller(Protocol):
@@ -62,8 +80,8 @@ class Caller(Protocol):
         ...
 
     @property
-    def direct(self) -> DirectCall | None:
-        """The server's call, if it may be suspended until the endpoint's call has ended."""
+    def direct(self) -> Resumable | None:
+        """What is resumed if no task waits for the end of the endpoint's call; None if one must."""
         ...
 
     @property

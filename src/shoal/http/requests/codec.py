@@ -37,6 +37,8 @@ class StreamForm(ABC):
         runs_users_code: Whether `item` may run code of the user's also for plain items.
         is_over: Whether nothing is to follow the last item. Then the call is cancelled, if it has
             not ended.
+        stops_reconnection: Whether a request for it that has a ``Last-Event-ID`` is answered with
+            204, which ends the reconnections of an `EventSource`.
     """
 
     media_type: bytes
@@ -45,6 +47,7 @@ class StreamForm(ABC):
     start: bytes = b""
     runs_users_code: bool = False
     is_over: bool = False
+    stops_reconnection: bool = False
 
     @abstractmethod
     def item(self, value: Any) -> bytes:

@@ -114,10 +114,15 @@ class EndpointRoute(Route):
         item: Any,
         metadata: HttpMetadata,
     ) -> None:
+        form = codec.stream(exchange)
+        if form.stops_reconnection and b"last-event-id" in exchange.headers:
+            # To a reconnection after the end of the stream, or after it was lost.
+            await exchange.answer_without_body(204)
+            return
         await answer_with_stream(
             exchange,
             call.stream(item, metadata),
-            codec.stream(exchange),
+            form,
             call.explained,
             self._options.heartbeat_s,
             exchange.item_times(self.name),

@@ -1,34 +1,27 @@
-"""Shoal's own protocol: results as JSON or bytes, streams as server-sent events or JSON lines.
-
-The two forms of streams differ only in framing. Both have three distinct messages: an item, the
-end, an error. A stream that ends without one of the last two is incomplete, and its reader can
-tell. Server-sent events have names for that (``event: end``, ``event: error``; items are unnamed).
-JSON lines have no names, so each line is an object whose only key is the type of message; with bare
-items no value could mark the end. Clients choose the form by ``Accept``: JSON lines if it names
-them and does not rank them below server-sent events, else server-sent events.
-"""
+"""Shoal's own protocol: results as JSON or bytes, streams as `stream_forms` has them."""
 
 from __future__ import annotations
 
 from types import NoneType
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.responses import Response
 from typing_extensions import override
 
 from shoal.http.requests.accept import prefers, weights
-from shoal.http.requests.codec import Codec, StreamForm
+from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.header_check import check_headers
 from shoal.http.requests.marks import media_type_of
 from shoal.http.requests.queries import ItemReader
 from shoal.http.requests.results import encoded, written
+from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
     from inspect import Signature
 
+    from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.problem import Problem
 
 
 # What needs no closer look, since nearly all requests are such.
@@ -56,6 +49,11 @@ class JsonCodec(Codec):
         annotated = media_type_of(signature.return_annotation)
         self._of_bytes = b"application/octet-stream" if annotated is None else annotated
 
+    @property
+    def takes(self) -> str:
+        """The kind of input, in one word; see `Reader`."""
+        return self._reader.takes
+
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
         return self._reader.item(exchange, body)
@@ -77,69 +75,7 @@ class JsonCodec(Codec):
 
     @override
     def stream(self, exchange: Exchange) -> StreamForm:
-        return form_for(exchange.headers.get(b"accept", b""))
-
-
-class _Framed(StreamForm):
-    """A form whose messages are JSON between constant texts."""
-
-    before_item: ClassVar[bytes]
-    before_error: ClassVar[bytes]
-    after: ClassVar[bytes]
-    last: ClassVar[bytes]
-
-    @override
-    def item(self, value: Any) -> bytes:
-        return self.before_item + encoded(value) + self.after
-
-    @override
-    def end(self) -> bytes:
-        return self.last
-
-    @override
-    def error(self, problem: Problem, request_id: str) -> bytes:
-        return self.before_error + encoded(problem.members(request_id)) + self.after
-
-
-class ServerSentEvents(_Framed):
-    """Server-sent events, as browsers read them by `EventSource`."""
-
-    media_type = b"text/event-stream"
-    heartbeat = b":\n\n"
-    before_item = b"data: "
-    before_error = b"event: error\ndata: "
-    after = b"\n\n"
-    # A browser's EventSource drops an event that has no data.
-    last = b"event: end\ndata: {}\n\n"
-
-
-class JsonLines(_Framed):
-    """Lines of JSON objects with one key: ``item``, ``end`` or ``error``."""
-
-    media_type = b"application/x-ndjson"
-    heartbeat = b"\n"
-    before_item = b'{"item":'
-    before_error = b'{"error":'
-    after = b"}\n"
-    last = b'{"end":true}\n'
-
-
-SERVER_SENT_EVENTS = ServerSentEvents()
-JSON_LINES = JsonLines()
-
-
-def form_for(accept: bytes) -> StreamForm:
-    """Returns the form that a client accepts.
-
-    Args:
-        accept: The request's ``Accept`` header; empty if it has none.
-    """
-    if not accept or accept == b"*/*":
-        return SERVER_SENT_EVENTS
-    accepted = weights(accept)
-    events = ServerSentEvents.media_type
-    lines = (JsonLines.media_type, b"application/ndjson")
-    return JSON_LINES if any(prefers(accepted, e, events) for e in lines) else SERVER_SENT_EVENTS
+        return form_for(exchange)
 
 
 async def _answer_with_response(exchange: Exchange, response: Response) -> None:

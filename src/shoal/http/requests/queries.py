@@ -73,6 +73,11 @@ class ItemReader:
             or isinstance(self._of_body, MarkedReader)  # which has the readers of both
         )
 
+    @property
+    def takes(self) -> str:
+        """The kind of input, in one word; see `Reader`."""
+        return self._of_body.takes
+
     def item(self, exchange: Exchange, body: bytes) -> Any:
         """Returns the item; a tuple, in order, if the handler has several parameters.
 

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from shoal.http.requests.problem import Problem
 
 
-_PLAIN: Final = frozenset({str, int, float, bool, NoneType})
+PLAIN: Final = frozenset({str, int, float, bool, NoneType})
+"""The types of items that are written without running the user's code."""
 
 
 class ItemStream(Protocol):
@@ -100,27 +101,23 @@ async def answer_with_stream(
 
 
 class _Messages:
-    """The messages of a stream's items, each made once and counted.
+    """The messages of a stream's items, each of which is counted.
 
     Attributes:
         form: Their form.
-        unsent: The message of an item that the handler's task could not send. The reader gets that
-            item next.
+        tick: Counts an item.
     """
 
-    __slots__ = ("form", "tick", "unsent")
+    __slots__ = ("form", "tick")
 
     def __init__(self, form: StreamForm, times: ItemTimes) -> None:
         self.form = form
         self.tick = times.clock(parking_of_this_loop().now).tick
-        self.unsent: bytes | None = None
 
     def of(self, item: Any) -> bytes:
-        """Returns the message of an item that the reader has got."""
-        message, self.unsent = self.unsent, None
-        if message is None:
-            message = self.form.item(item)
-            self.tick()
+        """Returns the message of an item."""
+        message = self.form.item(item)
+        self.tick()
         return message
 
 
@@ -222,7 +219,7 @@ def _let_the_handler_send(exchange: Exchange, stream: ItemStream, messages: _Mes
 def _put_at_once(
     direct: DirectCall, messages: _Messages, leave: Callable[[], object], item: Any
 ) -> bool:
-    if type(item) not in _PLAIN:  # to write it may run the user's code
+    if type(item) not in PLAIN or direct.is_sending:
         return False
     form = messages.form
     try:
@@ -230,9 +227,8 @@ def _put_at_once(
     except TypeError:
         return False  # the reader's task has to know
     messages.tick()
-    if message and not direct.put(message):
-        messages.unsent = message
-        return False
+    if message:
+        direct.put(message)
     if form.is_over:
         leave()  # wakes the reader
     return True

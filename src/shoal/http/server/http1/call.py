@@ -195,12 +195,14 @@ class Call:
         text = b"%b%b\r\ncontent-length: %d%b%b\r\n\r\n" % parts
         self._finish(text, b"" if self.line.method == "HEAD" else body)
 
-    def put(self, data: bytes) -> bool:
+    @property
+    def is_sending(self) -> bool:
+        """Whether a part of the answer waits for the client; see `DirectCall`."""
+        return self.carrier.is_sending
+
+    def put(self, data: bytes) -> None:
         """Sends a part of a body at once; see `DirectCall`."""
-        if self.carrier.is_sending:
-            return False
         self._put(data, is_last=False)
-        return True
 
     def suspend(self, resume: Callable[[], Awaitable[None] | None]) -> None:
         """Lets the application return before its answer; see `DirectCall`."""
@@ -233,12 +235,7 @@ class Call:
         return self._is_cut_off and not self.has_left
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
-        """Sends data as a part of the body whenever none was sent for a time, until its end.
-
-        Args:
-            after_s: The longest silence, in seconds.
-            data: What is sent.
-        """
+        """Sends data whenever the answer was silent for a time; see `DirectCall`."""
         self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
 
     # The server's side.

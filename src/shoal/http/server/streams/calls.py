@@ -5,20 +5,23 @@ What Hypercorn's protocols use as their task group: they start calls and tasks b
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio.lowlevel
-from hypercorn.protocol.events import StreamClosed
+from hypercorn.protocol.events import Data, StreamClosed
 from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.protocol.ws_stream import ASGIWebsocketState
+from wsproto.events import TextMessage
+from wsproto.utilities import LocalProtocolError
 
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained
 from shoal.http.server.streams.inbox import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from anyio.abc import TaskGroup
     from hypercorn.config import Config
@@ -116,6 +119,24 @@ class StreamCalls:
             if not inbox.end_early() and not _has_begun(stream):
                 self.spawn(self._end, stream, inbox, 503)
 
+    def drain(self) -> None:
+        """Tells those WebSockets that the server ends whose application closes them itself."""
+        for stream in tuple(self._running.values()):
+            tell = getattr(stream, "when_draining", None)
+            if tell is not None:
+                tell()
+
+    def _when_draining(self, stream: Any, callback: Callable[[], object] | None) -> None:
+        """Has the application close a WebSocket itself once the server ends.
+
+        Args:
+            stream: The WebSocket.
+            callback: Called then, at once if the server ends already; None for none.
+        """
+        stream.when_draining = callback
+        if callback is not None and self._shared.is_draining:
+            callback()
+
     async def _refuse(self, stream: Any, status: int) -> None:
         """Answers a stream without calling the application."""
         await stream._send_error_response(status)
@@ -158,12 +179,16 @@ class StreamCalls:
             if not has_ended:  # else a task sends that the application has left behind
                 await send(message)
 
-        if scope["type"] == "http":
-            app_scope["extensions"]["shoal.disconnect"] = {
-                "when_left": inbox.when_left,
-                "is_cut_off": inbox.is_cut_off,
-                "send_timeout_s": self._shared.send_timeout_s,
-            }
+        offered: dict[str, Any] = {
+            "when_left": inbox.when_left,
+            "is_cut_off": inbox.is_cut_off,
+            "send_timeout_s": self._shared.send_timeout_s,
+        }
+        app_scope["extensions"]["shoal.disconnect"] = offered
+        if scope["type"] == "websocket":
+            offered["when_draining"] = partial(self._when_draining, stream)
+            offered["when_received"] = inbox.when_received
+            offered["send_texts"] = partial(_send_texts, stream)
         self._shared.started += 1
         try:
             try:
@@ -186,6 +211,18 @@ class StreamCalls:
             del self._running[inbox]
             self._shared.finished += 1
             self._ended()
+
+
+async def _send_texts(stream: Any, texts: Iterable[str]) -> None:
+    """Sends messages on a WebSocket that is accepted, all at once."""
+    # Before any state has changed; also where all is dropped.
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    if stream.closed or stream.state is not ASGIWebsocketState.CONNECTED:
+        await anyio.lowlevel.checkpoint()
+        return
+    with suppress(LocalProtocolError):  # it is being closed
+        data = b"".join([stream.connection.send(TextMessage(data=text)) for text in texts])
+        await stream.send(Data(stream_id=stream.stream_id, data=data))
 
 
 def _has_begun(stream: Any) -> bool:

@@ -162,6 +162,7 @@ class StreamConnection(Receiver):
         """Closes when no stream is open any more; a client may open one very soon."""
         if self._calls is not None and not self._closed:
             self._set_timeout()
+            self._calls.drain()
             self._calls.spawn(self._close_websockets)
 
     def end_early(self) -> None:

@@ -49,6 +49,7 @@ class Inbox:
         "_from_server",
         "_is_cut_off",
         "_on_left",
+        "_take",
         "_timeout",
         "_to_app",
         "is_over",
@@ -67,6 +68,7 @@ class Inbox:
         )
         self._disconnect_was_read = False
         self._on_left: Callable[[], object] | None = None
+        self._take: Callable[[ASGIReceiveEvent], bool] | None = None
         self._timeout: BodyTimeout | None = None
         self._is_cut_off = False
         self.is_over = False
@@ -85,6 +87,10 @@ class Inbox:
             self._on_left = None
             callback()
 
+    def when_received(self, take: Callable[[ASGIReceiveEvent], bool] | None) -> None:
+        """Sets what each message of a WebSocket is offered to; one that it refuses is queued."""
+        self._take = take
+
     def is_cut_off(self) -> bool:
         """Whether the server ends, and waits a moment for the end of the answer."""
         return self._is_cut_off and not self.is_over
@@ -94,6 +100,8 @@ class Inbox:
         if message["type"] in _DISCONNECTS:
             self._disconnect = message
             self.disconnect()
+            return
+        if self._take is not None and self._take(message):
             return
         timeout = self._timeout
         if timeout is not None and message["type"] == "http.request":
@@ -151,6 +159,7 @@ class Inbox:
 
     def close(self) -> None:
         """Closes the channel, once the application has returned."""
+        self._take = None
         self._from_server.close()
         self._to_app.close()
         if self._timeout is not None:

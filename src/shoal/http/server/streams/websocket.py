@@ -100,8 +100,11 @@ async def ping(stream: WSStream) -> None:
 
 
 async def close_websocket(stream: WSStream) -> None:
-    """Closes a WebSocket, with the reason that the server restarts."""
-    if is_open(stream):
+    """Closes a WebSocket, with the reason that the server restarts.
+
+    Unless its application closes it itself; see `StreamCalls`.
+    """
+    if is_open(stream) and getattr(stream, "when_draining", None) is None:
         await _send(stream, CloseConnection(code=CloseReason.SERVICE_RESTART))
 
 

@@ -1,0 +1,84 @@
+"""Hosts and origins of an application on another server than this package's.
+
+That server checks them itself; see `shoal.http.server.guard`. Other servers do not, and a browser
+lets any page open a WebSocket anywhere, with the cookies of the user. So each WebSocket is checked
+here as that server does, and other requests as well where hosts or origins are named.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.http.requests.exchange import DISCONNECT
+from shoal.http.requests.problem import Problem
+from shoal.http.server.guard import RequestGuard
+from shoal.http.server.http1.bad_request import BadRequest
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from shoal.http.requests.dispatch import RouteDispatcher
+    from shoal.http.websocket.sockets import WebSockets
+
+_MOST_ADDRESSES: Final = 16
+
+
+class AppGuard:
+    """An ASGI application that refuses requests for other hosts, and from other origins.
+
+    Args:
+        app: The application that gets the others.
+        dispatcher: What all requests to the application share.
+        sockets: Refuses WebSockets.
+    """
+
+    def __init__(self, app: ASGIApp, dispatcher: RouteDispatcher, sockets: WebSockets) -> None:
+        self._app = app
+        self._dispatcher = dispatcher
+        self._sockets = sockets
+        options = self._options = dispatcher.settings
+        self._checks_all = bool(options.allowed_hosts or options.allowed_origins)
+        self._by_address: dict[Any, RequestGuard] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers as an ASGI application."""
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await self._sockets.refuse(scope, send, Problem(refusal.status, "", str(refusal)))
+        else:
+            await self._dispatcher.answer_by(partial(_refuse, refusal), scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> BadRequest | None:
+        """Returns why a request is refused; None if it is not."""
+        if scope["type"] != "websocket" and not self._checks_all:
+            return None
+        if DISCONNECT in scope.get("extensions", ()):
+            return None
+        try:
+            self._guard_of(scope).check_headers(scope.get("method", ""), scope.get("headers", ()))
+        except BadRequest as refused:
+            return refused
+        return None
+
+    def _guard_of(self, scope: Scope) -> RequestGuard:
+        host, port = scope.get("server") or ("", None)
+        guard = self._by_address.get(host)
+        if guard is None:
+            try:
+                guard = RequestGuard(self._options, (host, port))
+            except ValueError:  # a name, or the path of a UNIX socket
+                guard = RequestGuard(self._options, host)
+            if len(self._by_address) < _MOST_ADDRESSES:
+                self._by_address[host] = guard
+        return guard
+
+
+async def _refuse(refusal: BadRequest, _scope: Scope, _receive: Receive, _send: Send) -> None:
+    # Not at the start: it loads a client of HTTP.
+    from starlette.exceptions import HTTPException
+
+    raise HTTPException(refusal.status, str(refusal))

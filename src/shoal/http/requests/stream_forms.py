@@ -1,0 +1,224 @@
+"""The forms of a stream in Shoal's own protocol, and which of them a client accepts.
+
+==========================  ====================================================================
+``text/event-stream``       server-sent events, for browsers and all that waits for each item
+``application/x-ndjson``    a line of JSON for each item, for programs
+``application/json``        one array of all items, for clients that know nothing of streams
+==========================  ====================================================================
+
+The first two have three distinct messages: an item, the end, an error. A stream that ends without
+one of the last two is incomplete, and its reader can tell. Server-sent events have names for that
+(``event: end``, ``event: error``; items are unnamed). JSON lines have no names, so each line is an
+object whose only key is the type of message; with bare items no value could mark the end. An array
+has its closing bracket as the mark of the end: what ends without it is not JSON, so no client takes
+it for the whole.
+
+A browser's `EventSource` asks again when its answer ends, whatever the reason. So events have ids,
+which it sends then as ``Last-Event-ID``, and that is answered with 204: it stops, and the handler
+does not run again. An answer to ``GET`` alone has ids, since `EventSource` uses no other method.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from typing_extensions import override
+
+from shoal.http.requests.accept import weights
+from shoal.http.requests.codec import StreamForm
+from shoal.http.requests.results import encoded
+from shoal.http.requests.problem import Problem, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.http.requests.exchange import Exchange
+
+_RETRY: Final = b"retry: 1000\n"  # milliseconds
+# A browser's EventSource drops an event that has no data.
+_END: Final = b"event: end\ndata: {}\n\n"
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+class _Framed(StreamForm):
+    """A form whose messages are JSON between constant texts."""
+
+    before_item: ClassVar[bytes]
+    before_error: ClassVar[bytes]
+    after: ClassVar[bytes]
+    last: bytes
+
+    @override
+    def item(self, value: Any) -> bytes:
+        return self.before_item + encoded(value) + self.after
+
+    @override
+    def end(self) -> bytes:
+        return self.last
+
+    @override
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        return self.before_error + encoded(problem.members(request_id)) + self.after
+
+
+class ServerSentEvents(_Framed):
+    """Server-sent events without ids.
+
+    Args:
+        last: The last event of a stream that has not failed.
+    """
+
+    media_type = b"text/event-stream"
+    heartbeat = b":\n\n"
+    stops_reconnection = True
+    before_item = b"data: "
+    before_error = b"event: error\ndata: "
+    after = b"\n\n"
+
+    def __init__(self, last: bytes = _END) -> None:
+        self.last = last
+
+
+class NumberedEvents(StreamForm):
+    """Server-sent events of one stream with ids, as browsers read them by `EventSource`.
+
+    Args:
+        last: The last event of a stream that has not failed.
+    """
+
+    media_type = b"text/event-stream"
+    heartbeat = b":\n\n"
+    stops_reconnection = True
+
+    def __init__(self, last: bytes = _END) -> None:
+        self._last = last
+        self._number = 0
+
+    @override
+    def item(self, value: Any) -> bytes:
+        text = encoded(value)
+        self._number = number = self._number + 1
+        message = b"id: %d\ndata: %b\n\n" % (number, text)
+        return message if number > 1 else _RETRY + message
+
+    @override
+    def end(self) -> bytes:
+        return self._numbered(self._last)
+
+    @override
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        return self._numbered(b"event: error\ndata: %b\n\n" % encoded(problem.members(request_id)))
+
+    def _numbered(self, event: bytes) -> bytes:
+        number = self._number + 1
+        message = b"id: %d\n%b" % (number, event)
+        return message if number > 1 else _RETRY + message
+
+
+class JsonLines(_Framed):
+    """Lines of JSON objects with one key: ``item``, ``end`` or ``error``."""
+
+    media_type = b"application/x-ndjson"
+    heartbeat = b"\n"
+    before_item = b'{"item":'
+    before_error = b'{"error":'
+    after = b"}\n"
+    last = b'{"end":true}\n'
+
+
+class JsonArray(StreamForm):
+    """One JSON array of the items of one stream; one that has failed lacks its end."""
+
+    media_type = b"application/json"
+    heartbeat = b"\n"
+
+    def __init__(self) -> None:
+        self._before = b"["
+
+    @override
+    def item(self, value: Any) -> bytes:
+        message = self._before + encoded(value)
+        self._before = b","
+        return message
+
+    @override
+    def end(self) -> bytes:
+        return b"[]" if self._before == b"[" else b"]"
+
+    @override
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        return b""
+
+
+SERVER_SENT_EVENTS: Final = ServerSentEvents()
+_ENDING_WITH_DONE: Final = ServerSentEvents(_DONE)
+JSON_LINES: Final = JsonLines()
+
+_TYPES: Final = (
+    b"application/x-ndjson",
+    b"application/ndjson",
+    b"text/event-stream",
+    b"application/json",
+)
+"""The media types of the forms; of those that a client names as equal, the first counts."""
+
+_BY_DEFAULT: Final = b"text/event-stream"
+
+
+def form_for(exchange: Exchange) -> StreamForm:
+    """Returns the form of the stream that answers a request.
+
+    Raises:
+        Refused: The client accepts none.
+    """
+    media_type = accepted(exchange.headers.get(b"accept", b""))
+    if media_type is None:
+        raise Refused(_not_acceptable())
+    return _MAKE[media_type](exchange)
+
+
+def accepted(accept: bytes) -> bytes | None:
+    """Returns the media type of the form that a client accepts most; None if it accepts none.
+
+    Args:
+        accept: The request's ``Accept`` header; empty if it has none.
+    """
+    if not accept or accept == b"*/*":
+        return _BY_DEFAULT
+    given = weights(accept)
+    if not any(b"/" in name for name in given):  # nothing of it can be read
+        return _BY_DEFAULT
+    best, best_rank = None, (0.0, 0, 0)
+    for place, media_type in enumerate(_TYPES):
+        main_type = media_type.partition(b"/")[0]
+        ranges = (media_type, main_type + b"/*", b"*/*")
+        for specificity, each in zip((2, 1, 0), ranges, strict=True):
+            if each in given:
+                order = -place if specificity == 2 else int(media_type == _BY_DEFAULT)
+                rank = given[each], specificity, order
+                if given[each] > 0 and (best is None or rank > best_rank):
+                    best, best_rank = media_type, rank
+                break
+    return best
+
+
+def _events(exchange: Exchange) -> StreamForm:
+    has_done = exchange.settings.sse_done
+    if exchange.method in ("GET", "HEAD"):
+        return NumberedEvents(_DONE if has_done else _END)
+    return _ENDING_WITH_DONE if has_done else SERVER_SENT_EVENTS
+
+
+_MAKE: Final[dict[bytes, Callable[[Exchange], StreamForm]]] = {
+    b"application/x-ndjson": lambda _: JSON_LINES,
+    b"application/ndjson": lambda _: JSON_LINES,
+    b"text/event-stream": _events,
+    b"application/json": lambda _: JsonArray(),
+}
+
+
+def _not_acceptable() -> Problem:
+    names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
+    return Problem(
+        406, "not-acceptable", "No form of the stream is accepted", f"There are {names}."
+    )

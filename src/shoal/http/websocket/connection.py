@@ -1,0 +1,438 @@
+"""A WebSocket on which an endpoint is called: many requests at once, answered as they end.
+
+One task reads the client's messages, another one sends. A call with one result has no task: it is
+resumed at its end, as a call over HTTP is where this package's server calls it directly. A stream
+has a task, which takes its items to the sending one; a plain item goes there from the handler's
+task at once.
+
+What one client can hold is bounded: its running requests, what waits to be sent of each stream (by
+its credit, in messages, and in bytes for all of them), and what waits to be sent in total, beyond
+which the client's messages are not read. A client that does not read is disconnected by the
+deadline of a send, and so gives all of it back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import anyio
+import orjson
+
+from shoal.batching.calls.leaving import CallerLeft
+from shoal.batching.calls.stream import ResultStream
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
+from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.errors import ShutDown
+from shoal.http.requests.call import CallHeaders, EndpointCall, HttpMetadata
+from shoal.http.requests.payload import encoded
+from shoal.http.requests.problem import Problem, Refused, explained
+from shoal.http.requests.streaming import PLAIN
+from shoal.http.websocket.items import item_of
+from shoal.http.websocket.messages import (
+    RESTART,
+    TOO_BIG,
+    Cancel,
+    Credit,
+    NewRequest,
+    Violation,
+    quickly_read,
+    read_binary,
+    read_text,
+    reused_id,
+)
+from shoal.http.websocket.outbox import Outbox
+from shoal.http.websocket.problems import CANCELLED, too_many
+from shoal.http.websocket.request import SocketRequest
+from shoal.http.websocket.signal import Signal
+from shoal.http.websocket.subprotocol import SUBPROTOCOL
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.types import Message, Receive, Scope, Send
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.requests.call import EndpointCalls
+    from shoal.http.requests.codec import Codecs
+    from shoal.http.requests.dispatch import RouteDispatcher
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.json_codec import JsonCodec
+
+_HOLDING: Final = holding()
+_LONGEST_HEAD: Final = 1024
+
+
+class SocketConnection:
+    """Accepts one WebSocket, and answers its requests.
+
+    Args:
+        scope: The ASGI scope.
+        receive: The ASGI callable.
+        send: The ASGI callable.
+        calls: Makes the calls of the endpoint.
+        codecs: The codecs for its items and results.
+        dispatcher: What all requests to the application share.
+        headers: What the headers of the handshake say about the calls.
+
+    Attributes:
+        id: The id of the connection, for the log.
+        http_scope: The handshake, as a request over HTTP.
+        loop: The event loop.
+        parking: The event loop's way to wait.
+        settings: The options of the server.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        calls: EndpointCalls,
+        codecs: Codecs,
+        dispatcher: RouteDispatcher,
+        headers: CallHeaders,
+    ) -> None:
+        self._receive = receive
+        self._calls = calls
+        self._codecs = codecs
+        self._count = dispatcher.answers.count
+        self._headers = headers
+        self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
+        self.id = dispatcher.new_id().decode("ascii")
+        self.settings = dispatcher.settings
+        self.loop = EventLoop.here()
+        self.parking = parking_of_this_loop()
+        self._offered: Mapping[str, Any] | None = scope.get("extensions", {}).get(
+            "shoal.disconnect"
+        )
+        self._requests: dict[bytes, SocketRequest] = {}
+        # Those whose calls have ended, with results that are yet to be written.
+        self._ended: deque[SocketRequest] = deque()
+        self._to_send = Signal(self.parking)
+        self._outbox = Outbox(
+            send, self._offered, self.settings.send_timeout_s, self.parking, self._gave_up
+        )
+        self._is_draining = False
+        self._queued = 0  # messages on the way to the reading task
+        # Once set, nothing more is read; the connection ends when all before it is sent.
+        self._close_with: tuple[int, str] | None = None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether streams may pass on more than one item each."""
+        return self._outbox.has_room
+
+    @holds_ctrl_c
+    async def run(self) -> None:
+        """Answers requests until the client leaves, breaks the protocol, or the server ends.
+
+        Cancellation: all calls are cancelled.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                if self._offered is not None:
+                    self._offered["when_left"](self._left)
+                    self._offered["when_draining"](self._drain)
+                    self._offered["when_received"](self._take_at_once)
+                await self._outbox.send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL})
+                tasks.start_soon(self._write)
+                await self._read()
+        finally:
+            if self._offered is not None:
+                self._offered["when_left"](None)
+                self._offered["when_draining"](None)
+                self._offered["when_received"](None)
+            self._leave_all()
+
+    # The reading task.
+
+    async def _read(self) -> None:
+        while self._close_with is None:
+            while self._outbox.is_full:
+                await self._outbox.has_sent.wait()
+            message = await self._receive()
+            if message["type"] != "websocket.receive":
+                self._tasks.cancel_scope.cancel()
+                return
+            if self._queued:  # by another server none is taken at once
+                self._queued -= 1
+            self._take(message)
+
+    @holds_ctrl_c
+    def _take_at_once(self, message: Message) -> bool:
+        """Takes a message from the task of the server that reads, unless others come before it."""
+        if self._queued or self._outbox.is_full:
+            self._queued += 1
+            return False
+        if self._close_with is None:
+            self._take(message)
+        return True
+
+    def _take(self, message: Message) -> None:
+        """Handles a client's message."""
+        try:
+            self._parse(message.get("text"), message.get("bytes"))
+        except Violation as violation:
+            self._break_off(violation)
+
+    def _parse(self, text: str | None, data: bytes | None) -> None:
+        """Reads a message, and does what it says.
+
+        Raises:
+            Violation: It is none of the protocol.
+        """
+        given = (data or b"") if text is None else text.encode()
+        if len(given) > self.settings.max_body_bytes + _LONGEST_HEAD:
+            raise Violation(TOO_BIG, "a message is larger than max_body_bytes")
+        if text is None:
+            self._start(read_binary(given), None)
+        elif (new := quickly_read(given)) is not None:
+            self._start(new, given)
+        else:
+            self._handle(read_text(given, self.settings.max_json_elements))
+
+    def _handle(self, message: NewRequest | Cancel | Credit) -> None:
+        if isinstance(message, NewRequest):
+            self._start(message, None)
+            return
+        request = self._requests.get(message.id)
+        if request is None:
+            return  # it has ended meanwhile
+        if isinstance(message, Credit):
+            request.add_credit(message.items)
+        elif not request.is_cancelled:
+            request.is_cancelled = True
+            request.leave()
+
+    def _start(self, new: NewRequest, text: bytes | None) -> None:
+        """Starts a request.
+
+        Args:
+            new: The request.
+            text: The whole message, if only a part of it was read yet.
+        """
+        if new.id in self._requests:
+            raise reused_id()
+        request = SocketRequest(self, new)
+        if self._is_draining:
+            self._fail(request, ShutDown("the server ends"))
+            return
+        if len(self._requests) >= self.settings.max_websocket_requests:
+            self._fail(request, Refused(too_many(self.settings.max_websocket_requests)))
+            return
+        self._requests[new.id] = request
+        try:
+            with _HOLDING:  # the class of an item may do anything
+                self._begin(request, new, text)
+        except Exception as error:
+            self._fail(request, error)
+
+    def _begin(self, request: SocketRequest, new: NewRequest, text: bytes | None) -> None:
+        request.call = call = EndpointCall(self._calls, request)
+        try:
+            batcher = call.found(self._headers_of(new))
+            if batcher is None:
+                self._spawn(request, self._find, new, text)
+            else:
+                self._make(request, new, text, batcher)
+        except BaseException:
+            with call:  # only now, since without an error there is nothing to do at its end
+                raise
+
+    def _headers_of(self, new: NewRequest) -> CallHeaders:
+        if new.priority is None and new.timeout_s is None:
+            return self._headers
+        priority = self._headers.priority if new.priority is None else b"%d" % new.priority
+        return self._headers._replace(priority=priority, timeout_s=new.timeout_s)
+
+    def _make(
+        self, request: SocketRequest, new: NewRequest, text: bytes | None, batcher: Batcher[Any]
+    ) -> None:
+        """Makes the call of a request."""
+        call = request.call
+        request.codec = codec = cast("JsonCodec", self._codecs.of(batcher))
+        try:
+            item = item_of(codec, request, new, text)
+        except Violation as violation:
+            self._break_off(violation)
+            raise Refused(Problem(400, "invalid-message", violation.reason)) from None
+        metadata = HttpMetadata(self._calls.endpoint.name, request)
+        if call.streams:
+            self._spawn(request, self._relay, item, metadata)
+        elif call.is_suspended(item, metadata):
+            pass
+        elif call.has_ended:
+            self.resume(request)
+        else:
+            self._spawn(request, self._wait, item, metadata)
+
+    # The tasks of requests.
+
+    def _spawn(
+        self, request: SocketRequest, step: Callable[..., Awaitable[None]], *args: Any
+    ) -> None:
+        request.task_scope = scope = anyio.CancelScope()
+        self._tasks.start_soon(self._run, request, scope, step, *args)
+
+    @holds_ctrl_c
+    async def _run(
+        self,
+        request: SocketRequest,
+        scope: anyio.CancelScope,
+        step: Callable[..., Awaitable[None]],
+        *args: Any,
+    ) -> None:
+        try:
+            with scope, _HOLDING, request.call:
+                await step(request, *args)
+        except Exception as error:
+            self._fail(request, error)
+        else:
+            if scope.cancelled_caught:
+                self._fail(request, CallerLeft("the client has cancelled the request"))
+
+    async def _find(self, request: SocketRequest, new: NewRequest, text: bytes | None) -> None:
+        batcher = await request.call.find(self._headers_of(new))
+        request.task_scope = None
+        self._make(request, new, text, batcher)
+
+    async def _wait(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
+        result = await request.call.result(item, metadata)
+        self._end(request, b"result", self._written(request, result))
+
+    async def _relay(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
+        async with request.call.stream(item, metadata) as stream:
+            if isinstance(stream, ResultStream):
+                stream.pass_on(lambda item: self._put_at_once(request, item))
+            async for each in stream:
+                text = encoded(each)
+                while not request.may_send():
+                    await request.changed.wait()
+                self._put(request, text)
+        self._end(request, b"end", b"true")
+
+    def _put_at_once(self, request: SocketRequest, item: Any) -> bool:
+        """Takes an item from the handler's task, if it is plain and may be sent."""
+        if type(item) not in PLAIN or not request.may_send():
+            return False
+        try:
+            text = encoded(item)
+        except TypeError:
+            return False  # the stream's task has to know
+        self._put(request, text)
+        return True
+
+    def _put(self, request: SocketRequest, text: bytes) -> None:
+        self._outbox.put_item(request, text)
+        self._to_send.set()
+
+    # The end of requests.
+
+    def resume(self, request: SocketRequest) -> None:
+        """Handles that the call of a request has ended for which no task waits."""
+        self._ended.append(request)
+        self._to_send.set()
+
+    def _written(self, request: SocketRequest, result: Any) -> bytes:
+        body = request.codec.body(cast("Exchange", request), result)
+        if body is None:
+            raise TypeError(
+                f"the result is a {type(result).__name__}, which only HTTP can answer with"
+            )
+        return body
+
+    def _result_of(self, request: SocketRequest) -> None:
+        """Ends a request whose call has ended."""
+        try:
+            with _HOLDING, request.call as call:
+                text = self._written(request, call.pending_result())
+        except Exception as error:
+            self._fail(request, error)
+        else:
+            self._end(request, b"result", text)
+
+    def _end(self, request: SocketRequest, kind: bytes, text: bytes, status: int = 200) -> None:
+        """Ends a request by its last message."""
+        if request.has_ended:
+            return
+        request.has_ended = True
+        self._count(self._calls.endpoint.name, status)
+        if self._requests.get(request.id) is request:
+            del self._requests[request.id]
+        self._outbox.put_last(request, kind, text)
+        self._to_send.set()
+
+    def _fail(self, request: SocketRequest, error: Exception) -> None:
+        """Ends a request by an error."""
+        try:
+            if isinstance(error, CallerLeft):
+                problem = CANCELLED
+            else:
+                name = self._calls.endpoint.name
+                problem = explained(error, self.settings, name, request.request_id)
+            text = orjson.dumps(problem.members(request.request_id))
+            self._end(request, b"error", text, problem.status)
+        finally:
+            del error  # its traceback holds this frame
+
+    def _leave_all(self) -> None:
+        """Cancels the calls that are left, of a client that is gone."""
+        for request in tuple(self._requests.values()):
+            request.leave()
+            if request.is_pending and request not in self._ended:
+                self._ended.append(request)
+        while self._ended:
+            self._result_of(self._ended.popleft())
+
+    # The sending task.
+
+    @holds_ctrl_c
+    async def _write(self) -> None:
+        while True:
+            while self._ended:
+                self._result_of(self._ended.popleft())
+            if self._outbox:
+                await self._outbox.send_some()
+            elif self._close_with is not None:
+                code, reason = self._close_with
+                await self._outbox.send({"type": "websocket.close", "code": code, "reason": reason})
+                self._tasks.cancel_scope.cancel()
+                return
+            elif self._is_draining and not self._requests:
+                self._close_with = RESTART, "the server ends"
+            else:
+                await self._to_send.wait()
+
+    # The end of the connection.
+
+    def _break_off(self, violation: Violation) -> None:
+        """Ends a connection whose client does not keep to the protocol."""
+        if self._close_with is None:
+            self._close_with = violation.code, violation.reason
+            for request in tuple(self._requests.values()):
+                request.leave()
+            self._to_send.set()
+
+    def _gave_up(self) -> None:
+        """Handles that the client is gone, or does not read."""
+        self._tasks.cancel_scope.cancel()
+
+    def _drain(self) -> None:
+        """Handles that the server ends: no request begins, and those that run may finish."""
+        self._is_draining = True
+        self._to_send.set()
+
+    def _left(self) -> None:
+        """Handles that the client has left, or that the server cuts off what still runs."""
+        assert self._offered is not None
+        if not self._offered["is_cut_off"]():
+            self._tasks.cancel_scope.cancel()
+            return
+        for request in tuple(self._requests.values()):
+            request.leave()
+            self._fail(request, ShutDown("the server ends"))
+        self._close_with = RESTART, "the server ends"
+        self._to_send.set()

@@ -1,0 +1,164 @@
+"""One request on a WebSocket."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import anyio
+
+from shoal.batching.calls.leaving import Departure
+from shoal.http.requests.arrays import NPY
+from shoal.http.requests.exchange import JSON
+from shoal.http.websocket.messages import MOST_CREDIT
+from shoal.http.websocket.signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import Scope
+
+    from shoal.batching.loops.event_loop import EventLoop
+    from shoal.batching.loops.parking import Parking
+    from shoal.http.requests.call import EndpointCall
+    from shoal.http.requests.json_codec import JsonCodec
+    from shoal.http.websocket.messages import NewRequest
+    from shoal.serving.http_options import HttpOptions
+
+# How much of one stream may wait to be sent, in messages.
+_MOST_UNSENT: Final = 16
+_OF_TEXT: Final[Mapping[bytes, bytes]] = {b"content-type": JSON}
+_OF_BYTES: Final[Mapping[bytes, bytes]] = {b"content-type": NPY}
+
+
+def _never(_callback: Callable[[], object] | None) -> None:
+    """Takes a callback for the client's leaving, which ends the task in place of it."""
+
+
+_DEPARTURE: Final = Departure(anyio.sleep_forever, _never)
+
+
+class Connection(Protocol):
+    """What a request needs of its connection; see `SocketConnection`."""
+
+    id: str
+    http_scope: Scope
+    loop: EventLoop
+    parking: Parking
+    settings: HttpOptions
+
+    @property
+    def has_room(self) -> bool:
+        """Whether streams may pass on more than one item each."""
+        ...
+
+    def resume(self, request: SocketRequest) -> None:
+        """Handles that the call of a request has ended for which no task waits."""
+        ...
+
+
+class SocketRequest:
+    """One request; what its call and its codec need of an HTTP request.
+
+    Invariant: at most one of ``_leave`` and ``scope_of_task`` is in use: a call is either waited
+    for in a task, or it is resumed.
+
+    Args:
+        connection: The connection that it came on.
+        new: The message.
+
+    Attributes:
+        id: Its id, as JSON.
+        headers: Headers that describe the item as one of HTTP, for the codec.
+        loop: The event loop.
+        call: Its call, once that is made.
+        codec: The codec of its call, as soon as that is known.
+        credit: How many more items of its stream may be sent.
+        unsent: How many messages of its stream wait to be sent.
+        changed: Set when the stream may go on.
+        is_cancelled: Whether its client has cancelled it.
+        has_ended: Whether its last message was made.
+        task_scope: Cancels the task that waits for its call; None if there is none.
+    """
+
+    __slots__ = (
+        *("_connection", "_leave", "call", "changed", "codec", "credit", "headers", "id"),
+        *("has_ended", "is_cancelled", "loop", "task_scope", "unsent"),
+    )
+
+    call: EndpointCall
+    codec: JsonCodec
+    method: Final = "POST"
+
+    def __init__(self, connection: Connection, new: NewRequest) -> None:
+        self._connection = connection
+        self._leave: Callable[[], object] | None = None
+        self.id = new.id
+        self.headers = _OF_BYTES if new.is_binary else _OF_TEXT
+        self.loop = connection.loop
+        self.credit = new.credit
+        self.unsent = 0
+        self.changed = Signal(connection.parking)
+        self.is_cancelled = False
+        self.has_ended = False
+        self.task_scope: anyio.CancelScope | None = None
+
+    # What a call needs, and a codec.
+
+    @property
+    def request_id(self) -> str:
+        """The id in the log: the connection's and the request's."""
+        return f"{self._connection.id}:{self.id.decode().strip(chr(34))}"
+
+    @property
+    def departure(self) -> Departure:
+        """Tells nothing: a task that waits for the call is cancelled when the client leaves."""
+        return _DEPARTURE
+
+    @property
+    def direct(self) -> SocketRequest:
+        """This request, which is resumed when its call has ended."""
+        return self
+
+    @property
+    def scope(self) -> Scope:
+        """The handshake, as a request over HTTP."""
+        return self._connection.http_scope
+
+    @property
+    def settings(self) -> HttpOptions:
+        """The options of the server."""
+        return self._connection.settings
+
+    def resume(self) -> None:
+        """Handles that its call has ended; see `Resumable`."""
+        self._connection.resume(self)
+
+    def when_left(self, callback: Callable[[], object] | None) -> bool:
+        """Sets what is called when the client leaves or cancels it; see `Resumable`."""
+        self._leave = callback
+        return False
+
+    # The connection's side.
+
+    def leave(self) -> None:
+        """Cancels the call, which ends soon."""
+        if self.task_scope is not None:
+            self.task_scope.cancel()
+        elif self._leave is not None:
+            self._leave()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is to be resumed when its call has ended."""
+        return self._leave is not None
+
+    def may_send(self) -> bool:
+        """Returns whether its stream may pass on one more item."""
+        if not self.credit or self.unsent >= _MOST_UNSENT:
+            return False
+        return not self.unsent or self._connection.has_room
+
+    def add_credit(self, items: int) -> None:
+        """Allows its stream to send more items."""
+        self.credit = min(self.credit + items, MOST_CREDIT)
+        self.changed.set()

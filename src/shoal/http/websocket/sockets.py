@@ -1,0 +1,145 @@
+"""Which WebSockets an application accepts: those at the paths of its endpoints.
+
+A WebSocket has no method. Where several endpoints are at one path, it is for the one that answers
+``GET``, else for the first.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.http.requests.codec import problem_json
+from shoal.http.requests.problem import Problem, not_found, not_open
+from shoal.http.requests.routing import PathTable
+from shoal.http.websocket.subprotocol import SUBPROTOCOL
+from shoal.observe.metrics import NO_ENDPOINT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from shoal.http.requests.dispatch import RouteDispatcher
+    from shoal.http.requests.routing import Found
+    from shoal.http.websocket.route import SocketRoute
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+
+_METHOD: Final = "GET"
+
+
+class WebSockets:
+    """Answers the WebSockets of an application.
+
+    Args:
+        dispatcher: What all requests to the application share.
+    """
+
+    def __init__(self, dispatcher: RouteDispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._table: _SocketTable | None = None
+
+    def set_controller(self, controller: Controller | None) -> None:
+        """Sets the controller whose endpoints are called; None while the application is closed."""
+        self._table = None if controller is None else _SocketTable(controller, self._dispatcher)
+
+    def is_at(self, path: str) -> bool:
+        """Returns whether an endpoint is at a path."""
+        return self._table is not None and self._table.at(path) is not None
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send, path: str) -> None:
+        """Answers one WebSocket: refuses it, or answers its requests.
+
+        Args:
+            scope: The ASGI scope.
+            receive: The ASGI callable.
+            send: The ASGI callable.
+            path: The path below the application's mount point.
+        """
+        if (await receive())["type"] != "websocket.connect":
+            return
+        if self._table is None:
+            await self.refuse(scope, send, not_open(self._dispatcher.settings))
+            return
+        found = self._table.at(path)
+        if found is None:
+            await self.refuse(scope, send, not_found())
+            return
+        if found.params:
+            params = {**scope.get("path_params", {}), **found.params}
+            scope = {**scope, "path_params": params}
+        route = found.routes[_METHOD]
+        if SUBPROTOCOL not in scope["subprotocols"]:
+            await self.refuse(scope, send, _other_subprotocol(), route.name)
+            return
+        await route.connection(scope, receive, send).run()
+
+    async def refuse(
+        self, scope: Scope, send: Send, problem: Problem, endpoint: str = NO_ENDPOINT
+    ) -> None:
+        """Refuses a WebSocket by an answer of HTTP; by 403 where the server allows no other.
+
+        Args:
+            scope: The ASGI scope; its first message was received.
+            send: The ASGI callable.
+            problem: Why it is refused.
+            endpoint: The name that the answer is counted under.
+        """
+        self._dispatcher.answers.count(endpoint, problem.status)
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008, "reason": problem.title})
+            return
+        request_id = self._dispatcher.new_id()
+        media_type, body = problem_json(problem, request_id.decode("ascii"))
+        headers = [
+            (b"content-type", media_type),
+            (b"content-length", b"%d" % len(body)),
+            (b"x-request-id", request_id),
+            *problem.headers,
+        ]
+        await send(
+            {"type": "websocket.http.response.start", "status": problem.status, "headers": headers}
+        )
+        await send({"type": "websocket.http.response.body", "body": body})
+
+
+class _SocketTable:
+    """The endpoints of one controller by their paths, rebuilt when they change."""
+
+    def __init__(self, controller: Controller, dispatcher: RouteDispatcher) -> None:
+        self._controller = controller
+        self._dispatcher = dispatcher
+        self._version = controller.version
+        self._routes = self._current()
+
+    def at(self, path: str) -> Found[SocketRoute] | None:
+        """Returns the route for a WebSocket; see `PathTable.at`."""
+        if self._controller.version != self._version:
+            self._version = self._controller.version
+            self._routes = self._current()
+        return self._routes.at(path, _METHOD)
+
+    def _current(self) -> PathTable[SocketRoute]:
+        routes = PathTable[Any]()
+        placed = [one for one in self._controller.endpoints.values() if one.route is not None]
+        for endpoint in sorted(placed, key=lambda one: _METHOD not in one.methods):
+            assert endpoint.route is not None
+            routes.add(endpoint.route, (_METHOD,), self._make(endpoint))
+        return routes
+
+    @cached_property
+    def _make(self) -> Callable[[Endpoint], SocketRoute]:
+        # Only with an endpoint: this loads pydantic.
+        from shoal.http.websocket.route import SocketRoute, json_codecs
+
+        return partial(SocketRoute, dispatcher=self._dispatcher, codecs=json_codecs())
+
+
+def _other_subprotocol() -> Problem:
+    return Problem(
+        400,
+        "no-such-subprotocol",
+        "The endpoint does not speak that sub-protocol",
+        f'It speaks {SUBPROTOCOL}: new WebSocket(url, "{SUBPROTOCOL}").',
+    )

@@ -1,0 +1,583 @@
+"""Endpoints over WebSocket: many requests on one connection, and what its client can't do."""
+
+import io
+import json
+
+import anyio
+import numpy as np
+import pytest
+from socket_in_memory import OFFERED, Socket, opened
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+import shoal
+from shoal.http.websocket import messages
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+
+class Held:
+    """A handler that ends when it is told to."""
+
+    def __init__(self):
+        self.batches = []
+        self.cancelled = []
+        self.go = anyio.Event()
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        try:
+            await self.go.wait()
+        finally:
+            if not self.go.is_set():
+                self.cancelled += items
+        return [2 * item for item in items]
+
+
+async def doubled(items: list[int]) -> list[int]:
+    if 13 in items:
+        raise ValueError("secret")
+    return [2 * item for item in items]
+
+
+async def counted(items: list[int]):
+    for step in range(max(items)):
+        if step == 13:
+            raise ValueError("secret")
+        yield [step if step < item else shoal.END for item in items]
+
+
+def serving(handler, path="/x", settings=None, **options):
+    app = shoal.App(**(settings or {}))
+    app.endpoint(path, **options)(handler)
+    return app
+
+
+async def status_of(app):
+    (endpoint,) = (await app.controller.status()).endpoints.values()
+    return endpoint.requests, endpoint.errors
+
+
+async def test_requests_on_one_connection_share_a_batch():
+    app = serving(doubled, max_batch_size=3, batch_wait_timeout_s=60)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        socket.say(id="b", item=2)
+        socket.say('{ "item": 3 , "id": "c" }')
+        answers = [await socket.read() for _ in range(3)]
+        assert sorted(answer["result"] for answer in answers) == [2, 4, 6]
+        assert {(type(a["id"]), a["id"], a["result"]) for a in answers} == {
+            (int, 1, 2),
+            (str, "b", 4),
+            (str, "c", 6),
+        }
+        assert await status_of(app) == (3, 0)
+
+
+async def test_a_request_that_fails_fails_alone():
+    app = serving(doubled, max_batch_size=1)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item="x")
+        assert (await socket.read())["error"]["status"] == 422
+        socket.say(id=2, item=13)
+        failed = (await socket.read())["error"]
+        assert (failed["type"], failed["status"]) == ("urn:shoal:problem:internal", 500)
+        assert "secret" not in json.dumps(failed)
+        assert failed["instance"].endswith(":2")
+        socket.say(id=2, item=4)
+        assert await socket.read() == {"id": 2, "result": 8}
+        assert await status_of(app) == (3, 1)
+
+
+async def test_streams_are_interleaved_and_end():
+    app = serving(counted, max_batch_size=2, batch_wait_timeout_s=60)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=2)
+        socket.say(id=2, item=3)
+        got = [await socket.read() for _ in range(7)]
+    assert [m["next"] for m in got if m["id"] == 1 and "next" in m] == [0, 1]
+    assert [m["next"] for m in got if m["id"] == 2 and "next" in m] == [0, 1, 2]
+    assert [m["id"] for m in got if m.get("end") is True] == [1, 2]
+    assert {m["id"] for m in got[:2]} == {1, 2}
+
+
+async def test_a_stream_that_fails_says_so_after_its_items():
+    app = serving(counted)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=14)
+        got = [await socket.read() for _ in range(14)]
+        assert [m["next"] for m in got[:-1]] == list(range(13))
+        assert got[-1]["error"]["status"] == 500
+        assert await status_of(app) == (1, 1)
+
+
+async def test_a_stream_sends_as_many_items_as_it_has_credit_for():
+    app = serving(counted, stream_buffer=4, slow_reader_timeout_s=None)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=10, credit=3)
+        assert [(await socket.read())["next"] for _ in range(3)] == [0, 1, 2]
+        await settle()
+        assert not socket.sent
+        socket.say(id=1, credit=2)
+        assert [(await socket.read())["next"] for _ in range(2)] == [3, 4]
+        await settle()
+        assert not socket.sent
+        socket.say(id=1, credit=2**31 - 1)
+        socket.say(id=1, credit=2**31 - 1)
+        assert [(await socket.read())["next"] for _ in range(5)] == [5, 6, 7, 8, 9]
+        assert await socket.read() == {"id": 1, "end": True}
+
+
+async def test_without_credit_a_stream_sends_64_items():
+    app = serving(steps_of(100), slow_reader_timeout_s=None)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=0)
+        for step in range(64):
+            assert (await socket.read())["next"] == step
+        await settle()
+        assert not socket.sent
+
+
+def steps_of(number):
+    async def steps(items: list[int]):
+        for step in range(number):
+            yield [step] * len(items)
+
+    return steps
+
+
+async def test_a_stream_without_credit_holds_no_other_one_back():
+    app = serving(steps_of(3), max_batch_size=1, max_concurrent_batches=2)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=0, credit=1)
+        assert await socket.read() == {"id": 1, "next": 0}
+        socket.say(id=2, item=0)
+        got = [await socket.read() for _ in range(4)]
+        assert [m["id"] for m in got] == [2] * 4
+        socket.say(id=1, credit=2)
+        assert [await socket.read() for _ in range(3)][-1] == {"id": 1, "end": True}
+
+
+async def test_a_client_that_gives_no_credit_is_a_slow_reader():
+    app = serving(steps_of(100), stream_buffer=1, slow_reader_timeout_s=5)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=0, credit=1)
+        assert (await socket.read())["next"] == 0
+        socket.say(id=2, credit=5)  # of none
+        socket.say(id=1, credit=1)
+        assert (await socket.read())["next"] == 1
+        await anyio.sleep(20)
+        socket.say(id=1, credit=100)
+        while "next" in (last := await socket.read()):
+            pass
+        assert last["error"]["type"] == "urn:shoal:problem:slow-reader"
+
+
+async def test_a_cancelled_request_leaves_its_handler_and_its_id():
+    held = Held()
+    app = serving(held, max_batch_size=1)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        for number in (1, 2):
+            socket.say(id=number, item=number)
+        await settle()
+        assert held.batches == [[1]]
+        socket.say(id=2, cancel=True)
+        socket.say(id=2, cancel=True)
+        cancelled = await socket.read()
+        assert (cancelled["id"], cancelled["error"]["status"]) == (2, 499)
+        socket.say(id=2, item=3)
+        held.go.set()
+        assert [await socket.read() for _ in range(2)] == [
+            {"id": 1, "result": 2},
+            {"id": 2, "result": 6},
+        ]
+        assert held.batches == [[1], [3]]
+        assert await status_of(app) == (3, 0)
+
+
+async def test_a_cancelled_stream_frees_its_place():
+    ended = anyio.Event()
+
+    async def endless(items: list[int]):
+        try:
+            while True:
+                yield [0] * len(items)
+                await anyio.sleep(1)
+        finally:
+            ended.set()
+
+    app = serving(endless)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        assert await socket.read() == {"id": 1, "next": 0}
+        socket.say(id=1, cancel=True)
+        assert (await socket.read())["error"]["status"] == 499
+        await ended.wait()
+
+
+async def test_a_client_that_leaves_cancels_all_it_has_asked_for():
+    held = Held()
+    app = serving(held, max_batch_size=1)
+    async with app.lifespan():
+        async with opened(app, "/x") as socket:
+            for number in (1, 2, 3):
+                socket.say(id=number, item=number)
+            await settle()
+        await socket.returned.wait()
+        await settle()
+        held.go.set()
+        await settle()
+        assert held.batches == [[1]]
+        assert await status_of(app) == (3, 0)
+
+
+async def test_a_leaving_client_ends_its_stream():
+    ended = anyio.Event()
+
+    async def endless(items: list[int]):
+        try:
+            while True:
+                yield [0] * len(items)
+                await anyio.sleep(1)
+        finally:
+            ended.set()
+
+    app = serving(endless)
+    async with app.lifespan():
+        async with opened(app, "/x") as socket:
+            socket.say(id=1, item=1)
+            await socket.read()
+        await ended.wait()
+
+
+async def test_a_connection_may_have_so_many_requests_at_once():
+    held = Held()
+    app = serving(held, settings={"max_websocket_requests": 2})
+    async with app.lifespan(), opened(app, "/x") as socket:
+        for number in (1, 2, 3):
+            socket.say(id=number, item=number)
+        refused = await socket.read()
+        assert (refused["id"], refused["error"]["status"]) == (3, 429)
+        held.go.set()
+        assert {(await socket.read())["id"] for _ in range(2)} == {1, 2}
+        socket.say(id=3, item=3)
+        assert await socket.read() == {"id": 3, "result": 6}
+
+
+async def test_a_client_that_does_not_read_is_not_read_from_and_then_left():
+    """What waits to be sent is bounded, and a send has a deadline."""
+    app = serving(doubled, settings={"send_timeout_s": 5})
+    async with app.lifespan(), anyio.create_task_group() as tasks:
+        socket = Socket(app, "/x")
+        tasks.start_soon(socket.run)
+        await socket.message()
+        socket.reads = anyio.Event()
+        for number in range(8_000):
+            socket.say(id=number, item="rubbish")
+        await settle()
+        assert len(socket.unread) > 5_000
+        await socket.returned.wait()
+
+
+async def test_options_of_one_request():
+    held = Held()
+    app = serving(held, max_batch_size=1, priority_levels=3)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=0, item=0)
+        await settle()
+        socket.say(id=3, item=3, priority=3)
+        socket.say(id=1, item=1, priority=1)
+        socket.say(id=9, item=9, timeout_s=2)
+        socket.say(id=8, item=8, priority=7)
+        assert (await socket.read())["error"]["type"] == "urn:shoal:problem:no-such-priority"
+        late = await socket.read()
+        assert (late["id"], late["error"]["status"]) == (9, 504)
+        held.go.set()
+        assert [(await socket.read())["id"] for _ in range(3)] == [0, 1, 3]
+        assert held.batches == [[0], [1], [3]]
+
+
+async def test_names_of_options_may_be_in_an_item():
+    async def same(items: list[dict]) -> list[dict]:
+        return items
+
+    app = serving(same)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        item = {"credit": "x", "priority": {"timeout_s": None}}
+        socket.say(id=1, item=item)
+        assert (await socket.read())["result"] == item
+
+
+async def test_bytes_and_arrays_come_in_binary_messages():
+    async def length(items: list[bytes]) -> list[int]:
+        return [len(item) for item in items]
+
+    async def total(items: list[np.ndarray]) -> list[float]:
+        return [float(item.sum()) for item in items]
+
+    app = shoal.App()
+    app.endpoint("/length")(length)
+    app.endpoint("/total")(total)
+    app.endpoint("/number", name="number")(doubled)
+    async with app.lifespan():
+        async with opened(app, "/length") as socket:
+            socket.say(b'{"id":1}\nab\ncd')
+            assert await socket.read() == {"id": 1, "result": 5}
+            socket.say(id=1, item="abc")
+            assert (await socket.read())["error"]["status"] == 415
+        async with opened(app, "/total") as socket:
+            data = io.BytesIO()
+            np.save(data, np.arange(4))
+            socket.say(b'{"id":1,"timeout_s":3}\n' + data.getvalue())
+            assert await socket.read() == {"id": 1, "result": 6.0}
+            socket.say(id=1, item=[1, 2])
+            assert await socket.read() == {"id": 1, "result": 3.0}
+            socket.say(b'{"id":1}\nno array')
+            assert (await socket.read())["error"]["status"] == 422
+        async with opened(app, "/number") as socket:
+            socket.say(b'{"id":1}\n4')
+            assert (await socket.read())["error"]["status"] == 415
+
+
+async def test_a_handler_reads_the_handshake_and_its_own_item():
+    async def shown(requests: list[Request]) -> list:
+        metadata = shoal.current_batch().requests[0].metadata
+        return [
+            [await r.json(), r.headers["x-a"], r.path_params, metadata["request_id"][-2:]]
+            for r in requests
+        ]
+
+    app = serving(shown, path="/x/{name}")
+    async with app.lifespan(), opened(app, "/x/y", headers=[("x-a", "b")]) as socket:
+        socket.say(id=1, item=[1])
+        assert (await socket.read())["result"] == [[1], "b", {"name": "y"}, ":1"]
+
+
+async def test_a_response_can_not_be_sent():
+    async def response(items: list[int]) -> list[Response]:
+        return [PlainTextResponse("x") for _ in items]
+
+    app = serving(response)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        assert (await socket.read())["error"]["status"] == 500
+
+
+async def test_shadows_get_copies_of_what_comes_by_websocket():
+    copies = []
+
+    async def second(items: list[int]) -> list[int]:
+        copies.extend(items)
+        return items
+
+    app = serving(doubled)
+    app.backend("second", second)
+    app.shadow("doubled", "second", 1.0)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=4)
+        assert await socket.read() == {"id": 1, "result": 8}
+        await settle()
+        assert copies == [4]
+
+
+ODD = [
+    ("{", 1007),
+    ("", 1007),
+    ('{"id":1,"item":}', 1007),
+    ('{"id":1,"item":NaN}', 1007),
+    ("[" * 1500, 1007),
+    ("[1]", 1008),
+    ("3", 1008),
+    ('{"item":1}', 1008),
+    ('{"id":null,"item":1}', 1008),
+    ('{"id":true,"item":1}', 1008),
+    ('{"id":-1,"item":1}', 1008),
+    ('{"id":1.5,"item":1}', 1008),
+    ('{"id":"","item":1}', 1008),
+    ('{"id":"a b","item":1}', 1008),
+    ('{"id":"\\n","item":1}', 1008),
+    (json.dumps({"id": "x" * 65, "item": 1}), 1008),
+    ('{"id":1}', 1008),
+    ('{"id":1,"item":1,"more":1}', 1008),
+    ('{"id":1,"item":1,"cancel":true}', 1008),
+    ('{"id":1,"item":1,"id":2}', 1008),
+    ('{"id":1,"item":1,"pr\\u0069ority":2}', 1008),
+    ('{"id":1,"item":1,"priority":"1"}', 1008),
+    ('{"id":1,"item":1,"timeout_s":0}', 1008),
+    ('{"id":1,"item":1,"timeout_s":true}', 1008),
+    ('{"id":1,"item":1,"credit":0}', 1008),
+    ('{"id":1,"credit":2147483648}', 1008),
+    ('{"id":1,"credit":1.5}', 1008),
+    ('{"id":1,"cancel":false}', 1008),
+    ('{"id":1,"cancel":true,"credit":1}', 1008),
+    (b"", 1003),
+    (b"no line", 1003),
+    (b'{"id":1}' + b" " * 1100 + b"\n", 1003),
+    (b"\n1", 1007),
+    (b"\xff\n1", 1007),
+    (b'{"id":1,"item":1}\n1', 1008),
+    ('{"id":1,"item":"' + "x" * 3000 + '"}', 1009),
+]
+
+
+@pytest.mark.parametrize(("sent", "code"), ODD)
+async def test_a_client_that_breaks_the_protocol_is_told_how(sent, code):
+    app = serving(doubled, settings={"max_body_bytes": 1000, "max_json_elements": 5000})
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(sent)
+        message = await socket.message()
+        while message["type"] == "websocket.send":  # of a request that could be read in part
+            assert "error" in json.loads(message["text"])
+            message = await socket.message()
+        assert (message["type"], message["code"]) == ("websocket.close", code)
+        assert 0 < len(message["reason"]) < 123
+        await socket.returned.wait()
+
+
+async def test_the_id_of_a_running_request_can_not_be_used_again():
+    held = Held()
+    app = serving(held)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        await settle()
+        socket.say(id=1, item=2)
+        assert (await socket.read())["error"]["status"] == 499
+        assert (await socket.closed())[0] == 1008
+        await socket.returned.wait()
+
+
+async def test_what_is_for_no_request_is_passed_over():
+    app = serving(doubled)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=7, cancel=True)
+        socket.say(id=7, credit=3)
+        socket.say(id=1, item=1)
+        assert await socket.read() == {"id": 1, "result": 2}
+
+
+async def test_an_item_of_too_many_elements_is_refused_alone():
+    async def any_of(items: list) -> list[int]:
+        return [1 for _ in items]
+
+    app = serving(any_of, settings={"max_json_elements": 300})
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=list(range(400)))
+        assert (await socket.read())["error"]["type"] == "urn:shoal:problem:body-too-complex"
+        socket.say(id=1, item=[])
+        assert (await socket.read())["result"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "subprotocols", "status"),
+    [("/nowhere", ["shoal.v1"], 404), ("/x", [], 400), ("/x", ["other"], 400)],
+)
+async def test_a_handshake_is_refused_by_a_problem(path, subprotocols, status):
+    app = serving(doubled)
+    async with app.lifespan():
+        for extensions in ({"websocket.http.response": {}}, {}):
+            socket = Socket(app, path, subprotocols=subprotocols, extensions=extensions)
+            await socket.run()
+            first = await socket.message()
+            if extensions:
+                assert (first["type"], first["status"]) == (
+                    "websocket.http.response.start",
+                    status,
+                )
+                assert dict(first["headers"])[b"content-type"] == b"application/problem+json"
+            else:
+                assert first["type"] == "websocket.close"
+
+
+async def test_an_application_that_is_not_open_refuses():
+    socket = Socket(serving(doubled), "/x")
+    await socket.run()
+    assert (await socket.message())["status"] == 503
+
+
+async def test_an_endpoint_comes_before_a_mounted_application():
+    async def mounted(scope, receive, send):
+        await receive()
+        await send({"type": "websocket.close", "code": 4000})
+
+    app = serving(doubled)
+    app.mount("/", mounted)
+    async with app.lifespan():
+        async with opened(app, "/x") as socket:
+            socket.say(id=1, item=1)
+            assert (await socket.read())["result"] == 2
+        other = Socket(app, "/other")
+        await other.run()
+        assert (await other.message())["code"] == 4000
+
+
+async def test_a_deleted_endpoint_refuses_further_requests():
+    app = serving(doubled)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        await app.controller.delete_endpoint("doubled")
+        socket.say(id=1, item=1)
+        assert (await socket.read())["error"]["status"] == 404
+
+
+class Offered:
+    """What the server of this package offers."""
+
+    def __init__(self):
+        self.left = self.draining = None
+        self.cut_off = False
+
+    def extension(self):
+        async def send_texts(texts):
+            for text in texts:
+                await self.socket._send({"type": "websocket.send", "text": text})
+
+        return {
+            OFFERED: {
+                "when_received": lambda take: setattr(self, "take", take),
+                "send_texts": send_texts,
+                "when_left": lambda callback: setattr(self, "left", callback),
+                "when_draining": lambda callback: setattr(self, "draining", callback),
+                "is_cut_off": lambda: self.cut_off,
+                "send_timeout_s": 10,
+            }
+        }
+
+
+async def test_at_the_end_of_the_server_requests_finish_and_no_other_begins():
+    held, offered = Held(), Offered()
+    app = serving(held)
+    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
+        offered.socket = socket
+        socket.say(id=1, item=1)
+        await settle()
+        offered.draining()
+        socket.say(id=2, item=2)
+        assert (await socket.read())["error"]["type"] == "urn:shoal:problem:closed"
+        held.go.set()
+        assert await socket.read() == {"id": 1, "result": 2}
+        assert await socket.closed() == (messages.RESTART, "the server ends")
+        await socket.returned.wait()
+
+
+async def test_what_the_server_cuts_off_is_told_so():
+    held, offered = Held(), Offered()
+    app = serving(held)
+    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
+        offered.socket = socket
+        socket.say(id=1, item=1)
+        await settle()
+        offered.cut_off = True
+        offered.left()
+        failed = await socket.read()
+        assert failed["error"]["type"] == "urn:shoal:problem:closed"
+        assert (await socket.closed())[0] == messages.RESTART
+
+
+async def test_answers_are_counted():
+    app = serving(doubled)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        socket.say(id=2, item="x")
+        for _ in range(2):
+            await socket.read()
+        assert set(app._dispatcher.answers) == {("doubled", "2xx", 1), ("doubled", "4xx", 1)}
