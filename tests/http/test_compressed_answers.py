@@ -13,7 +13,7 @@ from live_server import live
 
 import shoal
 from shoal.http.requests.compressed import CompressedStream
-from shoal.http.requests.json_codec import JSON_LINES, SERVER_SENT_EVENTS
+from shoal.http.requests.stream_forms import JSON_LINES, SERVER_SENT_EVENTS
 from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio

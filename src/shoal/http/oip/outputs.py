@@ -20,8 +20,8 @@ from shoal.batching.handlers.list_types import is_unannotated
 from shoal.http.oip.datatypes import BYTES, DATATYPES
 from shoal.http.oip.forms import Form, datatype_of_dtype, fields_of, form_of, is_mapping
 from shoal.http.oip.tensor import not_fitting
-from shoal.http.requests.payload import encoded
 from shoal.http.requests.problem import Refused
+from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:
     from inspect import Signature

@@ -8,7 +8,6 @@ counted. None of this depends on the protocol.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self

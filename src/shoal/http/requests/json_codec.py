@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import Response
 from typing_extensions import override
 
-from shoal.http.requests.accept import prefers, weights
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.header_check import check_headers
