@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Union
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from shoal.http.openapi.inputs import JSON
-from shoal.http.openapi.problems import MEANINGS, SCHEMA, WITH_RETRY_AFTER, kinds_of
+from shoal.http.openapi.problems import MEANINGS, WITH_RETRY_AFTER, kinds_of
 from shoal.http.openapi.schemas import is_response, results_of
 from shoal.http.requests.json_codec import JsonLines, ServerSentEvents
 from shoal.http.requests.problem import PROBLEM_JSON
@@ -37,8 +37,14 @@ RETRY_AFTER: Final[dict[str, Any]] = {
     "required": True,
     "schema": {"type": "integer", "minimum": 1},
 }
+ALLOW: Final[dict[str, Any]] = {
+    "description": "The methods that the path takes.",
+    "required": True,
+    "schema": {"type": "string"},
+}
 _HEADERS: Final[dict[str, Any]] = {"X-Request-ID": {"$ref": "#/components/headers/X-Request-ID"}}
 _WITH_RETRY: Final = {**_HEADERS, "Retry-After": {"$ref": "#/components/headers/Retry-After"}}
+_WITH_ALLOW: Final = {**_HEADERS, "Allow": {"$ref": "#/components/headers/Allow"}}
 
 
 class Problems:
@@ -50,7 +56,7 @@ class Problems:
     """
 
     def __init__(self, schemas: Schemas, options: HttpOptions) -> None:
-        self.schema = schemas.named("Problem", SCHEMA)
+        self.schema = schemas.problem()
         self.components: dict[str, Any] = {}
         self.overload_status: int = options.overload_status
 
@@ -62,23 +68,28 @@ class Problems:
             meaning: What it says; empty for the usual.
         """
         if meaning or status not in MEANINGS:
-            return self._made(status, meaning or "A problem.")
+            return self._made(status, meaning or "A problem.", is_ours=False)
         name = f"Problem{status}"
         if name not in self.components:
-            self.components[name] = self._made(status, MEANINGS[status])
+            self.components[name] = self._made(status, MEANINGS[status], is_ours=True)
         return {"$ref": f"#/components/responses/{name}"}
 
-    def _made(self, status: int, meaning: str) -> dict[str, Any]:
+    def _made(self, status: int, meaning: str, *, is_ours: bool) -> dict[str, Any]:
         examples: dict[str, Any] = {}
-        for kind in kinds_of(status, self.overload_status):
+        for kind in kinds_of(status, self.overload_status) if is_ours else ():
             members = {"type": f"urn:shoal:problem:{kind.name}", "title": kind.title}
             value = {**members, "status": status, "instance": _ID}
             name = kind.name if kind.name not in examples else f"{kind.name}-{len(examples)}"
             examples[name] = {"summary": kind.title, "value": value}
+        headers = _HEADERS
+        if examples and status in WITH_RETRY_AFTER:
+            headers = _WITH_RETRY
+        elif examples and status == 405:
+            headers = _WITH_ALLOW
         media = {"schema": self.schema, **({"examples": examples} if examples else {})}
         return {
             "description": meaning,
-            "headers": _WITH_RETRY if status in WITH_RETRY_AFTER and examples else _HEADERS,
+            "headers": headers,
             "content": {PROBLEM_JSON.decode(): media},
         }
 
@@ -130,6 +141,8 @@ class Answers:
             statuses.add(422)
             if inputs.takes_body(method):
                 statuses |= {400, 415}
+        if "{" in (self._endpoint.path or ""):
+            statuses.add(405)  # the parameters may fit another endpoint only
         if self._endpoint.priority_levels > 1 or not is_known:
             statuses.add(400)
         return statuses
@@ -158,36 +171,43 @@ def _media_type(response: Any) -> str:
 
 
 def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
-    """Returns the two forms of a stream of items."""
-    events = (
-        "Server-sent events. The data of each unnamed event is an item. The event `end` ends the "
-        "stream, and the event `error` has a problem as its data."
-    )
-    lines = "A line of JSON for each message: `item`, or `end`, or `error`, the last of which ends."
-    message = {
-        "oneOf": [
-            _one_member("item", item),
-            _one_member("end", {"const": True}),
-            _one_member("error", problem),
-        ]
-    }
+    """Returns the two forms of a stream of items.
+
+    The schemas are those of one message, as it was usual before OpenAPI 3.2 had its ``itemSchema``.
+    """
+    events = [
+        _event({"const": "message"}, item),
+        _event({"const": "end"}, {"const": {}}),
+        _event({"const": "error"}, problem),
+    ]
+    lines = [
+        _one_member("item", item),
+        _one_member("end", {"const": True}),
+        _one_member("error", problem),
+    ]
     return {
         _EVENTS: {
             "schema": {
-                "type": "string",
-                "description": events,
-                "contentMediaType": _EVENTS,
-                "contentSchema": item,
-            },
+                "description": "Each event: `message`, which is unnamed, has an item as JSON; "
+                "`end` and `error` are the last.",
+                "oneOf": events,
+            }
         },
         _LINES: {
             "schema": {
-                "type": "string",
-                "description": lines,
-                "contentMediaType": _LINES,
-                "contentSchema": message,
-            },
+                "description": "Each line, which is JSON; `end` and `error` are the last.",
+                "oneOf": lines,
+            }
         },
+    }
+
+
+def _event(name: Schema, data: Schema) -> Schema:
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    return {
+        "type": "object",
+        "required": ["data"] if name["const"] == "message" else ["event", "data"],
+        "properties": {"event": name, "data": text},
     }
 
 

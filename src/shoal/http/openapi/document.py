@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from shoal.http.openapi.answers import REQUEST_ID, RETRY_AFTER, Answers, Problems
+from shoal.http.openapi.answers import ALLOW, REQUEST_ID, RETRY_AFTER, Answers, Problems
 from shoal.http.openapi.inputs import Inputs, path_of, path_parameters
 from shoal.http.openapi.schemas import Schemas
 from shoal.http.requests.payload import encoded
@@ -80,7 +80,7 @@ def document_of(
         "schemas": schemas.components,
         "responses": dict(sorted(problems.components.items())),
         "parameters": {"X-Request-ID": _GIVEN_ID},
-        "headers": {"X-Request-ID": REQUEST_ID, "Retry-After": RETRY_AFTER},
+        "headers": {"X-Request-ID": REQUEST_ID, "Retry-After": RETRY_AFTER, "Allow": ALLOW},
     }
     if options.security_schemes:
         components["securitySchemes"] = options.security_schemes

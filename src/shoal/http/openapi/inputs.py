@@ -94,7 +94,7 @@ class Inputs:
             }
         if self._is_array:
             content: dict[str, Any] = {
-                JSON: {"schema": self._schemas.numbers()},
+                JSON: {"schema": self._schemas.array()},
                 NPY.decode(): {"schema": _BYTES},
             }
             return {"description": "An array.", "required": True, "content": content}

@@ -26,6 +26,7 @@ PROBLEMS: Final[dict[int, tuple[Kind, ...]]] = {
         Kind("not-found", "The path was not found"),
         Kind("no-such-method", "There is no such method"),
     ),
+    405: (Kind("method-not-allowed", "The method is not allowed here"),),
     408: (Kind("slow-reader", "The stream was read too slowly"),),
     413: (
         Kind("body-too-large", "The body is too large"),
@@ -64,6 +65,7 @@ WITH_RETRY_AFTER: Final = frozenset({429, 503})
 MEANINGS: Final = {
     400: "The request is malformed.",
     404: "There is no such path.",
+    405: "The path does not take this method. `Allow` says which it takes.",
     408: "The request was sent, or the stream was read, too slowly.",
     413: "The request is too large.",
     415: "The body has a media type, or a content coding, that the endpoint does not take.",

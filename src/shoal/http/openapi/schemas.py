@@ -19,17 +19,23 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from shoal.batching.calls.stream import Mark
+from shoal.http.openapi.problems import SCHEMA
 from shoal.http.requests.arrays import is_array
 from shoal.http.requests.payload import encoded
 
 if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaMode, JsonSchemaWarningKind
+    from pydantic_core import core_schema
 
 Schema: TypeAlias = dict[str, Any]
 Key: TypeAlias = tuple[str, Literal["item", "query", "result"]]
 """The name of an endpoint, and what of it a type is of."""
 
 _REF: Final = "#/components/schemas/"
+# Pydantic names a component by a class, so it never has a full stop.
+_ARRAY: Final = "shoal.Array"
+_ARRAY_RESULT: Final = "shoal.ArrayResult"
+_PROBLEM: Final = "shoal.Problem"
 
 
 class _Generator(GenerateJsonSchema):
@@ -42,6 +48,14 @@ class _Generator(GenerateJsonSchema):
     @override
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Schema:
         return {}
+
+    @override
+    def float_schema(self, schema: core_schema.FloatSchema) -> Schema:
+        number = super().float_schema(schema)
+        if self.mode == "validation" or not schema.get("allow_inf_nan", True):
+            return number
+        # A result that is not finite is sent as null.
+        return {"anyOf": [number, {"type": "null"}]}
 
 
 class Schemas:
@@ -65,7 +79,7 @@ class Schemas:
     def add_result(self, key: Key, annotation: Any) -> None:
         """Adds the type of a result, whatever it is."""
         if is_array(annotation):
-            self._found[key] = self.numbers()
+            self._found[key] = self.array_result()
             return
         try:
             self.add(key, TypeAdapter[Any](annotation))
@@ -95,21 +109,28 @@ class Schemas:
             schema = self.components.get(name.removeprefix(_REF), {})
         return schema
 
-    def named(self, name: str, schema: Schema) -> Schema:
-        """Adds a component, after all were made, and returns a reference to it."""
-        while self.components.get(name, schema) != schema:
-            name += "_"
-        self.components[name] = schema
-        return {"$ref": f"{_REF}{name}"}
+    def problem(self) -> Schema:
+        """Returns the schema of a problem."""
+        self.components[_PROBLEM] = SCHEMA
+        return {"$ref": f"{_REF}{_PROBLEM}"}
 
-    def numbers(self) -> Schema:
-        """Returns the schema of an array: numbers, in lists nested to any depth."""
-        kinds: list[Schema] = [
-            {"type": "number"},
-            {"type": "boolean"},
-            {"type": "array", "items": {}},
-        ]
-        return {"anyOf": kinds}
+    def array(self) -> Schema:
+        """Returns the schema of an array that is an item."""
+        return self._nested(_ARRAY, {"type": "number"}, {"type": "boolean"})
+
+    def array_result(self) -> Schema:
+        """Returns the schema of an array that is a result, whose numbers may not be finite."""
+        kinds = ("number", "boolean", "null")
+        return self._nested(_ARRAY_RESULT, *({"type": kind} for kind in kinds))
+
+    def _nested(self, name: str, *kinds: Schema) -> Schema:
+        ref = {"$ref": f"{_REF}{name}"}
+        self.components[name] = {
+            "title": "Array",
+            "description": "Numbers, in lists nested to any depth.",
+            "anyOf": [*kinds, {"type": "array", "items": ref}],
+        }
+        return ref
 
 
 def results_of(annotation: Any, *, streams: bool) -> tuple[Any, ...]:
