@@ -1,7 +1,7 @@
-"""What `test_openapi_conformance.py` serves: endpoints of many shapes, whose documents must hold."""
+"""What `test_openapi_conformance.py` serves: endpoints of many shapes."""
 
 import dataclasses
-import datetime
+import datetime as dt
 import decimal
 import enum
 import uuid
@@ -11,9 +11,11 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
+from starlette.routing import Mount
 
 import shoal
 
@@ -25,6 +27,7 @@ app = shoal.App(
         "token": {"type": "http", "scheme": "bearer"},
     },
 )
+site = Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)])
 
 
 class Colour(enum.Enum):
@@ -52,7 +55,7 @@ class Point:
 class Judged(BaseModel):
     author: str
     score: float
-    at: datetime.datetime
+    at: dt.datetime
 
 
 @app.endpoint("/judge", max_batch_size=8)
@@ -61,7 +64,7 @@ async def judge(comments: list[Comment]) -> list[Judged]:
 
     The text is *Markdown*.
     """
-    now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    now = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
     return [Judged(author=one.author, score=one.score or 0.0, at=now) for one in comments]
 
 
