@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]  # a second program, and its imports
 
 HERE = Path(__file__).parent
 # Left out: that what violates a schema is refused, since JSON is converted as pydantic does it, and

@@ -54,6 +54,13 @@ def test_the_defaults_are_those_that_are_documented():
         "overload_status": 503,
         "retry_after_s": 1,
         "debug": False,
+        "protocols": (),
+        "openapi": True,
+        "landing_page": True,
+        "title": "Shoal",
+        "version": "0.1.0",
+        "security_schemes": {},
+        "security": (),
     }
 
 
@@ -160,6 +167,23 @@ WRONG = [
     ("overload_status", 500, "ValueError: overload_status must be 503 or 429, not 500"),
     ("retry_after_s", 1.5, "TypeError: retry_after_s must be a whole number, not 1.5"),
     ("debug", "yes", "TypeError: debug must be True or False, not 'yes'"),
+    ("protocols", "v2", "TypeError: protocols must be a list, not 'v2'"),
+    ("openapi", "no", "TypeError: openapi must be True or False, not 'no'"),
+    ("landing_page", 0, "TypeError: landing_page must be True or False, not 0"),
+    ("title", "", "TypeError: title must be text, such as \"Embeddings\", not ''"),
+    ("version", 2, 'TypeError: version must be text, such as "1.2.0", not 2'),
+    (
+        "security_schemes",
+        "key",
+        'TypeError: security_schemes must be a mapping such as {"key": {"type": "apiKey", '
+        '"in": "header", "name": "X-API-Key"}}, not \'key\'',
+    ),
+    (
+        "security",
+        5,
+        'TypeError: security must map schemes to lists of scopes, such as {"key": []}, or be a '
+        "list of such mappings, not 5",
+    ),
 ]
 
 
