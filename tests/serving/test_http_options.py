@@ -175,14 +175,18 @@ WRONG = [
     (
         "security_schemes",
         "key",
-        'TypeError: security_schemes must be a mapping such as {"key": {"type": "apiKey", '
-        '"in": "header", "name": "X-API-Key"}}, not \'key\'',
+        (
+            'TypeError: security_schemes must be a mapping such as {"key": {"type": "apiKey", '
+            '"in": "header", "name": "X-API-Key"}}, not \'key\''
+        ),
     ),
     (
         "security",
         5,
-        'TypeError: security must map schemes to lists of scopes, such as {"key": []}, or be a '
-        "list of such mappings, not 5",
+        (
+            'TypeError: security must map schemes to lists of scopes, such as {"key": []}, or be a '
+            "list of such mappings, not 5"
+        ),
     ),
 ]
 
@@ -196,6 +200,18 @@ def test_a_wrong_value_is_refused_with_one_message_wherever_it_is_given(
 
 def test_a_wrong_value_of_every_option_is_tested():
     assert {name for name, _, _ in WRONG} == {one.name for one in dataclasses.fields(HttpOptions)}
+
+
+def test_a_file_that_needs_a_scheme_which_it_does_not_describe_is_refused(tmp_path):
+    file = tmp_path / "app.toml"
+    file.write_text("[server]\nsecurity = [{key = []}]")
+    with pytest.raises(AppFileRefused, match=r"app.toml:2: server.security: .* scheme 'key'"):
+        read_app_file(file)
+    file.write_text(
+        "[server]\nsecurity = [{key = []}]\n"
+        "[server.security_schemes.key]\ntype = 'http'\nscheme = 'basic'"
+    )
+    assert read_app_file(file).server["security"] == ({"key": []},)
 
 
 def test_none_is_no_limit_of_an_answer():
