@@ -47,7 +47,7 @@ def loaded(terminal, loop):
         process,
         port,
     ):
-        assert ask(port, "/")[0] == 404
+        assert ask(port, "/nowhere")[0] == 404
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=HANG_S)
         assert process.returncode == 0, err

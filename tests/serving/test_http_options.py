@@ -56,6 +56,12 @@ def test_the_defaults_are_those_that_are_documented():
         "debug": False,
         "compress_from_bytes": None,
         "protocols": (),
+        "openapi": True,
+        "landing_page": True,
+        "title": "Shoal",
+        "version": "0.1.0",
+        "security_schemes": {},
+        "security": (),
     }
 
 
@@ -162,12 +168,32 @@ WRONG = [
     ("overload_status", 500, "ValueError: overload_status must be 503 or 429, not 500"),
     ("retry_after_s", 1.5, "TypeError: retry_after_s must be a whole number, not 1.5"),
     ("debug", "yes", "TypeError: debug must be True or False, not 'yes'"),
+    ("protocols", "v2", "TypeError: protocols must be a list, not 'v2'"),
+    ("openapi", "no", "TypeError: openapi must be True or False, not 'no'"),
+    ("landing_page", 0, "TypeError: landing_page must be True or False, not 0"),
+    ("title", "", "TypeError: title must be text, such as \"Embeddings\", not ''"),
+    ("version", 2, 'TypeError: version must be text, such as "1.2.0", not 2'),
+    (
+        "security_schemes",
+        "key",
+        (
+            'TypeError: security_schemes must be a mapping such as {"key": {"type": "apiKey", '
+            '"in": "header", "name": "X-API-Key"}}, not \'key\''
+        ),
+    ),
+    (
+        "security",
+        5,
+        (
+            'TypeError: security must map schemes to lists of scopes, such as {"key": []}, or be a '
+            "list of such mappings, not 5"
+        ),
+    ),
     (
         "compress_from_bytes",
         0,
         "ValueError: compress_from_bytes must be at least 1, not 0",
     ),
-    ("protocols", "json", "TypeError: protocols must be a list, not 'json'"),
 ]
 
 
@@ -180,6 +206,18 @@ def test_a_wrong_value_is_refused_with_one_message_wherever_it_is_given(
 
 def test_a_wrong_value_of_every_option_is_tested():
     assert {name for name, _, _ in WRONG} == {one.name for one in dataclasses.fields(HttpOptions)}
+
+
+def test_a_file_that_needs_a_scheme_which_it_does_not_describe_is_refused(tmp_path):
+    file = tmp_path / "app.toml"
+    file.write_text("[server]\nsecurity = [{key = []}]")
+    with pytest.raises(AppFileRefused, match=r"app.toml:2: server.security: .* scheme 'key'"):
+        read_app_file(file)
+    file.write_text(
+        "[server]\nsecurity = [{key = []}]\n"
+        "[server.security_schemes.key]\ntype = 'http'\nscheme = 'basic'"
+    )
+    assert read_app_file(file).server["security"] == ({"key": []},)
 
 
 def test_none_is_no_limit_of_an_answer():

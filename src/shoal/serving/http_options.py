@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import suggested
-from shoal.core.options.option import check_options, option, options_of
+from shoal.core.options.option import check_options, option, options_of, table
+from shoal.serving.security import (
+    SecurityRequirements,
+    check_known,
+    checked_requirements,
+    checked_schemes,
+)
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -39,6 +45,12 @@ class AppKeywords(TypedDict, total=False):
     debug: bool
     compress_from_bytes: int | None
     protocols: Sequence[Any]
+    openapi: bool
+    landing_page: bool
+    title: str
+    version: str
+    security_schemes: Mapping[str, Mapping[str, Any]]
+    security: SecurityRequirements
 
 
 class ServerKeywords(TypedDict, total=False):
@@ -178,6 +190,16 @@ class HttpOptions:
             secret can be guessed (BREACH).
         protocols: The protocols in which endpoints are called, besides Shoal's own: their names, or
             `shoal.http.HttpProtocol` objects.
+        openapi: Whether the endpoints are described at ``/-/openapi.json``, by OpenAPI, and shown
+            at ``/-/docs``.
+        landing_page: Whether ``/`` shows the endpoints, if there is none at that path.
+        title: The name of the application in these.
+        version: Its version in the OpenAPI document.
+        security_schemes: OpenAPI's security schemes, by name: how callers prove who they are. They
+            are only described; middleware checks them.
+        security: The schemes that an endpoint needs which names none itself, each with its scopes:
+            ``{"key": []}``; or a list of such mappings, of which one is needed. Described only,
+            as well.
     """
 
     host: str = option(
@@ -256,6 +278,12 @@ class HttpOptions:
     debug: bool = option(False, yes_or_no)
     compress_from_bytes: int | None = option(None, partial(whole, least=1), may_be_none=True)
     protocols: Sequence[Any] = option((), _list)
+    openapi: bool = option(True, yes_or_no)
+    landing_page: bool = option(True, yes_or_no)
+    title: str = option("Shoal", partial(_text, example="Embeddings"))
+    version: str = option("0.1.0", partial(_text, example="1.2.0"))
+    security_schemes: Mapping[str, Mapping[str, Any]] = table(checked_schemes)
+    security: SecurityRequirements = option((), checked_requirements)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -268,6 +296,7 @@ class HttpOptions:
             )
         if self.keyfile is not None and self.certfile is None:
             raise ValueError(f"keyfile={self.keyfile!r} needs certfile, the certificate of the key")
+        check_known(self.security, self.security_schemes)
 
     @classmethod
     def of(cls, given: Any) -> HttpOptions:

@@ -16,15 +16,17 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from inspect import Parameter, Signature
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from shoal.batching.handlers.list_types import Holds, bare, held_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+_STEPS: Final[tuple[Any, ...]] = (AsyncIterator, AsyncGenerator, Iterator, Generator)
 _ONE_LIST = Parameter("items", Parameter.POSITIONAL_ONLY)
 
 
@@ -197,7 +199,7 @@ def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signa
     hints = _type_hints(handler)
     return Signature(
         [p.replace(annotation=element_of(hints.get(p.name, p.annotation))) for p in parameters],
-        return_annotation=element_of(hints.get("return", Signature.empty)),
+        return_annotation=_answer_of(hints.get("return", Signature.empty)),
     )
 
 
@@ -329,6 +331,22 @@ def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exceptio
             # Its traceback would keep this frame and its callers in a reference cycle.
             unreadable[name] = error.with_traceback(None)
     return hints, unreadable
+
+
+def _answer_of(annotation: Any) -> Any:
+    """Returns what a call with one item is answered by: of lists one element, of steps an iterator.
+
+    The steps of a generator handler, ``AsyncIterator[list[R]]``, are ``AsyncIterator[R]`` for one
+    call.
+    """
+    kind: Any = typing.get_origin(annotation)
+    if kind in _STEPS:
+        step, *rest = typing.get_args(annotation)
+        element = element_of(step)
+        if element is Parameter.empty:
+            return element
+        return kind[(element, *rest)] if rest else kind[element]
+    return element_of(annotation)
 
 
 def element_of(annotation: Any) -> Any:

@@ -26,7 +26,8 @@ from shoal.http.app.declarations import (
 from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
-from shoal.http.app.pages import Pages
+from shoal.http.app.pages import OUTSIDE, Pages
+from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
@@ -55,12 +56,13 @@ if TYPE_CHECKING:
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from shoal.http.app.pages import Phase
+    from shoal.http.app.served_endpoints import Phase
     from shoal.http.direct_call import DirectCall
     from shoal.http.requests.routing import Found
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
     from shoal.serving.http_options import AppKeywords
+    from shoal.serving.security import SecurityRequirements
     from shoal.serving.state.file import StateFile
 
 _PAGES: Final = f"{RESERVED}/"
@@ -80,13 +82,15 @@ class App:
 
     Run it with ``shoal serve module:app``, or any ASGI server. Mounted in another application, it
     is opened by that one's lifespan: ``Starlette(lifespan=app.lifespan, routes=[Mount("/ml",
-    app=app)])``. Under ``/-/`` are its own: ``healthz``, ``readyz``, ``metrics``, ``routes``.
+    app=app)])``. Under ``/-/`` are its own: ``healthz``, ``readyz``, ``metrics``, ``routes``,
+    ``openapi.json``, ``docs``; and ``/`` is, unless an endpoint or a mounted application is there.
 
     Args:
         middleware: Middleware around the endpoints and the mounted applications: Starlette's
             `Middleware`, or functions that take an ASGI application and return another, the first
-            outermost. It does not wrap the application's own routes under ``/-/``.
-        **settings: The options of `HttpOptions` from ``max_body_bytes`` to ``protocols``.
+            outermost. It does not wrap ``/-/healthz``, ``/-/readyz``, ``/-/metrics`` and
+            ``/-/routes``.
+        **settings: The options of `HttpOptions` from ``max_body_bytes`` to ``security``.
 
     Attributes:
         settings: These options as a record, which has the defaults for the others.
@@ -132,24 +136,7 @@ class App:
         """Creates the application that a file declares; its replicas import the code."""
         app = cls(**{name: file.server[name] for name in APP_OPTIONS if name in file.server})
         app.file = file
-        for tag, one in file.backends.items():
-            code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
-            app._declared.add_backend(tag, code, BackendConfig.of(one.config))
-        for name, endpoint in file.endpoints.items():
-            app._declared.add_endpoint(
-                EndpointDeclaration(
-                    name=name,
-                    path=endpoint.route,
-                    methods=endpoint.methods,
-                    traffic=endpoint.traffic,
-                    shadows=[
-                        ShadowDeclaration(
-                            backend=tag, proportion=shadow.proportion, compare=shadow.compare
-                        )
-                        for tag, shadow in endpoint.shadows.items()
-                    ],
-                )
-            )
+        app._declared.add_file(file)
         return app
 
     def endpoint(
@@ -158,6 +145,8 @@ class App:
         *,
         methods: tuple[str, ...] = DEFAULT_METHODS,
         name: str | None = None,
+        security: SecurityRequirements | None = None,
+        responses: Mapping[int, str] | None = None,
         **config: Unpack[BackendKeywords],
     ) -> Callable[[H], H]:
         """Declares a backend and an endpoint of the same name, as a decorator of the code.
@@ -174,6 +163,10 @@ class App:
                 metadata, or in a Starlette `Request`.
             methods: The HTTP methods of the endpoint.
             name: The name in messages and metrics; the handler's name by default.
+            security: What it needs of its callers, for the OpenAPI document, as the option
+                ``security`` of `HttpOptions`, which counts by default.
+            responses: The statuses of the ``HTTPException`` that the code raises, each with its
+                meaning, for the OpenAPI document.
             **config: As in `BackendConfig`: how batches are formed, and where the code runs.
 
         Raises:
@@ -187,7 +180,8 @@ class App:
         line = f'@app.endpoint("/{str(path).strip("/")}")'
         checked_path(path, line)
         capitals = checked_methods(methods)
-        refuse_unknown(config, beside=("methods", "name"))
+        refuse_unknown(config, beside=("methods", "name", "security", "responses"))
+        documented = documented_as(security, responses, self.settings)
 
         def declare(handler: H) -> H:
             self._check_not_open(path)
@@ -195,7 +189,7 @@ class App:
             code = declared_on(handler, config)
             taken = {n: there.path or n for n, there in self._declared.endpoints.items()}
             own_name = checked_name(code.name if name is None else name, path, taken)
-            self._declared.add_code(path, capitals, own_name, code, handler)
+            self._declared.add_code(path, capitals, own_name, code, handler, documented)
             return handler
 
         return declare
@@ -228,6 +222,8 @@ class App:
         backend: str | Mapping[str, float],
         path: str | None = None,
         methods: Sequence[str] = DEFAULT_METHODS,
+        security: SecurityRequirements | None = None,
+        responses: Mapping[int, str] | None = None,
     ) -> None:
         """Declares an endpoint for backends that are declared already.
 
@@ -236,6 +232,8 @@ class App:
             backend: The backend that gets its requests, or the share of each backend.
             path: Its path; None if it is called by handles only.
             methods: The HTTP methods of the endpoint.
+            security: As for `endpoint`.
+            responses: As for `endpoint`.
 
         Raises:
             NoSuchName: There is no such backend.
@@ -252,6 +250,7 @@ class App:
                 path=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
                 methods=checked_methods(methods),
                 traffic=Traffic.checked(weights, self._declared.backends).weights,
+                documented=documented_as(security, responses, self.settings),
             )
         )
 
@@ -409,15 +408,15 @@ class App:
 
     def _is_for_page(self, scope: Scope) -> bool:
         """Returns whether a request is for a page of this application, around its middleware."""
-        if RESERVED not in scope["path"]:
-            return False
-        return self._pages.at(split_path(scope)[1], "GET") is not None
+        return RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE
 
     def _respond(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope)
         if scope["type"] == "http":
             found = self._at(path, scope["method"])
             if found is not None or self._mounts.at(path) is None:
+                if found is None and path == "/" and scope["method"] in ("GET", "HEAD"):
+                    found = self._pages.at(path, "GET")
                 return self._dispatcher.answer(scope, receive, send, found)
         return self._respond_besides(scope, receive, send, root, path)
 

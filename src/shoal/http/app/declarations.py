@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.errors import NameTaken
+from shoal.http.openapi.served import Documented
 from shoal.http.requests.routing import PathTable, Route
+from shoal.replicas.code.definition import Definition
+from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
 from shoal.serving.names import TAG_FORM, is_tag, without_names
 
@@ -21,9 +24,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from shoal.http.app.code import Declared
-    from shoal.http.requests.payload import Reader
-    from shoal.replicas.code.definition import Definition
-    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.app_file.file import AppFile
     from shoal.serving.controller.controller import Controller
 
 
@@ -47,7 +48,7 @@ class EndpointDeclaration:
         traffic: The share of each backend.
         shadows: Its shadow traffic.
         code: Its code, if it was declared together with that.
-        reader: The reader of its items, if that is known before it is open.
+        documented: What the program says of it to its callers.
     """
 
     name: str
@@ -56,7 +57,7 @@ class EndpointDeclaration:
     traffic: Mapping[str, float]
     shadows: list[ShadowDeclaration] = field(default_factory=list[ShadowDeclaration])
     code: Declared | None = None
-    reader: Reader | None = None
+    documented: Documented = field(default_factory=Documented)
 
 
 class Declarations:
@@ -80,6 +81,27 @@ class Declarations:
         if tag in self.backends:
             raise NameTaken(f"a backend {tag!r} is declared already; choose another tag")
         self.backends[tag] = definition, config
+
+    def add_file(self, file: AppFile) -> None:
+        """Declares what a file declares; its replicas import the code."""
+        for tag, one in file.backends.items():
+            code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
+            self.add_backend(tag, code, BackendConfig.of(one.config))
+        for name, endpoint in file.endpoints.items():
+            self.add_endpoint(
+                EndpointDeclaration(
+                    name=name,
+                    path=endpoint.route,
+                    methods=endpoint.methods,
+                    traffic=endpoint.traffic,
+                    shadows=[
+                        ShadowDeclaration(
+                            backend=tag, proportion=shadow.proportion, compare=shadow.compare
+                        )
+                        for tag, shadow in endpoint.shadows.items()
+                    ],
+                )
+            )
 
     def add_endpoint(self, endpoint: EndpointDeclaration) -> None:
         """Declares an endpoint.
@@ -118,7 +140,13 @@ class Declarations:
         return table
 
     def add_code(
-        self, path: str, methods: tuple[str, ...], name: str, code: Declared, target: object
+        self,
+        path: str,
+        methods: tuple[str, ...],
+        name: str,
+        code: Declared,
+        target: object,
+        documented: Documented,
     ) -> None:
         """Declares a backend and its endpoint, both of the same name.
 
@@ -135,13 +163,14 @@ class Declarations:
                     f"{target!r} has one batcher, and {there.path} serves it already; decorate "
                     "the handler a second time for another"
                 )
+        reader_for(code.signature)
         endpoint = EndpointDeclaration(
             name=name,
             path=path,
             methods=methods,
             traffic={name: 1.0},
             code=code,
-            reader=reader_for(code.signature),
+            documented=documented,
         )
         self.add_endpoint(endpoint)
         try:

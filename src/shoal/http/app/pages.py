@@ -1,4 +1,4 @@
-"""The application's own pages under ``/-/``, for operators.
+"""The application's own pages: under ``/-/``, and at ``/`` if nothing else is there.
 
 ========================  ==========================================================================
 ``/-/healthz``            200 while the process answers at all
@@ -6,39 +6,51 @@
                           the state of each endpoint
 ``/-/metrics``            the metrics, for Prometheus
 ``/-/routes``             the endpoints and mounted applications, and their paths
+``/-/openapi.json``       how to call the endpoints, by OpenAPI
+``/-/docs``               the same as a page, with its files
+``/``                     what is served, if there is no endpoint or mounted application
 ========================  ==========================================================================
+
+The first four are for operators and their probes. The others are for callers, so middleware wraps
+them as it does the endpoints.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from shoal.http.app.served_endpoints import served_endpoints
+from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.routing import Page
 from shoal.serving.backends.status import state_of
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from prometheus_client import CollectorRegistry
 
     from shoal.core.counters import BatcherStatistics
     from shoal.http.app.declarations import Declarations
+    from shoal.http.app.served_endpoints import Phase
+    from shoal.http.openapi.document import Document
+    from shoal.http.openapi.served import ServedEndpoint
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.payload import Reader
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
     from shoal.serving.status import Status
 
-Phase = Literal["not open", "opening", "open", "draining", "closed"]
-"""The phase of an application's life."""
+OUTSIDE: Final = frozenset(
+    f"{RESERVED}/{name}" for name in ("healthz", "readyz", "metrics", "routes")
+)
+"""The pages that middleware does not wrap: probes send no credentials."""
 
 _FRESH = ((b"cache-control", b"no-store"),)
 
@@ -76,8 +88,14 @@ class Pages:
             "metrics": self._answer_metrics,
             "routes": self._answer_routes,
         }
+        if self._settings.openapi:
+            pages["openapi.json"] = self._answer_document
+            pages["docs"] = self._answer_viewer
+            pages |= {f"docs/{name}": self._answer_file for name in FILES}
         for name, answer in pages.items():
             table.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
+        if self._settings.landing_page:
+            table.add("/", ("GET",), Page(self._answer_landing))
 
     def _statistics(self) -> Iterator[tuple[str, BatcherStatistics]]:
         _, controller = self._now()
@@ -127,54 +145,75 @@ class Pages:
         await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:
-        phase, controller = self._now()
-        if controller is None or phase not in ("open", "draining"):
-            routes = [
-                _route(e.name, e.path, e.methods, e.reader, streams=bool(e.code and e.code.streams))
-                for e in self._declared.endpoints.values()
-            ]
-        else:
-            routes = [_route_of(endpoint) for endpoint in controller.endpoints.values()]
-        mounts = [prefix or "/" for prefix in self._mounts.by_prefix]
-        body = orjson.dumps({"endpoints": routes, "mounts": mounts})
+        body = orjson.dumps({"endpoints": self._routes(), "mounts": self._prefixes()})
         await exchange.answer(200, JSON, body, _FRESH)
 
+    def _endpoints(self) -> list[ServedEndpoint]:
+        return served_endpoints(*self._now(), self._declared)
 
-def _route_of(endpoint: Endpoint) -> dict[str, Any]:
+    def _routes(self) -> list[dict[str, Any]]:
+        return [_route_of(endpoint) for endpoint in self._endpoints()]
+
+    def _prefixes(self) -> list[str]:
+        return [prefix or "/" for prefix in self._mounts.by_prefix]
+
+    async def _answer_document(self, exchange: Exchange) -> None:
+        body = self._document.as_json(self._endpoints(), root_of(exchange.scope))
+        await exchange.answer(200, JSON, body, _FRESH)
+
+    @cached_property
+    def _document(self) -> Document:
+        from shoal.http.openapi.document import Document
+
+        return Document(self._settings)
+
+    async def _answer_viewer(self, exchange: Exchange) -> None:
+        from shoal.http.openapi.viewer import viewer_page
+
+        root = root_of(exchange.scope)
+        page = viewer_page(self._settings.title, self._mounts.by_prefix, root)
+        await exchange.answer(200, HTML, page.body, page.headers)
+
+    async def _answer_file(self, exchange: Exchange) -> None:
+        from shoal.http.openapi.viewer import file_of_viewer
+
+        accept = exchange.headers.get(b"accept-encoding", b"")
+        file = file_of_viewer(exchange.scope["path"].rpartition("/")[2], accept)
+        await exchange.answer(200, file.media_type, file.body, file.headers)
+
+    async def _answer_landing(self, exchange: Exchange) -> None:
+        from shoal.http.openapi.landing import landing_page
+
+        page = landing_page(
+            self._settings,
+            self._routes(),
+            self._prefixes(),
+            exchange.scope,
+            exchange.headers,
+        )
+        await exchange.answer(200, page.media_type, page.body, page.headers)
+
+
+def _route_of(endpoint: ServedEndpoint) -> dict[str, Any]:
+    return {
+        "path": endpoint.path,
+        "methods": endpoint.methods,
+        "name": endpoint.name,
+        "takes": _takes(endpoint),
+        "streams": endpoint.streams,
+    }
+
+
+def _takes(endpoint: ServedEndpoint) -> str | None:
+    """Returns the kind of an endpoint's input; None if it is not known here."""
+    if endpoint.signature is None:
+        return None
     from shoal.http.requests.payload import reader_for
 
-    for backend in endpoint.backends():
-        method_batcher = backend.method_batchers.get("__call__")
-        if method_batcher is not None:
-            try:
-                reader = reader_for(method_batcher.batcher.signature)
-            except TypeError:  # it can be called by handles only, even if it has a route
-                reader = None
-            return _route(
-                endpoint.name,
-                endpoint.route,
-                endpoint.methods,
-                reader,
-                streams=method_batcher.streams,
-            )
-    return _route(endpoint.name, endpoint.route, endpoint.methods, None, streams=False)
-
-
-def _route(
-    name: str,
-    path: str | None,
-    methods: Sequence[str],
-    reader: Reader | None,
-    *,
-    streams: bool,
-) -> dict[str, Any]:
-    return {
-        "path": path,
-        "methods": methods,
-        "name": name,
-        "takes": None if reader is None else reader.takes,
-        "streams": streams,
-    }
+    try:
+        return reader_for(endpoint.signature).takes
+    except TypeError:  # it can be called by handles only, even if it has a route
+        return None
 
 
 def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:

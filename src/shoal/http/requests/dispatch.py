@@ -245,7 +245,7 @@ def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
         return routes["GET"]
     if method == "OPTIONS":
         return _Methods(routes)
-    is_known = method in METHODS or method in ("CONNECT", "TRACE")
+    is_known = method in METHODS or method in ("CONNECT", "QUERY", "TRACE")
     return _Refusal(Refused(method_not_allowed(_allowed(routes)) if is_known else method_unknown()))
 
 

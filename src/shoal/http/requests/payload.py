@@ -346,8 +346,12 @@ def without_marks(signature: Signature, marked: Marked) -> Signature:
     return signature.replace(parameters=[p for p in parameters if p.name not in marked.sources])
 
 
-def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
+def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapter[Any]:
     """Returns an adapter for an object that has a member for each parameter, and no others.
+
+    Args:
+        parameters: The parameters.
+        name: The name of the object's type.
 
     Raises:
         TypeError: JSON can't be checked against an annotation.
@@ -360,7 +364,7 @@ def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
         is_required = parameter.default is Parameter.empty
         fields[parameter.name] = Required[annotation] if is_required else NotRequired[annotation]
     # The functional form allows any name; a model would fail for "json" or "copy".
-    body: Any = TypedDict("Body", fields)  # type: ignore[misc]  # fields known at run time
+    body: Any = TypedDict(name, fields)  # type: ignore[misc]  # fields known at run time
     return adapter_of(with_config(ConfigDict(extra="forbid"))(body))
 
 

@@ -15,7 +15,7 @@ several parameters                          each made from the text with its nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cached_property
 from inspect import Parameter
@@ -50,6 +50,13 @@ if TYPE_CHECKING:
 _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
+def takes_body(method: str, parameters: Sequence[Parameter]) -> bool:
+    """Returns whether a request with a method has its item in its body, even if that is empty."""
+    kinds = [parameter.annotation for parameter in parameters]
+    only_body = kinds in ([], [bytes], [Request]) or any(map(is_array, kinds))
+    return only_body or method in _WITH_BODY
+
+
 class ItemReader:
     """Makes the items of the calls of one handler, from bodies and from queries.
 
@@ -66,12 +73,9 @@ class ItemReader:
         self._without = without
         self._parameters = list(signature.parameters.values())
         self._takes_query = takes_query(signature)
-        kinds = [parameter.annotation for parameter in self._parameters]
-        self._only_body = (
-            kinds in ([], [bytes], [Request])
-            or any(map(is_array, kinds))
-            or isinstance(self._of_body, MarkedReader)  # which has the readers of both
-        )
+        self._only_body = takes_body("GET", self._parameters) or isinstance(
+            self._of_body, MarkedReader
+        )  # which has the readers of both
 
     @property
     def takes(self) -> str:
@@ -104,7 +108,7 @@ class ItemReader:
             fields: dict[str, Any] = self._fields.validate_strings(given)
             return tuple(fields.get(p.name, p.default) for p in self._parameters)
         [parameter] = self._parameters
-        if _is_record(parameter.annotation):
+        if is_record(parameter.annotation):
             return self._record.validate_strings(given)
         if not query and parameter.default is not Parameter.empty:
             return parameter.default
@@ -123,7 +127,7 @@ class ItemReader:
         first = errors[0]
         where = ".".join(str(step) for step in first["loc"])
         form = "&".join(f"{parameter.name}=..." for parameter in self._parameters)
-        if len(self._parameters) == 1 and _is_record(self._parameters[0].annotation):
+        if len(self._parameters) == 1 and is_record(self._parameters[0].annotation):
             form = "name=value"
         return Problem(
             422,
@@ -145,7 +149,7 @@ def _reader_for(signature: Signature) -> Reader:
     return MarkedReader(signature, marked, rest)
 
 
-def _is_record(annotation: Any) -> bool:
+def is_record(annotation: Any) -> bool:
     """Returns whether a type has named fields."""
     kind = get_origin(annotation) or annotation
     return (

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from shoal.core.options.option import Option
 from shoal.serving.http_options import FILE_OPTIONS
+from shoal.serving.security import check_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,6 +34,11 @@ def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
             found[name] = _OPTIONS[name].checked(name, None if one == "none" else one)
         except (TypeError, ValueError) as error:
             flaws.add(("server", name), str(error))
+    try:
+        check_known(found.get("security", ()), found.get("security_schemes", {}))
+    except ValueError as error:
+        flaws.add(("server", "security"), str(error))
+        del found["security"]
     return found
 
 

@@ -1,0 +1,215 @@
+"""The answers of an endpoint, in OpenAPI's terms: results, streams and problems."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Union
+
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
+
+from shoal.http.openapi.inputs import JSON
+from shoal.http.openapi.problems import MEANINGS, WITH_RETRY_AFTER, kinds_of
+from shoal.http.openapi.schemas import is_response, results_of
+from shoal.http.requests.json_codec import JsonLines, ServerSentEvents
+from shoal.http.requests.problem import PROBLEM_JSON
+
+if TYPE_CHECKING:
+    from shoal.http.openapi.inputs import Inputs
+    from shoal.http.openapi.schemas import Schema, Schemas
+    from shoal.http.openapi.served import ServedEndpoint
+    from shoal.serving.http_options import HttpOptions
+
+_MEDIA_TYPES: Final = (
+    (JSONResponse, JSON),
+    (HTMLResponse, "text/html"),
+    (PlainTextResponse, "text/plain"),
+)
+_EVENTS: Final = ServerSentEvents.media_type.decode()
+_LINES: Final = JsonLines.media_type.decode()
+_ID: Final = "0f3a9c11-2b"
+
+REQUEST_ID: Final[dict[str, Any]] = {
+    "description": "The request's id: the client's own if it is well-formed, else a new one.",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,64}$"},
+}
+RETRY_AFTER: Final[dict[str, Any]] = {
+    "description": "When to send the request again, in seconds.",
+    "required": True,
+    "schema": {"type": "integer", "minimum": 1},
+}
+ALLOW: Final[dict[str, Any]] = {
+    "description": "The methods that the path takes.",
+    "required": True,
+    "schema": {"type": "string"},
+}
+_HEADERS: Final[dict[str, Any]] = {"X-Request-ID": {"$ref": "#/components/headers/X-Request-ID"}}
+_WITH_RETRY: Final = {**_HEADERS, "Retry-After": {"$ref": "#/components/headers/Retry-After"}}
+_WITH_ALLOW: Final = {**_HEADERS, "Allow": {"$ref": "#/components/headers/Allow"}}
+
+
+class Problems:
+    """The answers with problems, which the endpoints share.
+
+    Args:
+        schemas: The schemas of the document, which are made.
+        options: The options of the server.
+    """
+
+    def __init__(self, schemas: Schemas, options: HttpOptions) -> None:
+        self.schema = schemas.problem()
+        self.components: dict[str, Any] = {}
+        self.overload_status: int = options.overload_status
+
+    def of(self, status: int, meaning: str = "") -> dict[str, Any]:
+        """Returns the answer with a status.
+
+        Args:
+            status: The status.
+            meaning: What it says; empty for the usual.
+        """
+        if meaning or status not in MEANINGS:
+            return self._made(status, meaning or "A problem.", is_ours=False)
+        name = f"Problem{status}"
+        if name not in self.components:
+            self.components[name] = self._made(status, MEANINGS[status], is_ours=True)
+        return {"$ref": f"#/components/responses/{name}"}
+
+    def _made(self, status: int, meaning: str, *, is_ours: bool) -> dict[str, Any]:
+        examples: dict[str, Any] = {}
+        for kind in kinds_of(status, self.overload_status) if is_ours else ():
+            members = {"type": f"urn:shoal:problem:{kind.name}", "title": kind.title}
+            value = {**members, "status": status, "instance": _ID}
+            name = kind.name if kind.name not in examples else f"{kind.name}-{len(examples)}"
+            examples[name] = {"summary": kind.title, "value": value}
+        headers = _HEADERS
+        if examples and status in WITH_RETRY_AFTER:
+            headers = _WITH_RETRY
+        elif examples and status == 405:
+            headers = _WITH_ALLOW
+        media = {"schema": self.schema, **({"examples": examples} if examples else {})}
+        return {
+            "description": meaning,
+            "headers": headers,
+            "content": {PROBLEM_JSON.decode(): media},
+        }
+
+
+class Answers:
+    """The answers of one endpoint.
+
+    Args:
+        endpoint: The endpoint.
+        inputs: The forms of its items.
+        schemas: The schemas of the document; the endpoint's types are added to them.
+    """
+
+    def __init__(self, endpoint: ServedEndpoint, inputs: Inputs, schemas: Schemas) -> None:
+        self._endpoint = endpoint
+        self._inputs = inputs
+        self._schemas = schemas
+        signature = endpoint.signature
+        annotation = None if signature is None else signature.return_annotation
+        found = results_of(annotation, streams=endpoint.streams) if signature is not None else ()
+        self._responses = [one for one in found if is_response(one)]
+        results = tuple(one for one in found if not is_response(one))
+        self._has_results = bool(results) or signature is None
+        if results:
+            schemas.add_result((endpoint.name, "result"), Union[results])  # noqa: UP007 - a tuple
+
+    def of(self, method: str, problems: Problems, *, is_secured: bool) -> dict[str, Any]:
+        """Returns the answers to requests with a method, by status, after the schemas were made."""
+        found: dict[str, Any] = {"200": self._success(problems)}
+        if self._responses:
+            found["default"] = self._success(problems)
+        if is_secured:
+            found["401"] = {"description": "The caller has not said who it is."}
+            found["403"] = {"description": "The caller may not call this."}
+        for status in self._statuses(method, problems):
+            found[str(status)] = problems.of(status)
+        for status, meaning in self._endpoint.documented.responses.items():
+            found[str(status)] = problems.of(status, meaning)
+        if method == "HEAD":
+            for given in found:
+                found[given] = {"description": "As for GET, without the body."}
+        return dict(sorted(found.items()))
+
+    def _statuses(self, method: str, problems: Problems) -> set[int]:
+        is_known = self._endpoint.signature is not None
+        inputs = self._inputs
+        statuses = {404, 408, 413, 500, 503, 504, problems.overload_status}
+        if inputs.reads_json:
+            statuses.add(422)
+            if inputs.takes_body(method):
+                statuses |= {400, 415}
+        if "{" in (self._endpoint.path or ""):
+            statuses.add(405)  # the parameters may fit another endpoint only
+        if self._endpoint.priority_levels > 1 or not is_known:
+            statuses.add(400)
+        return statuses
+
+    def _success(self, problems: Problems) -> dict[str, Any]:
+        schema = self._schemas.of((self._endpoint.name, "result"))
+        content: dict[str, Any] = {}
+        is_known = self._endpoint.signature is not None
+        if self._has_results and (not self._endpoint.streams or not is_known):
+            content[JSON] = {"schema": schema}
+        if self._endpoint.streams or not is_known:
+            content |= _streams(schema, problems.schema)
+        for response in self._responses:
+            content |= {_media_type(response): {}}
+        text = "The items, as they are produced." if self._endpoint.streams else "The result."
+        if not is_known:
+            text = "The result, or a stream of items: the code is not known here."
+        return {"description": text, "headers": _HEADERS, "content": content}
+
+
+def _media_type(response: Any) -> str:
+    for cls, media_type in _MEDIA_TYPES:
+        if issubclass(response, cls):
+            return media_type
+    return "*/*"
+
+
+def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
+    """Returns the two forms of a stream of items.
+
+    The schemas are those of one message, as it was usual before OpenAPI 3.2 had its ``itemSchema``.
+    """
+    events = [
+        _event({"const": "message"}, item),
+        _event({"const": "end"}, {"const": {}}),
+        _event({"const": "error"}, problem),
+    ]
+    lines = [
+        _one_member("item", item),
+        _one_member("end", {"const": True}),
+        _one_member("error", problem),
+    ]
+    return {
+        _EVENTS: {
+            "schema": {
+                "description": "Each event: `message`, which is unnamed, has an item as JSON; "
+                "`end` and `error` are the last.",
+                "oneOf": events,
+            }
+        },
+        _LINES: {
+            "schema": {
+                "description": "Each line, which is JSON; `end` and `error` are the last.",
+                "oneOf": lines,
+            }
+        },
+    }
+
+
+def _event(name: Schema, data: Schema) -> Schema:
+    text = {"type": "string", "contentMediaType": JSON, "contentSchema": data}
+    return {
+        "type": "object",
+        "required": ["data"] if name["const"] == "message" else ["event", "data"],
+        "properties": {"event": name, "data": text},
+    }
+
+
+def _one_member(name: str, schema: Schema) -> Schema:
+    return {"type": "object", "required": [name], "properties": {name: schema}}

@@ -1,0 +1,181 @@
+"""The OpenAPI document of an application, made anew when its endpoints have changed.
+
+Two endpoints whose paths differ only in the names or types of parameters, such as ``/{id:int}`` and
+``/{name}``, are one path to OpenAPI. The first of them is described there; another one only if it
+has other methods.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from shoal.http.openapi.answers import ALLOW, REQUEST_ID, RETRY_AFTER, Answers, Problems
+from shoal.http.openapi.inputs import Inputs, path_of, path_parameters
+from shoal.http.openapi.schemas import Schemas
+from shoal.http.requests.payload import encoded
+from shoal.serving.names import without_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.http.openapi.served import ServedEndpoint
+    from shoal.serving.http_options import HttpOptions
+
+MOST_ENDPOINTS: Final = 1000
+"""The most endpoints that are described."""
+
+_DIALECT: Final = "3.1.1"
+_GIVEN_ID: Final[dict[str, Any]] = {
+    "name": "X-Request-ID",
+    "in": "header",
+    "description": "The id of the request: 1 to 64 of `A-Z a-z 0-9 _ . : -`. Another is ignored.",
+    "schema": {"type": "string"},
+}
+
+
+class Document:
+    """The document of an application.
+
+    Args:
+        options: The options of the application.
+    """
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._options = options
+        self._endpoints: list[ServedEndpoint] = []
+        self._root: str | None = None
+        self._body = b""
+
+    def as_json(self, endpoints: Sequence[ServedEndpoint], root: str) -> bytes:
+        """Returns the document.
+
+        Args:
+            endpoints: The endpoints as they are.
+            root: The path at which the application is mounted, without a slash at its end.
+        """
+        current = list(endpoints[:MOST_ENDPOINTS])
+        if self._root != root or _facts(current) != _facts(self._endpoints):
+            self._body = encoded(document_of(current, self._options, root))
+            self._endpoints, self._root = current, root
+        return self._body
+
+
+def document_of(
+    endpoints: Sequence[ServedEndpoint], options: HttpOptions, root: str = ""
+) -> dict[str, Any]:
+    """Returns the document as a JSON object; see `Document.as_json`."""
+    schemas = Schemas()
+    reached = [one for one in endpoints if one.path is not None]
+    described: list[_Described] = []
+    for endpoint in reached:
+        inputs = Inputs(endpoint, schemas)
+        described.append(_Described(endpoint, inputs, Answers(endpoint, inputs, schemas), options))
+    schemas.make()
+    problems = Problems(schemas, options)
+    paths = _Paths()
+    for one in described:
+        paths.add(one, problems)
+    components: dict[str, Any] = {
+        "schemas": schemas.components,
+        "responses": dict(sorted(problems.components.items())),
+        "parameters": {"X-Request-ID": _GIVEN_ID},
+        "headers": {"X-Request-ID": REQUEST_ID, "Retry-After": RETRY_AFTER, "Allow": ALLOW},
+    }
+    if options.security_schemes:
+        components["securitySchemes"] = options.security_schemes
+    return {
+        "openapi": _DIALECT,
+        "info": {"title": options.title, "version": options.version},
+        "servers": [{"url": quote(root) or "/"}],
+        "paths": paths.found,
+        "components": components,
+    }
+
+
+class _Described:
+    """An endpoint with the forms of its requests and answers."""
+
+    def __init__(
+        self, endpoint: ServedEndpoint, inputs: Inputs, answers: Answers, options: HttpOptions
+    ) -> None:
+        self.endpoint = endpoint
+        self._inputs = inputs
+        self._answers = answers
+        security = endpoint.documented.security
+        self._security: Any = options.security if security is None else security
+
+    def operation(self, method: str, problems: Problems) -> dict[str, Any]:
+        """Returns the operation of one method, without its id."""
+        endpoint, inputs = self.endpoint, self._inputs
+        takes_body = inputs.takes_body(method)
+        parameters = [*path_parameters(endpoint.path or "")]
+        if not takes_body:
+            parameters += inputs.query()
+        parameters.append({"$ref": "#/components/parameters/X-Request-ID"})
+        if endpoint.priority_levels > 1:
+            parameters.append(_priority(endpoint.priority_levels))
+        operation: dict[str, Any] = {"summary": endpoint.name, "parameters": parameters}
+        if endpoint.text:
+            operation["description"] = endpoint.text
+        body = inputs.body() if takes_body else None
+        if body is not None:
+            operation["requestBody"] = body
+        operation["responses"] = self._answers.of(method, problems, is_secured=any(self._security))
+        if self._security:
+            operation["security"] = [dict(one) for one in self._security]
+        elif endpoint.documented.security is not None:
+            operation["security"] = []
+        return operation
+
+
+class _Paths:
+    """The paths of a document."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, Any]] = {}
+        self._same: dict[str, str] = {}
+        self._ids: set[str] = set()
+
+    def add(self, one: _Described, problems: Problems) -> None:
+        """Adds an endpoint's path, or its methods if the path is there."""
+        endpoint = one.endpoint
+        own = path_of(endpoint.path or "")
+        path = self._same.setdefault(without_names(own), own)
+        methods = self.found.setdefault(path, {})
+        for method in endpoint.methods:
+            if method.lower() in methods:
+                continue
+            operation = one.operation(method, problems)
+            _rename(operation["parameters"], path)
+            only = len(endpoint.methods) == 1
+            operation["operationId"] = self._id(
+                endpoint.name if only else f"{method.lower()}_{endpoint.name}"
+            )
+            methods[method.lower()] = operation
+
+    def _id(self, wanted: str) -> str:
+        while wanted in self._ids:
+            wanted += "_"
+        self._ids.add(wanted)
+        return wanted
+
+
+def _rename(parameters: list[dict[str, Any]], path: str) -> None:
+    """Gives the parameters of a path the names that they have in an equal path."""
+    names = [one["name"] for one in path_parameters(path)]
+    for parameter, name in zip(parameters, names, strict=False):
+        parameter["name"] = name
+
+
+def _priority(levels: int) -> dict[str, Any]:
+    return {
+        "name": "X-Priority",
+        "in": "header",
+        "description": "The priority level of the call; 1 is the highest.",
+        "schema": {"type": "integer", "minimum": 1, "maximum": levels},
+    }
+
+
+def _facts(endpoints: Sequence[ServedEndpoint]) -> list[tuple[Any, ...]]:
+    return [one.facts for one in endpoints]

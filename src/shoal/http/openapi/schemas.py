@@ -1,0 +1,206 @@
+"""JSON schemas of items and results, made by pydantic, with components that they share.
+
+A type for which pydantic has no schema is described as any JSON: an endpoint is never missing from
+the document because of its types.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import AsyncIterator, Iterator
+from inspect import Parameter
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+from starlette.responses import Response
+from typing_extensions import override
+
+from shoal.batching.calls.stream import Mark
+from shoal.http.openapi.problems import SCHEMA
+from shoal.http.requests.arrays import is_array
+from shoal.http.requests.payload import encoded
+
+if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaMode, JsonSchemaWarningKind
+    from pydantic_core import core_schema
+
+Schema: TypeAlias = dict[str, Any]
+Key: TypeAlias = tuple[str, Literal["item", "query", "result"]]
+"""The name of an endpoint, and what of it a type is of."""
+
+_REF: Final = "#/components/schemas/"
+# Pydantic names a component by a class, so it never has a full stop.
+_ARRAY: Final = "shoal.Array"
+_ARRAY_RESULT: Final = "shoal.ArrayResult"
+_PROBLEM: Final = "shoal.Problem"
+
+
+class _Generator(GenerateJsonSchema):
+    """Describes what has no schema as any JSON."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 - as pydantic has it
+        *("skipped-choice", "non-serializable-default")
+    }
+
+    @override
+    def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Schema:
+        return {}
+
+    @override
+    def float_schema(self, schema: core_schema.FloatSchema) -> Schema:
+        number = super().float_schema(schema)
+        if self.mode == "validation" or not schema.get("allow_inf_nan", True):
+            return number
+        # A result that is not finite is sent as null.
+        return {"anyOf": [number, {"type": "null"}]}
+
+
+class Schemas:
+    """The schemas of a document.
+
+    Attributes:
+        components: The schemas that have names.
+    """
+
+    def __init__(self) -> None:
+        self.components: dict[str, Schema] = {}
+        self._adapters: dict[Key, tuple[JsonSchemaMode, TypeAdapter[Any]]] = {}
+        self._found: dict[Key, Schema] = {}
+
+    def add(self, key: Key, adapter: TypeAdapter[Any]) -> None:
+        """Adds a type whose schema is wanted."""
+        mode: JsonSchemaMode = "serialization" if key[1] == "result" else "validation"
+        if _is_describable(adapter, mode):
+            self._adapters[key] = mode, adapter
+
+    def add_result(self, key: Key, annotation: Any) -> None:
+        """Adds the type of a result, whatever it is."""
+        if is_array(annotation):
+            self._found[key] = self.array_result()
+            return
+        try:
+            self.add(key, TypeAdapter[Any](annotation))
+        except Exception:  # the type is the user's, and so is what its hooks raise
+            return
+
+    def make(self) -> None:
+        """Makes the schemas of all types that were added."""
+        found, shared = TypeAdapter.json_schemas(
+            [(key, mode, adapter) for key, (mode, adapter) in self._adapters.items()],
+            ref_template=f"{_REF}{{model}}",
+            schema_generator=_Generator,
+        )
+        self.components |= shared.get("$defs", {})
+        self._found |= {key: one for (key, _), one in found.items()}
+
+    def of(self, key: Key) -> Schema:
+        """Returns the schema of a type; that of any JSON if there is no other."""
+        return self._found.get(key, {})
+
+    def resolved(self, schema: Schema) -> Schema:
+        """Returns a schema, or the component that it refers to."""
+        for _ in range(len(self.components) + 1):
+            name = schema.get("$ref", "")
+            if not name:
+                break
+            schema = self.components.get(name.removeprefix(_REF), {})
+        return schema
+
+    def problem(self) -> Schema:
+        """Returns the schema of a problem."""
+        self.components[_PROBLEM] = SCHEMA
+        return {"$ref": f"{_REF}{_PROBLEM}"}
+
+    def array(self) -> Schema:
+        """Returns the schema of an array that is an item."""
+        return self._nested(_ARRAY, {"type": "number"}, {"type": "boolean"})
+
+    def array_result(self) -> Schema:
+        """Returns the schema of an array that is a result, whose numbers may not be finite."""
+        kinds = ("number", "boolean", "null")
+        return self._nested(_ARRAY_RESULT, *({"type": kind} for kind in kinds))
+
+    def _nested(self, name: str, *kinds: Schema) -> Schema:
+        ref = {"$ref": f"{_REF}{name}"}
+        self.components[name] = {
+            "title": "Array",
+            "description": "Numbers, in lists nested to any depth.",
+            "anyOf": [*kinds, {"type": "array", "items": ref}],
+        }
+        return ref
+
+
+def results_of(annotation: Any, *, streams: bool) -> tuple[Any, ...]:
+    """Returns the types that a call may return, or that the items of its stream may have.
+
+    What a handler puts in the place of a result is left out: exceptions, and the marks that end or
+    skip a step of a stream. If there is no annotation, it is `Any`.
+    """
+    if streams:
+        origin: Any = typing.get_origin(annotation)
+        if inspect.isclass(origin) and issubclass(origin, (Iterator, AsyncIterator)):
+            annotation = typing.get_args(annotation)[0]
+    if annotation is Parameter.empty or isinstance(annotation, str):
+        return (Any,)
+    if typing.get_origin(annotation) in (Union, UnionType):
+        parts = tuple(part for part in typing.get_args(annotation) if not _is_mark(part))
+        return parts or (Any,)
+    return (annotation,)
+
+
+def is_response(annotation: Any) -> bool:
+    """Returns whether a type is a response, which code makes itself."""
+    return inspect.isclass(annotation) and issubclass(annotation, Response)
+
+
+def _is_mark(part: Any) -> bool:
+    if typing.get_origin(part) is Literal:
+        return all(isinstance(value, Mark) for value in typing.get_args(part))
+    if typing.get_origin(part) is type:
+        return all(_is_error(end) for end in typing.get_args(part))
+    return part is Mark or _is_error(part)
+
+
+def _is_error(part: Any) -> bool:
+    return inspect.isclass(part) and issubclass(part, BaseException)
+
+
+def _is_describable(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> bool:
+    """Returns whether a type has a schema that can be sent."""
+    try:
+        encoded(adapter.json_schema(mode=mode, schema_generator=_Generator))
+    except Exception:  # of the user's hooks, which pydantic calls
+        return False
+    return True
+
+
+def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
+    """Yields the members of an object that text can stand for: name, schema, whether required."""
+    found = schemas.resolved(schema)
+    required = found.get("required", ())
+    for name, member in found.get("properties", {}).items():
+        plain = without_null(member)
+        if _is_scalar(schemas, plain):
+            yield name, plain, name in required
+
+
+def without_null(schema: Schema) -> Schema:
+    """Returns a schema of what may be null without that, since a query has no null."""
+    choices = schema.get("anyOf")
+    if not choices:
+        return schema
+    rest = [one for one in choices if one != {"type": "null"}]
+    outer = {key: value for key, value in schema.items() if key != "anyOf"}
+    if outer.get("default", ...) is None:
+        del outer["default"]
+    return {**outer, **rest[0]} if len(rest) == 1 else {**outer, "anyOf": rest}
+
+
+def _is_scalar(schemas: Schemas, schema: Schema) -> bool:
+    found = schemas.resolved(schema)
+    if "anyOf" in found:
+        return any(_is_scalar(schemas, one) for one in found["anyOf"])
+    return found.get("type") not in ("array", "object")

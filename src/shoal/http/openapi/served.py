@@ -1,0 +1,119 @@
+"""What is known of a served endpoint, for those who are told how to call it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.serving.security import check_known, checked_requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from inspect import Signature
+
+    from shoal.serving.http_options import HttpOptions
+
+LONGEST_TEXT: Final = 8192
+"""The longest description of an endpoint, in characters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Documented:
+    """What a program says of an endpoint beside its code.
+
+    Attributes:
+        security: The requirements of which a caller must meet one; None for the application's.
+        responses: The statuses that the code itself answers with, by an ``HTTPException``, each
+            with its meaning.
+    """
+
+    security: Sequence[Mapping[str, Sequence[str]]] | None = None
+    responses: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+def documented_as(
+    security: Any, responses: Mapping[int, str] | None, options: HttpOptions
+) -> Documented:
+    """Checks what a program says of an endpoint.
+
+    Raises:
+        TypeError: It has the wrong form.
+        ValueError: It names a security scheme that the application has not, or a status that is
+            not an error's.
+    """
+    requirements = None
+    if security is not None:
+        requirements = checked_requirements("security", security)
+        check_known(requirements, options.security_schemes)
+    statuses: dict[int, str] = {}
+    given: Mapping[Any, Any] = {} if responses is None else responses
+    for status, meaning in given.items():
+        if type(status) is not int or not isinstance(meaning, str):
+            raise TypeError(
+                f'responses maps statuses to texts, such as {{404: "No such user"}}, '
+                f"not {responses!r}"
+            )
+        if not 300 <= status <= 599:
+            raise ValueError(f"responses: a status is from 300 to 599, not {status}")
+        statuses[status] = meaning
+    return Documented(security=requirements, responses=statuses)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServedEndpoint:
+    """An endpoint as its callers see it.
+
+    Attributes:
+        name: Its name.
+        path: Its path; None if it is called by handles only.
+        methods: Its HTTP methods.
+        signature: The signature of a call with one item; None if the code is not known yet.
+        streams: Whether its calls are answered by streams.
+        priority_levels: How many priority levels it has.
+        text: The code's documentation; empty if there is none, or none is known.
+        documented: What the program says of it.
+    """
+
+    name: str
+    path: str | None
+    methods: tuple[str, ...]
+    signature: Signature | None = None
+    streams: bool = False
+    priority_levels: int = 1
+    text: str = ""
+    documented: Documented
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """What must be equal for the endpoint to be described in the same way."""
+        # Not the signature itself: comparing those compares the code's defaults.
+        return (
+            *(self.name, self.path, self.methods, id(self.signature), self.streams),
+            *(self.priority_levels, self.text, id(self.documented)),
+        )
+
+
+def text_of(target: Any) -> str:
+    """Returns the documentation of a backend's code, without importing it.
+
+    Args:
+        target: A function, a class, another callable object, or an import path.
+    """
+    if isinstance(target, str):
+        module, _, name = target.partition(":")
+        target = sys.modules.get(module)
+        for part in name.split("."):
+            target = getattr(target, part, None)
+    while isinstance(target, partial):
+        target = target.func  # pyright: ignore[reportUnknownMemberType]
+    if target is None:
+        return ""
+    found: Any = getattr(target, "__doc__", None)
+    if not inspect.isroutine(target):
+        cls: Any = target if inspect.isclass(target) else type(target)  # pyright: ignore[reportUnknownVariableType]
+        call = inspect.getattr_static(cls, "__call__", None)
+        found = getattr(call, "__doc__", None) or getattr(cls, "__doc__", None)
+    return inspect.cleandoc(found)[:LONGEST_TEXT] if isinstance(found, str) else ""

@@ -1,0 +1,62 @@
+"""A served application keeps to its own document: what schemathesis sends finds nothing else."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]  # a second program, and its imports
+
+HERE = Path(__file__).parent
+# Left out: that what violates a schema is refused, since JSON is converted as pydantic does it, and
+# that what fits is accepted, since a schema can't say that nested lists are an array.
+CHECKS = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance"),
+    *("response_headers_conformance", "response_schema_conformance", "unsupported_method"),
+)
+
+
+@pytest.fixture(scope="module", params=["trio", "asyncio"])
+def url(request):
+    """The address of the application, which a process of its own serves."""
+    command = [sys.executable, "-m", "shoal", "serve", "described_app:app", "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--event-loop", request.param],
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as server:
+        try:
+            for line in server.stdout:
+                if found := re.search(r"http://\S+", line):
+                    yield found[0]
+                    break
+        finally:
+            server.terminate()
+            server.stdout.read()
+
+
+def run_schemathesis(url, tmp_path, examples, phases):
+    """Sends cases, and returns how many there were."""
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/-/openapi.json"),
+        *("--checks", ",".join(CHECKS), "--phases", phases, "--max-examples", str(examples)),
+        *("--generation-deterministic", "--no-color"),
+        *("--continue-on-failure",),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    return int(re.search(r"([\d,]+) generated", done.stdout)[1].replace(",", ""))
+
+
+def test_a_few_hundred_cases_find_nothing_undocumented(url, tmp_path):
+    assert run_schemathesis(url, tmp_path, 1, "coverage") > 300
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_thousand_cases_find_nothing_undocumented(url, tmp_path):
+    assert run_schemathesis(url, tmp_path, 60, "examples,coverage,fuzzing,stateful") >= 2000
