@@ -26,6 +26,15 @@ FLAGS = [
     ("--allow-origin", "a", "allowed_origins", ["a"], "(at loopback: none but its own)"),
     ("--send-timeout", "3", "send_timeout_s", 3.0, "(10)"),
     ("--access-log", None, "access_log", True, "for each request to stderr"),
+    ("--root-path", "/ml", "root_path", "/ml", "the paths of requests"),
+    ("--trusted-peer", "10.0.0.0/8", "trusted_peers", ["10.0.0.0/8"], "(none)"),
+    (
+        "--proxy-header",
+        "forwarded",
+        "proxy_headers",
+        ["forwarded"],
+        "(X-Forwarded-For and X-Forwarded-Proto)",
+    ),
 ]
 
 
@@ -76,6 +85,7 @@ def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--trusted-peer", "10.0.0"], "not '10.0.0': '10.0.0' does not appear to be"),
         (["--port", "65536"], "port must be from 0 to 65535, not 65536"),
         (["--port", "http"], "port must be a whole number, not 'http'"),
         (

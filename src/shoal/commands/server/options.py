@@ -67,23 +67,33 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
     if isinstance(default, tuple):
         flag = flag.replace("allowed", "allow").removesuffix("s")
         noun = flag.rpartition("-")[2].upper()
-        parser.add_argument(flag, dest=name, action="append", metavar=noun, help=one.flag)
+
+        def entry(text: str) -> Any:
+            return _checked(name, one, (text,))[0]
+
+        parser.add_argument(
+            flag, dest=name, type=entry, action="append", metavar=noun, help=one.flag
+        )
         return
     is_text = default is None or isinstance(default, str)
 
     def read(text: str) -> Any:
-        try:
-            return one.checked(name, text if is_text else _number(text))
-        except (TypeError, ValueError) as error:
-            raise ArgumentTypeError(str(error)) from None
+        return _checked(name, one, text if is_text else _number(text))
 
     parser.add_argument(
         flag,
         dest=name,
         type=read,
         metavar=None if is_text else "N" if isinstance(default, int) else "SECONDS",
-        help=one.flag if default is None else f"{one.flag} ({_shown(default)})",
+        help=one.flag if default in (None, "") else f"{one.flag} ({_shown(default)})",
     )
+
+
+def _checked(name: str, one: Option, value: Any) -> Any:
+    try:
+        return one.checked(name, value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _number(text: str) -> int | float | str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.loops.parking import Parking
     from shoal.http.server.hypercorn import Context
+    from shoal.http.server.proxies import ProxyHeaders
     from shoal.http.server.sockets.timeouts import Timeouts
     from shoal.serving.http_options import HttpOptions
 
@@ -59,11 +60,12 @@ class Shared:
         tasks: The tasks of the connections.
         scheme: The scheme of its URLs, "http" or "https".
         guard: Refuses requests; None if none is refused.
+        proxies: Completes scopes by what proxies say; None if no proxy is known.
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
         answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
-        state, timeouts, tasks, scheme, guard: As above.
+        state, timeouts, tasks, scheme, guard, proxies: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
         loop: The event loop.
@@ -96,6 +98,7 @@ class Shared:
         tasks: TaskGroup,
         scheme: str,
         guard: Guard | None = None,
+        proxies: ProxyHeaders | None = None,
     ) -> None:
         self._serve(app, options)
         self.state = state
@@ -111,6 +114,7 @@ class Shared:
         self._hypercorn: tuple[Config, Context] | None = None
         self.scheme = scheme
         self.guard = guard
+        self.proxies = proxies
         self.idle_s = options.keep_alive_timeout_s
         self.head_timeout_s = options.head_timeout_s
         self.body_timeout_s = options.body_timeout_s

@@ -158,6 +158,8 @@ class StreamCalls:
             if not has_ended:  # else a task sends that the application has left behind
                 await send(message)
 
+        if self._shared.proxies is not None:
+            self._shared.proxies.complete(app_scope)
         if scope["type"] == "http":
             app_scope["extensions"]["shoal.disconnect"] = {
                 "when_left": inbox.when_left,
