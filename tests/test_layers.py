@@ -155,7 +155,7 @@ def optional_roots() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         requirement.split(">=")[0].split("[")[0].replace("-", "_")
-        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache")
+        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache", "reload")
         for requirement in project["optional-dependencies"][extra]
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 UNIX: Final = "unix"
 """The name of the peers at a UNIX socket, which have no address."""
@@ -98,7 +98,7 @@ def checked_root_path(name: str, value: Any) -> str:
 def _texts(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list, not {value!r}")
-    found: tuple[Any, ...] = tuple(cast("Sequence[Any]", value))
+    found = tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]
     for one in found:
         if not isinstance(one, str):
             raise TypeError(f"{name} must be a list of texts; {one!r} is none")
