@@ -129,24 +129,7 @@ class App:
         """Creates the application that a file declares; its replicas import the code."""
         app = cls(**{name: file.server[name] for name in APP_OPTIONS if name in file.server})
         app.file = file
-        for tag, one in file.backends.items():
-            code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
-            app._declared.add_backend(tag, code, BackendConfig.of(one.config))
-        for name, endpoint in file.endpoints.items():
-            app._declared.add_endpoint(
-                EndpointDeclaration(
-                    name=name,
-                    path=endpoint.route,
-                    methods=endpoint.methods,
-                    traffic=endpoint.traffic,
-                    shadows=[
-                        ShadowDeclaration(
-                            backend=tag, proportion=shadow.proportion, compare=shadow.compare
-                        )
-                        for tag, shadow in endpoint.shadows.items()
-                    ],
-                )
-            )
+        app._declared.add_file(file)
         return app
 
     def endpoint(
@@ -155,15 +138,17 @@ class App:
         *,
         methods: tuple[str, ...] = DEFAULT_METHODS,
         name: str | None = None,
+        batch: bool | None = None,
         **config: Unpack[BackendKeywords],
     ) -> Callable[[H], H]:
         """Declares a backend and an endpoint of the same name, as a decorator of the code.
 
         The decorated code is returned unchanged. It is anything that `shoal.Batcher` takes; or a
         class without init arguments, whose ``__call__`` is the handler; or a function decorated
-        with `shoal.batch`, whose options apply unless they are given here. It takes lists, and its
-        annotations determine the form of a request's body; see `shoal.http.requests.payload`. A
-        generator handler answers with a stream; see `shoal.http.requests.streaming`.
+        with `shoal.batch`, whose options apply unless they are given here. It takes lists, or one
+        item at a time, and its annotations determine the form of a request's body; see
+        `shoal.http.requests.payload`. A generator handler answers with a stream; see
+        `shoal.http.requests.streaming`.
 
         Args:
             path: The endpoint's path. It may have parameters, as in Starlette:
@@ -171,6 +156,8 @@ class App:
                 metadata, or in a Starlette `Request`.
             methods: The HTTP methods of the endpoint.
             name: The name in messages and metrics; the handler's name by default.
+            batch: Whether the code takes lists; by default its annotations say that. With False, a
+                list is one item, and ``max_ongoing_requests`` is 100, or 40 in threads.
             **config: As in `BackendConfig`: how batches are formed, and where the code runs.
 
         Raises:
@@ -184,18 +171,31 @@ class App:
         line = f'@app.endpoint("/{str(path).strip("/")}")'
         checked_path(path, line)
         capitals = checked_methods(methods)
-        refuse_unknown(config, beside=("methods", "name"))
+        refuse_unknown(config, beside=("methods", "name", "batch"))
 
         def declare(handler: H) -> H:
             self._check_not_open(path)
             self._declared.check_free(path, capitals)
-            code = declared_on(handler, config)
+            code = declared_on(handler, config, batch)
             taken = {n: there.path or n for n, there in self._declared.endpoints.items()}
             own_name = checked_name(code.name if name is None else name, path, taken)
             self._declared.add_code(path, capitals, own_name, code, handler)
             return handler
 
         return declare
+
+    def get(self, path: str, **options: Any) -> Callable[[H], H]:
+        """Declares code that takes one request at a time, by ``GET``: `endpoint` without batches.
+
+        Args:
+            path: As for `endpoint`.
+            **options: As for `endpoint`, without ``methods`` and ``batch``.
+        """
+        return self.endpoint(path, methods=("GET",), batch=False, **options)
+
+    def post(self, path: str, **options: Any) -> Callable[[H], H]:
+        """Declares code that takes one request at a time, by ``POST``; see `get`."""
+        return self.endpoint(path, methods=("POST",), batch=False, **options)
 
     def backend(
         self, tag: str, definition: Any, *init_args: Any, **config: Unpack[BackendKeywords]

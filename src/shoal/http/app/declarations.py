@@ -7,13 +7,18 @@ changed things. So what it has already is left unchanged, and only what it lacks
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.errors import NameTaken
+from shoal.errors import NameTaken, NoSuchName
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.given import given_names
+from shoal.replicas.code.instance import call_of
+from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
-from shoal.serving.names import TAG_FORM, is_tag, without_names
+from shoal.serving.names import TAG_FORM, found, is_tag, without_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.http.app.code import Declared
     from shoal.http.requests.payload import Reader
-    from shoal.replicas.code.definition import Definition
-    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.app_file.file import AppFile
     from shoal.serving.controller.controller import Controller
 
 
@@ -79,6 +83,27 @@ class Declarations:
         if tag in self.backends:
             raise NameTaken(f"a backend {tag!r} is declared already; choose another tag")
         self.backends[tag] = definition, config
+
+    def add_file(self, file: AppFile) -> None:
+        """Declares what a file declares; its replicas import the code."""
+        for tag, one in file.backends.items():
+            code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
+            self.add_backend(tag, code, BackendConfig.of(one.config))
+        for name, endpoint in file.endpoints.items():
+            self.add_endpoint(
+                EndpointDeclaration(
+                    name=name,
+                    path=endpoint.route,
+                    methods=endpoint.methods,
+                    traffic=endpoint.traffic,
+                    shadows=[
+                        ShadowDeclaration(
+                            backend=tag, proportion=shadow.proportion, compare=shadow.compare
+                        )
+                        for tag, shadow in endpoint.shadows.items()
+                    ],
+                )
+            )
 
     def add_endpoint(self, endpoint: EndpointDeclaration) -> None:
         """Declares an endpoint.
@@ -159,14 +184,31 @@ class Declarations:
             lending: Until it is closed, batched functions use the controller's batchers.
 
         Raises:
+            NoSuchName: Code is given the handle of an endpoint that does not exist.
             Exception: A backend or an endpoint failed; a note says which.
         """
+        self._check_given(controller)
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
         for tags in self._groups():
             await self._open_side_by_side(controller, lending, tags, lacking)
         for endpoint in self.endpoints.values():
             if declared_endpoint(endpoint.name) in lacking:
                 await _create(controller, endpoint)
+
+    def _check_given(self, controller: Controller) -> None:
+        """Checks that there are the endpoints whose handles code is given."""
+        known = {**self.endpoints, **controller.endpoints}
+        for tag, (definition, _) in self.backends.items():
+            code = definition.target
+            if isinstance(code, str):
+                continue  # it is loaded where it runs
+            parts = (code, call_of(code)) if isclass(code) else (code,)
+            for parameter, name in (pair for one in parts for pair in given_names(one).items()):
+                try:
+                    found("endpoint", name, known)
+                except NoSuchName as error:
+                    error.add_note(f"the parameter {parameter!r} of {tag!r} is given its handle")
+                    raise
 
     def _groups(self) -> Iterator[list[str]]:
         """Yields groups of tags of backends that may start concurrently, in declaration order.
