@@ -25,6 +25,7 @@ from shoal.http.app.declarations import (
 )
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
+from shoal.http.app.mounted import Mounted, lifespans_of
 from shoal.http.app.pages import Pages
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
@@ -287,14 +288,13 @@ class App:
             ShadowDeclaration(backend=backend, proportion=proportion, compare=compare)
         )
 
-    def mount(self, path: str, app: ASGIApp) -> None:
+    def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:
         """Serves another ASGI application under a prefix, except at paths of endpoints.
-
-        Its lifespan is not run: the program that serves this application opens what it needs.
 
         Args:
             path: The prefix of its paths; ``"/"`` for all that nothing else answers.
             app: The application.
+            lifespan: Whether its lifespan is run within this one; else the program opens it.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -303,9 +303,7 @@ class App:
         prefix = checked_path(
             path, 'app.mount("/static", application)', may_have_parameters=False
         ).rstrip("/")
-        if not callable(app):
-            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
-        self._mounts.add(prefix, app)
+        self._mounts.add(prefix, Mounted(app) if lifespan else app)
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
         self._check_not_open(name)
@@ -343,7 +341,8 @@ class App:
                 self._controller() as controller,
                 self.answering(controller),
             ):
-                yield
+                async with lifespans_of(self._mounts.by_prefix.values()):
+                    yield
                 # Before the batched functions lose their batchers: queued requests may call them.
                 await controller.shutdown()
         finally:
