@@ -79,6 +79,8 @@ CONTRACTS = {
     "shoal.http.requests.codec.StreamForm",
     "shoal.http.requests.protocol.HttpProtocol",
     "shoal.http.requests.protocol.ProtocolRoutes",
+    # A request over HTTP/1.1, with and without an access log.
+    "shoal.http.server.http1.call.Call",
     # What a request knows of its batch, which knows its requests.
     "shoal.core.request.RequestBatch",
 }

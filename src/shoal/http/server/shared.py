@@ -64,6 +64,7 @@ class Shared:
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
+        logged_app: The same, within the access log if that is enabled; HTTP/1.1 has its own.
         answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
         state, timeouts, tasks, scheme, guard, proxies: As above.
         options: The options of the server.
@@ -165,8 +166,9 @@ class Shared:
             connection.end_early()
 
     def _serve(self, app: ASGIApp, options: HttpOptions) -> None:
-        self.app = AccessLog(app) if options.access_log else app
-        self.answer_directly = answerer_of(self.app)
+        self.app = app
+        self.logged_app = AccessLog(app) if options.access_log else app
+        self.answer_directly = answerer_of(app)
 
     def remove(self, connection: Any) -> None:
         """Removes a connection that was closed."""

@@ -171,7 +171,7 @@ class StreamCalls:
             try:
                 # The raw path is printable ASCII, so it can't forge a line of the log.
                 with contained("the application failed on %r", app_scope.get("raw_path")):
-                    await self._shared.app(
+                    await self._shared.logged_app(
                         app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
                     )
             except BaseException:
