@@ -7,6 +7,7 @@ from argparse import ArgumentError, ArgumentParser
 import pytest
 
 from shoal.commands.server.options import add_server_options, event_loop, server_options
+from shoal.commands.support.mistake import CommandError
 from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 FLAGS = [
@@ -62,6 +63,22 @@ def test_a_flag_sets_its_option_and_goes_before_the_file(parser, flag, text, nam
 def test_a_key_goes_with_its_certificate(parser):
     given = parser.parse_args(["--certfile", "c.pem", "--keyfile", "k.pem"])
     assert server_options(given, {}, None) == HttpOptions(certfile="c.pem", keyfile="k.pem")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--keyfile", "k.pem"], "keyfile='k.pem' needs certfile"),
+        (
+            ["--proxy-header", "Forwarded", "--proxy-header", "X-Forwarded-For"],
+            "could contradict the proxy",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_a_mistake_in_the_command(parser, words, message):
+    with pytest.raises(CommandError, match=message) as raised:
+        server_options(parser.parse_args(words), {}, None)
+    assert raised.value.exit_code == 2
 
 
 def test_what_is_not_given_is_that_of_the_file_or_the_default(parser):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.support.arguments import add_token_argument, token_of
+from shoal.commands.support.mistake import as_mistakes
 from shoal.serving.app_file.server import EventLoop
 from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
@@ -106,12 +107,18 @@ def _number(text: str) -> int | float | str:
 def server_options(
     arguments: Namespace, from_file: Mapping[str, Any], admin_socket: Path | None
 ) -> HttpOptions:
-    """Returns the server's options: those of the command line first, then those of the file."""
+    """Returns the server's options: those of the command line first, then those of the file.
+
+    Raises:
+        CommandError: Two options contradict each other, or there is no token in its file.
+    """
     chosen = {name: one for name, one in vars(arguments).items() if one is not None}
     given: dict[str, Any] = {**from_file, **chosen}
     given["admin_socket"] = None if admin_socket is None else str(admin_socket)
     known = {name: given[name] for name in HTTP_OPTIONS if name in given}
-    return HttpOptions(**known, token=token_of(arguments))
+    token = token_of(arguments)
+    with as_mistakes():
+        return HttpOptions(**known, token=token)
 
 
 def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:
