@@ -56,7 +56,7 @@ def in_starlette(models):
 def in_litestar(models):
     @asgi("/ml", is_mount=True, copy_scope=True)
     async def ml(scope: Scope, receive: Receive, send: Send) -> None:
-        # Litestar cuts the prefix off, and adds a slash.
+        # Litestar removes the prefix, and adds a slash.
         path = "/ml" + scope["path"].rstrip("/")
         await models({**scope, "root_path": "/ml", "path": path}, receive, send)
 

@@ -45,6 +45,9 @@ def test_the_defaults_are_those_that_are_documented():
         "certfile": None,
         "keyfile": None,
         "access_log": False,
+        "root_path": "",
+        "trusted_peers": (),
+        "proxy_headers": ("x-forwarded-for", "x-forwarded-proto"),
         "max_body_bytes": 16 * 2**20,
         "max_incomplete_bytes": 256 * 2**20,
         "max_json_elements": 2**18,
@@ -54,6 +57,7 @@ def test_the_defaults_are_those_that_are_documented():
         "overload_status": 503,
         "retry_after_s": 1,
         "debug": False,
+        "protocols": (),
     }
 
 
@@ -128,6 +132,10 @@ WRONG = [
     ("max_message_bytes", 0, "ValueError: max_message_bytes must be at least 1, not 0"),
     ("certfile", 5, 'TypeError: certfile must be text, such as "cert.pem", not 5'),
     ("keyfile", 5, 'TypeError: keyfile must be text, such as "key.pem", not 5'),
+    ("root_path", 5, 'TypeError: root_path must be text, such as "/models", not 5'),
+    ("trusted_peers", "a", "TypeError: trusted_peers must be a list, not 'a'"),
+    ("proxy_headers", "a", "TypeError: proxy_headers must be a list, not 'a'"),
+    ("protocols", "a", "TypeError: protocols must be a list, not 'a'"),
     ("max_incomplete_bytes", 0, "ValueError: max_incomplete_bytes must be at least 1, not 0"),
     (
         "graceful_timeout_s",
