@@ -5,12 +5,13 @@ Counts the bytecodes that Python runs for one request, without a socket, by the 
 count is the same on each machine and at each time, so it tells what a change costs where times
 vary by a third. 64 connections ask at once, as in http.py.
 
-    python benchmarks/http_path.py [--event-loop asyncio] [--functions]
+    python benchmarks/http_path.py [--event-loop asyncio] [--functions] [--access-log]
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import Counter
 from contextlib import asynccontextmanager
@@ -56,7 +57,13 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     (
         "connection",
         "the state machine and its deadline",
-        ("http1/connection.py", "http1/call.py", "sockets/timeouts.py", "server/shared.py"),
+        (
+            "http1/connection.py",
+            "http1/call.py",
+            "http1/logged_call.py",
+            "sockets/timeouts.py",
+            "server/shared.py",
+        ),
     ),
     ("answer", "the bytes of the head", ("http1/answer.py",)),
     ("workers", "calls the application, and resumes it when its batch has ended", ("workers.py",)),
@@ -140,17 +147,20 @@ class RequestPath:
 
 
 @asynccontextmanager
-async def path_to(app: App) -> AsyncGenerator[RequestPath]:
+async def path_to(app: App, options: HttpOptions | None = None) -> AsyncGenerator[RequestPath]:
     """Opens an application, and the path to it."""
     async with app.lifespan(), anyio.create_task_group() as tasks:
         parking = parking_of_this_loop()
         timeouts = Timeouts(parking)
         tasks.start_soon(timeouts.run)
-        yield RequestPath(Shared(app, HttpOptions(), {}, parking, timeouts, tasks, "http"))
+        options = options or HttpOptions()
+        yield RequestPath(Shared(app, options, {}, parking, timeouts, tasks, "http"))
         tasks.cancel_scope.cancel()
 
 
-async def counted(app: App, request: bytes) -> Counter[tuple[str, str]]:
+async def counted(
+    app: App, request: bytes, options: HttpOptions | None = None
+) -> Counter[tuple[str, str]]:
     """Returns the bytecodes of a round, by file and function."""
     found: Counter[tuple[str, str]] = Counter()
 
@@ -161,7 +171,7 @@ async def counted(app: App, request: bytes) -> Counter[tuple[str, str]]:
             found[frame.f_code.co_filename, frame.f_code.co_name] += 1
         return trace
 
-    async with path_to(app) as path:
+    async with path_to(app, options) as path:
         for _ in range(ROUNDS_BEFORE):
             await path.ask(request)
         sys.settrace(trace)
@@ -184,8 +194,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Bytecodes of a request, by the part of its path.")
     parser.add_argument("--event-loop", choices=("trio", "asyncio"), default="trio")
     parser.add_argument("--functions", action="store_true", help="list the functions as well")
+    parser.add_argument("--access-log", action="store_true", help="enable the access log")
     given = parser.parse_args()
-    found = anyio.run(counted, noop_app, REQUEST, backend=given.event_loop)
+    options = HttpOptions(access_log=given.access_log)
+    if given.access_log:
+        logging.getLogger("shoal.access").addHandler(logging.NullHandler())
+        logging.getLogger("shoal.access").setLevel(logging.INFO)
+    found = anyio.run(counted, noop_app, REQUEST, options, backend=given.event_loop)
     found = Counter({where: n for where, n in found.items() if where[0] != __file__})
     by_part: Counter[str] = Counter()
     for (file, _), number in found.items():

@@ -85,6 +85,8 @@ CONTRACTS = {
     "shoal.http.requests.codec.StreamForm",
     "shoal.http.requests.protocol.HttpProtocol",
     "shoal.http.requests.protocol.ProtocolRoutes",
+    # A request over HTTP/1.1, with and without an access log.
+    "shoal.http.server.http1.call.Call",
     # What a request knows of its batch, which knows its requests.
     "shoal.core.request.RequestBatch",
 }
@@ -161,7 +163,7 @@ def optional_roots() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         requirement.split(">=")[0].split("[")[0].split(".")[0].replace("-", "_")
-        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache", "bodies")
+        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache", "bodies", "reload")
         for requirement in project["optional-dependencies"][extra]
     }
 

@@ -7,6 +7,7 @@ from argparse import ArgumentError, ArgumentParser
 import pytest
 
 from shoal.commands.server.options import add_server_options, event_loop, server_options
+from shoal.commands.support.mistake import CommandError
 from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 FLAGS = [
@@ -26,6 +27,15 @@ FLAGS = [
     ("--allow-origin", "a", "allowed_origins", ["a"], "(at loopback: none but its own)"),
     ("--send-timeout", "3", "send_timeout_s", 3.0, "(10)"),
     ("--access-log", None, "access_log", True, "for each request to stderr"),
+    ("--root-path", "/ml", "root_path", "/ml", "the paths of requests"),
+    ("--trusted-peer", "10.0.0.0/8", "trusted_peers", ["10.0.0.0/8"], "(none)"),
+    (
+        "--proxy-header",
+        "forwarded",
+        "proxy_headers",
+        ["forwarded"],
+        "(X-Forwarded-For and X-Forwarded-Proto)",
+    ),
 ]
 
 
@@ -55,6 +65,22 @@ def test_a_key_goes_with_its_certificate(parser):
     assert server_options(given, {}, None) == HttpOptions(certfile="c.pem", keyfile="k.pem")
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--keyfile", "k.pem"], "keyfile='k.pem' needs certfile"),
+        (
+            ["--proxy-header", "Forwarded", "--proxy-header", "X-Forwarded-For"],
+            "could contradict the proxy",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_a_mistake_in_the_command(parser, words, message):
+    with pytest.raises(CommandError, match=message) as raised:
+        server_options(parser.parse_args(words), {}, None)
+    assert raised.value.exit_code == 2
+
+
 def test_what_is_not_given_is_that_of_the_file_or_the_default(parser):
     given = parser.parse_args([])
     assert server_options(given, {}, None) == HttpOptions()
@@ -76,6 +102,7 @@ def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--trusted-peer", "10.0.0"], "not '10.0.0': '10.0.0' does not appear to be"),
         (["--port", "65536"], "port must be from 0 to 65535, not 65536"),
         (["--port", "http"], "port must be a whole number, not 'http'"),
         (

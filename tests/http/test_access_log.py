@@ -30,6 +30,11 @@ def app():
         yield items
         await anyio.sleep_forever()
 
+    @app.endpoint("/letters")
+    async def letters(texts: list[str]):
+        for letter in texts[0]:
+            yield [letter]
+
     return app
 
 
@@ -113,3 +118,50 @@ async def test_a_path_can_not_forge_a_line(app, lines, path, caplog):
     [line] = lines()
     assert line["status"] is None
     assert "\n" not in caplog.records[-1].getMessage()
+
+
+@pytest.mark.real_time
+async def test_an_app_is_called_directly_all_the_same(lines):
+    class Watched(shoal.App):
+        def answer_directly(self, call):
+            rest = super().answer_directly(call)
+            seen.append((call.line.path, rest is None))
+            return rest
+
+    app, seen = Watched(), []
+
+    @app.endpoint("/double")
+    async def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    async with live(app, access_log=True) as server, await server.connect() as client:
+        given = ["X-Request-ID: mine"]
+        await client.send_all(request("/double", method="POST", body=b"21", headers=given))
+        await read_until(client, b"42")
+        await client.send_all(request("/double", method="POST", body=b"2100"))
+        await read_until(client, b"4200")
+    assert seen == [("/double", True)] * 2
+    first, second = lines()
+    assert (first["status"], first["bytes"], first["request_id"]) == (200, 2, "mine")
+    assert (second["status"], second["bytes"]) == (200, 4)
+    assert second["request_id"] not in (None, "mine")
+
+
+@pytest.mark.real_time
+async def test_the_bytes_of_a_stream_are_counted(app, lines):
+    async with live(app, access_log=True) as server:
+        answer = await server.talk(request("/letters", method="POST", body=b'"abc"', close=True))
+    [line] = lines()
+    chunks = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")
+    assert line["bytes"] == sum(int(size, 16) for size in chunks[:-2:2])
+    assert line["request_id"].encode() in answer
+
+
+@pytest.mark.real_time
+async def test_a_client_that_leaves_a_server_is_logged_once(app, lines):
+    async with live(app, access_log=True) as server, await server.connect() as client:
+        await client.send_all(request("/hold", method="POST", body=b"1"))
+        await read_until(client, b"data: 1")
+    [line] = lines()
+    assert (line["path"], line["status"]) == ("/hold", 200)
+    assert line["bytes"] > 0

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
 
 from shoal.commands.server.options import add_server_options, event_loop, server_options
 from shoal.commands.server.process import ServerProcess
-from shoal.commands.support.loading import APPLICATION, application_of, need, server_settings
+from shoal.commands.server.reload import Reloader, Turn
+from shoal.commands.support.loading import (
+    APPLICATION,
+    application_of,
+    file_settings,
+    need,
+    server_settings,
+)
+from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.parser import describe
+from shoal.http.server.config import address_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.types import ASGIApp
+
+    from shoal.serving.http_options import HttpOptions
 
 _EXAMPLE: Final = """\
   my_module.py contains   app = shoal.App()   and endpoints; then
@@ -21,6 +39,8 @@ _EXAMPLE: Final = """\
   app.toml contains   [backends.small]   and   [endpoints.classify]; then
 
   shoal serve app.toml
+
+  shoal serve my_module:app --reload     while you write it
 
   The first SIGTERM or Ctrl-C drains: running requests may finish. The second ends at once.
 """
@@ -47,15 +67,71 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="serve the admin API at this UNIX socket, which only this user can open",
     )
 
+    parser.add_argument(
+        "--reload",
+        action="store_true",
+        help="for development: serve the application anew when its files change",
+    )
+    parser.add_argument(
+        "--reload-dir",
+        type=Path,
+        action="append",
+        metavar="DIRECTORY",
+        help="with --reload: a directory with its files; repeatable (the current directory)",
+    )
+    parser.add_argument("--version-fds", type=int, nargs=2, help=SUPPRESS)
+
 
 def _run(arguments: Namespace) -> int:
     need("shoal.http.server.server")
+    if arguments.version_fds is not None:
+        listening, control = arguments.version_fds
+        return _serve_version(arguments, listening, Turn(control))
+    if arguments.reload:
+        return _reload(arguments)
+    if arguments.reload_dir:
+        raise CommandError("--reload-dir needs --reload")
     app = application_of(arguments.application)
+    return _process(arguments, app, _options(arguments, server_settings(app))).to_its_end()
+
+
+def _reload(arguments: Namespace) -> int:
+    options = _options(arguments, file_settings(arguments.application))
+    reloader = Reloader(
+        arguments.argv,
+        address_of(options),
+        arguments.reload_dir or [Path()],
+        options.graceful_timeout_s,
+    )
+    return reloader.to_its_end()
+
+
+def _serve_version(arguments: Namespace, listening: int, turn: Turn) -> int:
+    """Serves one version of the application at a socket that `Reloader` holds."""
+    app = application_of(arguments.application)
+    options = _options(arguments, server_settings(app))
+    if not turn.wait():
+        return 0
+    options = replace(options, uds=None, fd=listening)
+    return _process(arguments, app, options, turn.wait_over).to_its_end()
+
+
+def _options(arguments: Namespace, from_file: Mapping[str, Any]) -> HttpOptions:
+    return server_options(arguments, from_file, arguments.admin_socket)
+
+
+def _process(
+    arguments: Namespace,
+    app: ASGIApp,
+    options: HttpOptions,
+    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever,
+) -> ServerProcess:
     return ServerProcess(
         app=app,
         spec=arguments.application,
-        options=server_options(arguments, server_settings(app), arguments.admin_socket),
+        options=options,
         event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
         state=arguments.state,
-    ).to_its_end()
+        wait_over=wait_over,
+    )

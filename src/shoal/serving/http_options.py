@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import suggested
 from shoal.core.options.option import check_options, option, options_of, table
+from shoal.serving.proxy_options import checked_peers, checked_proxy_headers, checked_root_path
 from shoal.serving.security import (
     SecurityRequirements,
     check_known,
@@ -73,6 +74,9 @@ class ServerKeywords(TypedDict, total=False):
     certfile: str | None
     keyfile: str | None
     access_log: bool
+    root_path: str
+    trusted_peers: Sequence[str]
+    proxy_headers: Sequence[str]
 
 
 def _text(name: str, value: Any, example: str) -> str:
@@ -164,6 +168,13 @@ class HttpOptions:
             server then speaks TLS at host and port.
         keyfile: The file with the certificate's private key, in PEM; None if it is in `certfile`.
         access_log: Whether each request is logged, by the logger ``shoal.access``.
+        root_path: The prefix that a proxy removes from the paths of requests, such as
+            ``"/models"``. Applications get it by ASGI, for the URLs that they write.
+        trusted_peers: The peers whose `proxy_headers` are believed: addresses, networks such as
+            ``"10.0.0.0/8"``, and ``"unix"`` for those at a UNIX socket. If none is given, no
+            header is.
+        proxy_headers: The headers that these peers set or remove, whatever their clients send:
+            of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``, or ``Forwarded``.
         max_body_bytes: The largest body that a request may have, in bytes.
         max_incomplete_bytes: How many bytes may be held of bodies that are incomplete, in total,
             and a quarter of it for one connection; further ones are refused with 503.
@@ -260,6 +271,20 @@ class HttpOptions:
     )
     access_log: bool = option(
         False, yes_or_no, flag="write a line of JSON for each request to stderr"
+    )
+    root_path: str = option(
+        "", checked_root_path, flag="prefix that a proxy removes from the paths of requests"
+    )
+    trusted_peers: Sequence[str] = option(
+        (),
+        checked_peers,
+        flag='a proxy that is believed: an address, a network, or "unix"; repeatable (none)',
+    )
+    proxy_headers: Sequence[str] = option(
+        ("x-forwarded-for", "x-forwarded-proto"),
+        checked_proxy_headers,
+        flag="a header that these proxies set: X-Forwarded-For, -Proto, -Host, -Prefix, or "
+        "Forwarded; repeatable (X-Forwarded-For and X-Forwarded-Proto)",
     )
     max_body_bytes: int = option(16 * 2**20, partial(whole, least=1))
     max_incomplete_bytes: int = option(256 * 2**20, partial(whole, least=1))

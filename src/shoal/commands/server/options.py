@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.support.arguments import add_token_argument, token_of
+from shoal.commands.support.mistake import as_mistakes
 from shoal.serving.app_file.server import EventLoop
 from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
@@ -67,23 +68,33 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
     if isinstance(default, tuple):
         flag = flag.replace("allowed", "allow").removesuffix("s")
         noun = flag.rpartition("-")[2].upper()
-        parser.add_argument(flag, dest=name, action="append", metavar=noun, help=one.flag)
+
+        def entry(text: str) -> Any:
+            return _checked(name, one, (text,))[0]
+
+        parser.add_argument(
+            flag, dest=name, type=entry, action="append", metavar=noun, help=one.flag
+        )
         return
     is_text = default is None or isinstance(default, str)
 
     def read(text: str) -> Any:
-        try:
-            return one.checked(name, text if is_text else _number(text))
-        except (TypeError, ValueError) as error:
-            raise ArgumentTypeError(str(error)) from None
+        return _checked(name, one, text if is_text else _number(text))
 
     parser.add_argument(
         flag,
         dest=name,
         type=read,
         metavar=None if is_text else "N" if isinstance(default, int) else "SECONDS",
-        help=one.flag if default is None else f"{one.flag} ({_shown(default)})",
+        help=one.flag if default in (None, "") else f"{one.flag} ({_shown(default)})",
     )
+
+
+def _checked(name: str, one: Option, value: Any) -> Any:
+    try:
+        return one.checked(name, value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _number(text: str) -> int | float | str:
@@ -96,12 +107,18 @@ def _number(text: str) -> int | float | str:
 def server_options(
     arguments: Namespace, from_file: Mapping[str, Any], admin_socket: Path | None
 ) -> HttpOptions:
-    """Returns the server's options: those of the command line first, then those of the file."""
+    """Returns the server's options: those of the command line first, then those of the file.
+
+    Raises:
+        CommandError: Two options contradict each other, or there is no token in its file.
+    """
     chosen = {name: one for name, one in vars(arguments).items() if one is not None}
     given: dict[str, Any] = {**from_file, **chosen}
     given["admin_socket"] = None if admin_socket is None else str(admin_socket)
     known = {name: given[name] for name in HTTP_OPTIONS if name in given}
-    return HttpOptions(**known, token=token_of(arguments))
+    token = token_of(arguments)
+    with as_mistakes():
+        return HttpOptions(**known, token=token)
 
 
 def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:

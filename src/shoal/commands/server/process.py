@@ -17,7 +17,7 @@ from shoal.errors import LifespanFailed, StateRefused
 from shoal.http.server.log_errors import contained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from pathlib import Path
 
     from starlette.types import ASGIApp
@@ -45,6 +45,7 @@ class ServerProcess:
         log_level: The level of the log.
         state: The file that run-time changes are stored in; None to store none.
         started: Called with the URL once clients can connect.
+        wait_over: Awaited beside the server; when it returns, the server drains and ends.
     """
 
     app: ASGIApp
@@ -54,6 +55,7 @@ class ServerProcess:
     log_level: str = "info"
     state: Path | None = None
     started: Callable[[str], object] = lambda _: None
+    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever
 
     @property
     def shoals(self) -> App | None:
@@ -141,6 +143,10 @@ async def _serve(run: ServerProcess) -> int:
             await run.shoals.controller.wait_ended()
             signals.ask()
 
+    async def until_over() -> None:
+        await run.wait_over()
+        signals.ask()
+
     def started(url: str) -> None:
         is_up.set()
         _settle_memory()
@@ -151,6 +157,7 @@ async def _serve(run: ServerProcess) -> int:
     async def shutdown() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_ended)
+            tasks.start_soon(until_over)
             await signals.shutdown.wait()
             tasks.cancel_scope.cancel()
         begin_drain = getattr(run.app, "begin_drain", getattr(run.shoals, "begin_drain", None))

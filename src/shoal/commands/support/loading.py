@@ -106,6 +106,25 @@ def server_settings(app: Any) -> Mapping[str, Any]:
     return {name: value for name, value in named.items() if value}
 
 
+def file_settings(spec: str) -> Mapping[str, Any]:
+    """Returns the server settings of an application's file, without loading the application.
+
+    Args:
+        spec: As for `application_of`; what is no file has no settings.
+
+    Raises:
+        CommandError: The file is invalid; its other mistakes have been printed.
+    """
+    if not spec.endswith(".toml"):
+        return {}
+    from shoal.serving.app_file.file import read_app_file
+
+    try:
+        return read_app_file(spec).server
+    except AppFileRefused as refused:
+        raise say_flaws(refused) from None
+
+
 def need(package: str) -> ModuleType:
     """Imports a package that only an extra installs.
 

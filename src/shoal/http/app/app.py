@@ -26,6 +26,7 @@ from shoal.http.app.declarations import (
 from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
+from shoal.http.app.mounted import Mounted, lifespans_of
 from shoal.http.app.pages import OUTSIDE, Pages
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
@@ -147,15 +148,17 @@ class App:
         name: str | None = None,
         security: SecurityRequirements | None = None,
         responses: Mapping[int, str] | None = None,
+        batch: bool | None = None,
         **config: Unpack[BackendKeywords],
     ) -> Callable[[H], H]:
         """Declares a backend and an endpoint of the same name, as a decorator of the code.
 
         The decorated code is returned unchanged. It is anything that `shoal.Batcher` takes; or a
         class without init arguments, whose ``__call__`` is the handler; or a function decorated
-        with `shoal.batch`, whose options apply unless they are given here. It takes lists, and its
-        annotations determine the form of a request's body; see `shoal.http.requests.payload`. A
-        generator handler answers with a stream; see `shoal.http.requests.streaming`.
+        with `shoal.batch`, whose options apply unless they are given here. It takes lists, or one
+        item at a time, and its annotations determine the form of a request's body; see
+        `shoal.http.requests.payload`. A generator handler answers with a stream; see
+        `shoal.http.requests.streaming`.
 
         Args:
             path: The endpoint's path. It may have parameters, as in Starlette:
@@ -167,6 +170,8 @@ class App:
                 ``security`` of `HttpOptions`, which counts by default.
             responses: The statuses of the ``HTTPException`` that the code raises, each with its
                 meaning, for the OpenAPI document.
+            batch: Whether the code takes lists; by default its annotations say that. With False, a
+                list is one item, and ``max_ongoing_requests`` is 100, or 40 in threads.
             **config: As in `BackendConfig`: how batches are formed, and where the code runs.
 
         Raises:
@@ -180,19 +185,32 @@ class App:
         line = f'@app.endpoint("/{str(path).strip("/")}")'
         checked_path(path, line)
         capitals = checked_methods(methods)
-        refuse_unknown(config, beside=("methods", "name", "security", "responses"))
+        refuse_unknown(config, beside=("methods", "name", "batch", "security", "responses"))
         documented = documented_as(security, responses, self.settings)
 
         def declare(handler: H) -> H:
             self._check_not_open(path)
             self._declared.check_free(path, capitals)
-            code = declared_on(handler, config)
+            code = declared_on(handler, config, batch)
             taken = {n: there.path or n for n, there in self._declared.endpoints.items()}
             own_name = checked_name(code.name if name is None else name, path, taken)
             self._declared.add_code(path, capitals, own_name, code, handler, documented)
             return handler
 
         return declare
+
+    def get(self, path: str, **options: Any) -> Callable[[H], H]:
+        """Declares code that takes one request at a time, by ``GET``: `endpoint` without batches.
+
+        Args:
+            path: As for `endpoint`.
+            **options: As for `endpoint`, without ``methods`` and ``batch``.
+        """
+        return self.endpoint(path, methods=("GET",), batch=False, **options)
+
+    def post(self, path: str, **options: Any) -> Callable[[H], H]:
+        """Declares code that takes one request at a time, by ``POST``; see `get`."""
+        return self.endpoint(path, methods=("POST",), batch=False, **options)
 
     def backend(
         self, tag: str, definition: Any, *init_args: Any, **config: Unpack[BackendKeywords]
@@ -289,14 +307,13 @@ class App:
             ShadowDeclaration(backend=backend, proportion=proportion, compare=compare)
         )
 
-    def mount(self, path: str, app: ASGIApp) -> None:
+    def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:
         """Serves another ASGI application under a prefix, except at paths of endpoints.
-
-        Its lifespan is not run: the program that serves this application opens what it needs.
 
         Args:
             path: The prefix of its paths; ``"/"`` for all that nothing else answers.
             app: The application.
+            lifespan: Whether its lifespan is run within this one; else the program opens it.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -305,9 +322,7 @@ class App:
         prefix = checked_path(
             path, 'app.mount("/static", application)', may_have_parameters=False
         ).rstrip("/")
-        if not callable(app):
-            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
-        self._mounts.add(prefix, app)
+        self._mounts.add(prefix, Mounted(app) if lifespan else app)
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
         self._check_not_open(name)
@@ -345,7 +360,8 @@ class App:
                 self._controller() as controller,
                 self.answering(controller),
             ):
-                yield
+                async with lifespans_of(self._mounts.by_prefix.values()):
+                    yield
                 # Before the batched functions lose their batchers: queued requests may call them.
                 await controller.shutdown()
         finally:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.handlers.binding import unreadable_annotations
 from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.given import given_names
 from shoal.replicas.code.instance import adapted, call_of
 from shoal.serving.config.config import BackendConfig
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from contextlib import AbstractContextManager
     from inspect import Signature
+
+# The options that say how many calls run at once.
+_AT_ONCE: Final = ("max_ongoing_requests", "max_concurrent_queries", "max_concurrent_batches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,13 +58,20 @@ class Declared:
         return nullcontext() if self.face is None else self.face.lent(batcher)
 
 
-def declared_on(target: Any, options: Mapping[str, Any]) -> Declared:
+def declared_on(target: Any, options: Mapping[str, Any], batch: bool | None = None) -> Declared:
     """Checks the object that ``@app.endpoint`` decorates, and returns what it declares.
+
+    Args:
+        target: The object.
+        options: The options of its backend.
+        batch: Whether it takes lists; None for what its annotations say.
 
     Raises:
         TypeError: The object can't be batched, or an option is unknown or of a wrong type.
         ValueError: An option is out of range.
     """
+    if batch is False and (isinstance(target, Decorated) or "fill" in options):
+        raise TypeError(f"{target!r} takes batches, so declare it by @app.endpoint without batch")
     if isinstance(target, Decorated):
         return _of_batched_function(target, options)
     config = BackendConfig.of(options)
@@ -72,8 +83,10 @@ def declared_on(target: Any, options: Mapping[str, Any]) -> Declared:
         )
     call: Any = call_of(target) if inspect.isclass(target) else target
     _check_annotations(getattr(call, "func", call))
-    definition = Definition(target)
+    definition = Definition(target, accept_batch=batch)
     handler, batched = adapted(call, definition, fill=config.fill, streams=config.streams)
+    if batch is False and not any(name in options for name in _AT_ONCE):
+        config = config.changed({"max_ongoing_requests": 40 if handler.threaded else 100})
     # This batcher is never opened: its constructor checks the options together with the handler.
     declared: Batcher[Any] = Batcher(handler, **config.batch_options(batched))
     return Declared(
@@ -117,7 +130,7 @@ def _check_class(cls: type) -> None:
     """Checks that a class can be instantiated without arguments."""
     Definition(cls).checked()
     try:
-        inspect.signature(cls).bind()
+        inspect.signature(cls).bind(**given_names(cls))
     except TypeError as error:
         raise TypeError(
             f"the class {cls.__qualname__} is instantiated without arguments: {error}; pass a "

@@ -7,17 +7,20 @@ changed things. So what it has already is left unchanged, and only what it lacks
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.errors import NameTaken
+from shoal.errors import NameTaken, NoSuchName
 from shoal.http.openapi.served import Documented
 from shoal.http.requests.routing import PathTable, Route
 from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.given import given_names
+from shoal.replicas.code.instance import call_of
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
-from shoal.serving.names import TAG_FORM, is_tag, without_names
+from shoal.serving.names import TAG_FORM, found, is_tag, without_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -197,14 +200,31 @@ class Declarations:
             lending: Until it is closed, batched functions use the controller's batchers.
 
         Raises:
+            NoSuchName: Code is given the handle of an endpoint that does not exist.
             Exception: A backend or an endpoint failed; a note says which.
         """
+        self._check_given(controller)
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
         for tags in self._groups():
             await self._open_side_by_side(controller, lending, tags, lacking)
         for endpoint in self.endpoints.values():
             if declared_endpoint(endpoint.name) in lacking:
                 await _create(controller, endpoint)
+
+    def _check_given(self, controller: Controller) -> None:
+        """Checks that there are the endpoints whose handles code is given."""
+        known = {**self.endpoints, **controller.endpoints}
+        for tag, (definition, _) in self.backends.items():
+            code = definition.target
+            if isinstance(code, str):
+                continue  # it is loaded where it runs
+            parts = (code, call_of(code)) if isclass(code) else (code,)
+            for parameter, name in (pair for one in parts for pair in given_names(one).items()):
+                try:
+                    found("endpoint", name, known)
+                except NoSuchName as error:
+                    error.add_note(f"the parameter {parameter!r} of {tag!r} is given its handle")
+                    raise
 
     def _groups(self) -> Iterator[list[str]]:
         """Yields groups of tags of backends that may start concurrently, in declaration order.

@@ -136,7 +136,7 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
             signature = None
         if signature is not None:
             try:
-                signature.bind(*definition.init_args, **dict(definition.init_kwargs))
+                signature.bind(*definition.init_args, **definition.keywords_of(loaded))
             except TypeError as error:
                 raise TypeError(
                     f"{loaded.__qualname__} can't be instantiated with "

@@ -175,8 +175,11 @@ class Mounts:
         """Mounts an application under a prefix, which has no slash at its end.
 
         Raises:
+            TypeError: It is no application.
             ValueError: The prefix is taken.
         """
+        if not callable(getattr(app, "app", app)):
+            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
         if prefix in self.by_prefix:
             raise ValueError(f"{prefix or '/'!r} is mounted already")
         self.by_prefix[prefix] = app

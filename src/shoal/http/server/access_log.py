@@ -1,7 +1,8 @@
 """The access log: a line of JSON for each request, once it was answered or abandoned.
 
-It is middleware that is only added when the log is enabled, so that it costs nothing otherwise. It
-logs no bodies or headers, and of the URL only the path, since queries may contain tokens.
+It logs no bodies or headers, and of the URL only the path, since queries may contain tokens. For
+HTTP/2 and WebSocket it is middleware; for HTTP/1.1 see `shoal.http.server.http1.logged_call`. Where
+the log is not enabled neither is used, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class AccessLog:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        entry = _Entry(scope)
+        entry = Entry()
 
         async def noting(message: Message) -> None:
             entry.note(message)
@@ -58,19 +59,34 @@ class AccessLog:
         try:
             await self._app(scope, receive, noting)
         finally:
-            entry.write()
+            is_http = scope["type"] == "http"
+            protocol = f"HTTP/{scope['http_version']}" if is_http else "WebSocket"
+            method = scope.get("method", "GET")
+            entry.write(protocol, method, scope["path"], scope.get("client"))
 
 
-class _Entry:
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
+class Entry:
+    """One request's line: notes its answer, and is written at its end."""
+
+    def __init__(self) -> None:
         self._began_at = datetime.now(UTC)
         self._began = perf_counter()
         self._status: int | None = None
         self._request_id: str | None = None
         self._bytes = 0
 
+    def note_answer(self, status: int, request_id: bytes, size: int) -> None:
+        """Notes a whole answer, with the size of its body in bytes."""
+        self._status = status
+        self._request_id = request_id.decode("latin-1") or None
+        self._bytes += size
+
+    def note_body(self, data: bytes) -> None:
+        """Notes a part of a body."""
+        self._bytes += len(data)
+
     def note(self, message: Message) -> None:
+        """Notes a message of ASGI."""
         match message["type"]:
             case "http.response.start":
                 self._status = message["status"]
@@ -86,17 +102,15 @@ class _Entry:
             case _:
                 pass
 
-    def write(self) -> None:
-        scope = self._scope
-        is_http = scope["type"] == "http"
-        client = scope.get("client")
+    def write(self, protocol: str, method: str, path: str, client: tuple[str, int] | None) -> None:
+        """Writes the line."""
         line = {
             "time": self._began_at.isoformat(timespec="milliseconds"),
             "client": None if client is None else f"{client[0]}:{client[1]}",
-            "protocol": f"HTTP/{scope['http_version']}" if is_http else "WebSocket",
-            "method": scope.get("method", "GET"),
+            "protocol": protocol,
+            "method": method,
             # Characters that UTF-8 can't encode are written as escapes.
-            "path": scope["path"].encode("utf-8", "backslashreplace").decode(),
+            "path": path.encode("utf-8", "backslashreplace").decode(),
             "status": self._status,
             "bytes": self._bytes,
             "duration_s": round(perf_counter() - self._began, 6),

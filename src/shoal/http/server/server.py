@@ -30,6 +30,7 @@ from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import AppListener, bind
+from shoal.http.server.proxies import ProxyHeaders
 from shoal.http.server.shared import Shared
 from shoal.http.server.sockets.poller import new_poller
 from shoal.http.server.sockets.timeouts import Timeouts
@@ -229,7 +230,8 @@ class _Server:
     ) -> _OpenListener:
         tls = self._tls if listener.may_have_tls else None
         guard = RequestGuard(self._options, bound.name)
-        has_state = self._lifespan is not None and not self._listeners
+        is_main = not self._listeners
+        has_state = self._lifespan is not None and is_main
         shared = Shared(
             listener.app,
             self._options,
@@ -239,6 +241,7 @@ class _Server:
             connections,
             "http" if tls is None else "https",
             None if guard.allows_all else guard,
+            ProxyHeaders.of(self._options) if is_main else None,
         )
         return _OpenListener(listener, bound, shared, self._poller, tls)
 

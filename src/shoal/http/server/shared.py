@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.loops.parking import Parking
     from shoal.http.server.hypercorn import Context
+    from shoal.http.server.proxies import ProxyHeaders
     from shoal.http.server.sockets.timeouts import Timeouts
     from shoal.serving.http_options import HttpOptions
 
@@ -59,11 +60,13 @@ class Shared:
         tasks: The tasks of the connections.
         scheme: The scheme of its URLs, "http" or "https".
         guard: Refuses requests; None if none is refused.
+        proxies: Completes scopes by what proxies say; None if no proxy is known.
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
+        logged_app: The same, within the access log if that is enabled; HTTP/1.1 has its own.
         answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
-        state, timeouts, tasks, scheme, guard: As above.
+        state, timeouts, tasks, scheme, guard, proxies: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
         loop: The event loop.
@@ -96,6 +99,7 @@ class Shared:
         tasks: TaskGroup,
         scheme: str,
         guard: Guard | None = None,
+        proxies: ProxyHeaders | None = None,
     ) -> None:
         self._serve(app, options)
         self.state = state
@@ -111,6 +115,7 @@ class Shared:
         self._hypercorn: tuple[Config, Context] | None = None
         self.scheme = scheme
         self.guard = guard
+        self.proxies = proxies
         self.idle_s = options.keep_alive_timeout_s
         self.head_timeout_s = options.head_timeout_s
         self.body_timeout_s = options.body_timeout_s
@@ -161,8 +166,9 @@ class Shared:
             connection.end_early()
 
     def _serve(self, app: ASGIApp, options: HttpOptions) -> None:
-        self.app = AccessLog(app) if options.access_log else app
-        self.answer_directly = answerer_of(self.app)
+        self.app = app
+        self.logged_app = AccessLog(app) if options.access_log else app
+        self.answer_directly = answerer_of(app)
 
     def remove(self, connection: Any) -> None:
         """Removes a connection that was closed."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from shoal.batching.failures.held import held
 from shoal.batching.handlers.items_or_lists import MARK
 from shoal.errors import NotAllowed
+from shoal.replicas.code.given import given_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +74,22 @@ class Definition:
         if isinstance(self.target, str):
             return self.target.rpartition(":")[2]
         return qualified_name(self.target)
+
+    def instantiated(self, cls: Any) -> Any:
+        """Instantiates a class with its init arguments, and with what it is given."""
+        return cls(*self.init_args, **self.keywords_of(cls))
+
+    def keywords_of(self, cls: Any) -> dict[str, Any]:
+        """Returns the keyword arguments of a class: its own, and those that it is given.
+
+        Raises:
+            TypeError: See `given_names`.
+        """
+        given = given_arguments(cls)
+        if given and self.init_args:
+            names = list(inspect.signature(cls).parameters)[: len(self.init_args)]
+            given = {name: value for name, value in given.items() if name not in names}
+        return {**given, **dict(self.init_kwargs)}
 
     def checked(self) -> Definition:
         """Checks what is known without importing anything, and returns itself.

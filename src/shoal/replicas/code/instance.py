@@ -20,6 +20,7 @@ from shoal.batching.handlers.handler import Handler
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.batching.open.batch import OpenBatch
 from shoal.replicas.code.description import Description, Method
+from shoal.replicas.code.given import with_given
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -71,7 +72,7 @@ class Instance:
         loaded = definition.load()
         definition.check_loaded(loaded)
         if inspect.isclass(loaded):
-            self._target: Any = loaded(*definition.init_args, **dict(definition.init_kwargs))
+            self._target: Any = definition.instantiated(loaded)
         else:
             self._target = loaded
         self.handlers: dict[str, Handler] = {}
@@ -169,6 +170,7 @@ def _adapted(
     if isinstance(batched_already, Decorated):
         return Handler.of_one(_awaited(batched_already)), False
     try:
+        function = with_given(function)
         batched = takes_lists(function)
     except TypeError:  # helpers may have any parameters
         batched = False
@@ -189,7 +191,8 @@ def adapted(
 ) -> tuple[Handler, bool]:
     """Returns the handler of a backend's callable, and whether it takes lists.
 
-    Code that is decorated with `shoal.batch` is treated as an async function of one item.
+    Code that is decorated with `shoal.batch` is treated as an async function of one item. What it
+    is given by its annotations is filled in, unless it is so decorated; see `given`.
 
     Args:
         function: A function or a callable object; for a class see `call_of`.
@@ -206,6 +209,7 @@ def adapted(
     face = function.__call__ if isinstance(code, Decorated) else function
     if isinstance(face, Decorated):
         return Handler.of_one(_awaited(face)), False
+    function = with_given(function)
     if fill != "closed":
         return Handler(function, definition.signature, fill=fill, streams=streams), True
     batched = definition.accept_batch

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from shoal.replicas.code.endpoint_call import HandleKeywords
-    from shoal.serving.clients.protocol import Handle
 
 
 class RemoteCall(Coroutine[Any, Any, Any]):
@@ -125,6 +124,10 @@ class AsyncHandle(_Hinting, ABC):
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.call`."""
 
+    @abstractmethod
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Handle.stream`."""
+
     def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
         """Does the same as `call`; Ray Serve's name for it."""
         return RemoteCall(self.call(*args, **kwargs), self.endpoint)
@@ -139,7 +142,7 @@ class BlockingHandle(_Hinting, ABC):
 
     _HOW = "handle.options(method_name={name!r}).call(...)"
 
-    _handle: Handle
+    _handle: AsyncHandle
 
     @property
     def endpoint(self) -> str:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
     from shoal.replicas.code.endpoint_call import HandleOptions
-    from shoal.serving.clients.protocol import Client, SyncClient
 
 
 def handle_again(endpoint: str, handle_options: HandleOptions) -> Any:
@@ -184,9 +183,12 @@ class InsideClient:
     """The client of a controller in this process, for code of its backends.
 
     Leaving its context does not shut the controller down.
+
+    Args:
+        client: The controller.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = client
 
     async def __aenter__(self) -> Self:
@@ -195,7 +197,7 @@ class InsideClient:
     async def __aexit__(self, *exc_info: object) -> None:
         return None
 
-    def __enter__(self) -> SyncClient:
+    def __enter__(self) -> Any:
         check_may_block("async with shoal.connect() as client:")
         return self._client.sync
 

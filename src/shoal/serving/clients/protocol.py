@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+from shoal.replicas.code.given import given_by
 from shoal.serving.clients import arguments as forms
+from shoal.serving.clients.given_handles import GivenHandle
 from shoal.serving.clients.verbs import Verb, verb
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.names import DEFAULT_METHODS
@@ -327,8 +329,13 @@ class SyncHandle(Protocol):
         ...
 
 
+@given_by(GivenHandle)
 class Handle(Protocol):
-    """Calls an endpoint from Python."""
+    """Calls an endpoint from Python.
+
+    A parameter of a backend's code, or of its constructor, with this annotation is given the handle
+    of the endpoint with the parameter's name, or of another: ``Annotated[Handle, "embed-v2"]``.
+    """
 
     @property
     def endpoint(self) -> str:

@@ -23,6 +23,7 @@ from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.body import BodyReader, reader_of
 from shoal.http.server.http1.call import Call
 from shoal.http.server.http1.head import END, MAX_HEAD, HeadParser, find_end
+from shoal.http.server.http1.logged_call import LoggedCall
 from shoal.http.server.listeners import host_and_port
 from shoal.http.server.sockets.timeouts import Timeout, time_to_receive_s, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
@@ -72,14 +73,7 @@ class Http1Connection(Receiver):
 
     __slots__ = (
         *("_body", "_body_began_at", "_call", "_client", "_has_enough", "_held", "_is_new"),
-        *(
-            "_known_host",
-            "_parser",
-            "_received",
-            "_released",
-            "_running",
-            "_state",
-        ),
+        *("_known_host", "_new_call", "_parser", "_received", "_released", "_running", "_state"),
         *("_timeout", "_transport", "name", "peer", "shared"),
     )
 
@@ -107,6 +101,7 @@ class Http1Connection(Receiver):
         self._running = 0  # calls of the application
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._client = client
+        self._new_call = LoggedCall if shared.options.access_log else Call
         self.peer = host_and_port(transport.peer)
         self.name = host_and_port(transport.name)
 
@@ -263,14 +258,14 @@ class Http1Connection(Receiver):
         # The deadline of the idle connection stays, and counts for nothing in the state ANSWER.
         if length == len(data) - end:
             self._state = _ANSWER
-            self._call = call = Call(self, parser, data[end:])
+            self._call = call = self._new_call(self, parser, data[end:])
         elif length == 0:
             self._state = _ANSWER
-            self._call = call = Call(self, parser)
+            self._call = call = self._new_call(self, parser)
             self._hold(data[end:])
         else:
             self._state = _BODY
-            self._call = call = Call(self, parser)
+            self._call = call = self._new_call(self, parser)
             call.expect_body(is_asked_for=parser.expects)
             self._body = reader_of(length)
             self._body_began_at = shared.timeouts.now()

@@ -24,7 +24,7 @@ def scope_of(
         carrier: Its connection.
     """
     shared = carrier.shared
-    return {
+    scope: Scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1" if line.is_http_1_1 else "1.0",
@@ -47,3 +47,6 @@ def scope_of(
             }
         },
     }
+    if shared.proxies is not None:
+        shared.proxies.complete(scope)
+    return scope

@@ -179,6 +179,8 @@ class StreamCalls:
             if not has_ended:  # else a task sends that the application has left behind
                 await send(message)
 
+        if self._shared.proxies is not None:
+            self._shared.proxies.complete(app_scope)
         offered: dict[str, Any] = {
             "when_left": inbox.when_left,
             "is_cut_off": inbox.is_cut_off,
@@ -194,7 +196,7 @@ class StreamCalls:
             try:
                 # The raw path is printable ASCII, so it can't forge a line of the log.
                 with contained("the application failed on %r", app_scope.get("raw_path")):
-                    await self._shared.app(
+                    await self._shared.logged_app(
                         app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
                     )
             except BaseException:

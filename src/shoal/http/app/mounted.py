@@ -1,0 +1,82 @@
+"""The lifespans of mounted applications, which run inside that of the application around them."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shoal.http.server.lifespan import Lifespan
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterable
+
+    from anyio.abc import TaskGroup
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from shoal.errors import LifespanFailed
+
+_STOPS_WITHIN_S: Final = 10.0
+_log: Final = logging.getLogger("shoal.http")
+
+
+class Mounted:
+    """An application whose lifespan is run: it finds the lifespan's state in its scopes.
+
+    Args:
+        app: The application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._lifespan: Lifespan | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Calls the application."""
+        if self._lifespan is not None:
+            scope = {**scope, "state": self._lifespan.state.copy()}
+        await self.app(scope, receive, send)
+
+    async def start(self, tasks: TaskGroup) -> LifespanFailed | None:
+        """Starts it; returns why it failed to start, or None."""
+        self._lifespan = lifespan = Lifespan(self.app)
+        tasks.start_soon(lifespan.run)
+        await lifespan.wait_started()
+        return lifespan.failure
+
+    async def stop(self) -> None:
+        """Ends its lifespan; logs if that has failed."""
+        lifespan, self._lifespan = self._lifespan, None
+        assert lifespan is not None
+        await lifespan.stop(_STOPS_WITHIN_S)
+        if lifespan.failure is not None:
+            _log.error("of a mounted application: %s", lifespan.failure.details)
+
+
+@asynccontextmanager
+async def lifespans_of(apps: Iterable[ASGIApp]) -> AsyncGenerator[None]:
+    """Runs the lifespans of those among applications that are `Mounted`.
+
+    They start in their order, and end in the reverse order.
+
+    Raises:
+        LifespanFailed: One of them did not start.
+    """
+    mounted = [app for app in apps if isinstance(app, Mounted)]
+    if not mounted:
+        yield
+        return
+    failure = None
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stopping:
+        stopping.callback(tasks.cancel_scope.cancel)
+        for app in mounted:
+            failure = await app.start(tasks)
+            if failure is not None:
+                break
+            stopping.push_async_callback(app.stop)
+        else:
+            yield
+    if failure is not None:
+        raise failure

@@ -1,0 +1,64 @@
+"""A request that is written to the access log when its answer has ended.
+
+It notes what passes by it, and so leaves the application's way to be called as it is: a `shoal.App`
+that is called directly is still called so. Middleware would put a task around each call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from shoal.http.server.access_log import Entry
+from shoal.http.server.http1.call import Call
+
+if TYPE_CHECKING:
+    from starlette.types import Message
+
+    from shoal.http.server.http1.carrier import Carrier
+    from shoal.http.server.http1.head import HeadParser
+
+_REQUEST_ID = b"\r\nx-request-id: "
+
+
+class LoggedCall(Call):
+    """One request, as `Call`; its end writes a line to the access log."""
+
+    def __init__(self, carrier: Carrier, parser: HeadParser, body: bytes = b"") -> None:
+        super().__init__(carrier, parser, body)
+        self._entry = Entry()
+
+    @override
+    def answer(self, status: int, fields: bytes, body: bytes) -> None:
+        """See `Call`."""
+        request_id = fields.partition(_REQUEST_ID)[2].partition(b"\r\n")[0]
+        sent = 0 if self.line.method == "HEAD" else len(body)
+        self._entry.note_answer(status, request_id, sent)
+        super().answer(status, fields, body)
+
+    @override
+    def put(self, data: bytes) -> bool:
+        """See `Call`."""
+        is_sent = super().put(data)
+        if is_sent:
+            self._entry.note_body(data)
+        return is_sent
+
+    @override
+    async def send(self, message: Message) -> None:
+        """See `Call`."""
+        self._entry.note(message)
+        await super().send(message)
+
+    @override
+    def end(self) -> None:
+        """See `Call`; writes the line."""
+        line, carrier = self.line, self.carrier
+        protocol = "HTTP/1.1" if line.is_http_1_1 else "HTTP/1.0"
+        if carrier.shared.proxies is None:
+            self._entry.write(protocol, line.method, line.path, carrier.peer)
+        else:
+            scope = self.scope()
+            self._entry.write(protocol, line.method, scope["path"], scope["client"])
+        super().end()

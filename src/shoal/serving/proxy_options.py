@@ -1,0 +1,105 @@
+"""The options of a server that is behind proxies: whom it believes, what, and its prefix."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
+
+UNIX: Final = "unix"
+"""The name of the peers at a UNIX socket, which have no address."""
+
+FORWARDED: Final = "forwarded"
+"""The header of RFC 7239, in place of the first three of `PROXY_HEADERS`."""
+
+PROXY_HEADERS: Final = (
+    *("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-prefix"),
+    FORWARDED,
+)
+
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_PREFIX: Final = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]{1,255}){1,16}")
+
+
+def network(text: str) -> Network:
+    """Returns the network that a peer is named by: a network, or an address as one of its own.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    return ipaddress.ip_network(text)
+
+
+def is_prefix(text: str) -> bool:
+    """Returns whether a text can be put before the paths of requests."""
+    return _PREFIX.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
+
+
+def checked_peers(name: str, value: Any) -> tuple[str, ...]:
+    """Checks the peers that are trusted: addresses, networks, and ``"unix"``.
+
+    Raises:
+        TypeError: It is not a list of texts.
+        ValueError: One is neither an address nor a network.
+    """
+    peers = _texts(name, value)
+    for one in peers:
+        if one == UNIX:
+            continue
+        try:
+            network(one)
+        except ValueError as error:
+            raise ValueError(
+                f'{name} takes addresses such as "10.0.0.7", networks such as "10.0.0.0/8", and '
+                f'"{UNIX}" for the peers at a UNIX socket, not {one!r}: {error}'
+            ) from None
+    return peers
+
+
+def checked_proxy_headers(name: str, value: Any) -> tuple[str, ...]:
+    """Checks the names of headers, and returns them in lower case.
+
+    Raises:
+        TypeError: It is not a list of texts.
+        ValueError: One is not among `PROXY_HEADERS`, or two say the same.
+    """
+    found = tuple(one.lower() for one in _texts(name, value))
+    for one in found:
+        if one not in PROXY_HEADERS:
+            raise ValueError(f"{name} takes {', '.join(PROXY_HEADERS)}, not {one!r}")
+    if FORWARDED in found and set(found) & set(PROXY_HEADERS[:3]):
+        raise ValueError(
+            f"{name}: {FORWARDED} says what {', '.join(PROXY_HEADERS[:3])} say, so that a client "
+            "could contradict the proxy; name the one that the proxy sets"
+        )
+    return found
+
+
+def checked_root_path(name: str, value: Any) -> str:
+    """Checks the prefix that a proxy removes from the paths of requests; empty for none.
+
+    Raises:
+        TypeError: It is not text.
+        ValueError: It is no prefix.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f'{name} must be text, such as "/models", not {value!r}')
+    prefix = value.rstrip("/")
+    if prefix and not is_prefix(prefix):
+        raise ValueError(
+            f'{name} must begin with a slash, and have names of letters, digits and "-._~" '
+            f'between slashes, such as "/models", not {value!r}'
+        )
+    return prefix
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, not {value!r}")
+    found = tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]
+    for one in found:
+        if not isinstance(one, str):
+            raise TypeError(f"{name} must be a list of texts; {one!r} is none")
+    return found

@@ -1,0 +1,212 @@
+"""`App` in FastAPI, Starlette and Litestar, and FastAPI in an `App`, with their lifespans."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from litestar import Litestar, asgi, get
+from litestar.types import Receive, Scope, Send  # noqa: TC002 - Litestar reads the annotations
+from live_server import live, request
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Mount, Route
+
+import shoal
+from shoal.errors import LifespanFailed
+from shoal.testing.asgi import ask
+
+pytestmark = pytest.mark.anyio
+
+
+def models():
+    app = shoal.App()
+
+    @app.endpoint("/length", max_batch_size=8)
+    async def length(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    @app.endpoint("/letters")
+    async def letters(texts: list[str]):
+        for letter in texts[0]:
+            yield [letter]
+
+    return app
+
+
+def in_fastapi(models):
+    site = FastAPI(lifespan=models.lifespan)
+
+    @site.get("/hello")
+    async def hello() -> str:
+        return "hello"
+
+    site.mount("/ml", models)
+    return site, site.router.lifespan_context(site)
+
+
+def in_starlette(models):
+    routes = [Route("/hello", lambda _: PlainTextResponse("hello")), Mount("/ml", app=models)]
+    site = Starlette(lifespan=models.lifespan, routes=routes)
+    return site, site.router.lifespan_context(site)
+
+
+def in_litestar(models):
+    @asgi("/ml", is_mount=True, copy_scope=True)
+    async def ml(scope: Scope, receive: Receive, send: Send) -> None:
+        # Litestar removes the prefix, and adds a slash.
+        path = "/ml" + scope["path"].rstrip("/")
+        await models({**scope, "root_path": "/ml", "path": path}, receive, send)
+
+    @get("/hello")
+    async def hello() -> str:
+        return "hello"
+
+    site = Litestar([ml, hello], lifespan=[models.lifespan], logging_config=None)
+    return site, site.lifespan()
+
+
+@pytest.mark.parametrize("mount", [in_fastapi, in_starlette, in_litestar])
+async def test_an_app_is_mounted_and_opened_by_the_lifespan_around_it(mount):
+    inner = models()
+    site, lifespan = mount(inner)
+    transport = httpx.ASGITransport(app=site)
+    async with httpx.AsyncClient(transport=transport, base_url="http://site") as client:
+        assert (await client.post("/ml/length", json="eel")).status_code == 503
+        async with lifespan:
+            assert (await client.post("/ml/length", json="eel")).json() == 3
+            stream = await client.post("/ml/letters", json="ab")
+            assert 'data: "a"\n\ndata: "b"\n\nevent: end' in stream.text
+            assert (await client.get("/ml/-/healthz")).json() == {"status": "alive"}
+            assert (await client.post("/ml/nowhere", json=1)).status_code == 404
+            assert "hello" in (await client.get("/hello")).text
+        assert (await client.post("/ml/length", json="eel")).status_code == 503
+
+
+@asynccontextmanager
+async def noted(log, name):
+    log.append(f"{name} opens")
+    yield {"name": name}
+    log.append(f"{name} closes")
+
+
+def api(log, name="api"):
+    site = FastAPI(lifespan=lambda _: noted(log, name))
+
+    @site.get("/whoami")
+    async def whoami(request: Request) -> dict[str, str]:
+        return {"name": request.state.name, "url": str(request.url_for("whoami"))}
+
+    return site
+
+
+@pytest.mark.parametrize("prefix", ["/api", "/"])
+async def test_fastapi_is_mounted_with_its_lifespan_and_state(prefix):
+    log = []
+    outer = models()
+    outer.mount(prefix, api(log), lifespan=True)
+    below = prefix.rstrip("/")
+    async with outer.lifespan():
+        assert log == ["api opens"]
+        answer = (await ask(outer, f"{below}/whoami", method="GET")).json()
+        assert (answer["name"], answer["url"]) == ("api", f"http://127.0.0.1:2{below}/whoami")
+        assert (await ask(outer, "/length", "eel")).json() == 3
+        assert (await ask(outer, f"{below}/openapi.json", method="GET")).status == 200
+    assert log == ["api opens", "api closes"]
+
+
+async def test_mounted_lifespans_end_in_the_reverse_order():
+    log = []
+    outer = models()
+    outer.mount("/a/longer", api(log, "first"), lifespan=True)
+    outer.mount("/b", api(log, "second"), lifespan=True)
+    async with outer.lifespan():
+        pass
+    assert log == ["first opens", "second opens", "second closes", "first closes"]
+
+
+async def test_it_can_call_endpoints_while_it_starts_and_ends():
+    outer, seen = models(), []
+
+    @asynccontextmanager
+    async def calling(_):
+        handle = await outer.controller.get_handle("length")
+        seen.append(await handle.call("eel"))
+        yield
+        seen.append(await handle.call("herring"))
+
+    outer.mount("/api", FastAPI(lifespan=calling), lifespan=True)
+    async with outer.lifespan():
+        pass
+    assert seen == [3, 7]
+
+
+async def test_one_that_does_not_start_fails_the_start():
+    log = []
+
+    @asynccontextmanager
+    async def failing(_):
+        raise OSError("no database")
+        yield
+
+    outer = models()
+    outer.mount("/a/longer", api(log), lifespan=True)
+    outer.mount("/b", FastAPI(lifespan=failing), lifespan=True)
+    with pytest.raises(LifespanFailed, match="did not start: OSError: no database"):
+        async with outer.lifespan():
+            pass
+    assert log == ["api opens", "api closes"]
+
+
+async def test_a_failure_at_its_end_is_logged(caplog):
+    @asynccontextmanager
+    async def failing(_):
+        yield
+        raise OSError("the disk is full")
+
+    outer = models()
+    outer.mount("/api", FastAPI(lifespan=failing), lifespan=True)
+    async with outer.lifespan():
+        pass
+    assert "OSError: the disk is full" in caplog.text
+
+
+async def test_an_application_without_a_lifespan_may_be_mounted_so():
+    async def plain(scope, receive, send):
+        assert scope["type"] == "http"
+        await PlainTextResponse("plain")(scope, receive, send)
+
+    outer = models()
+    outer.mount("/plain", plain, lifespan=True)
+    async with outer.lifespan():
+        assert (await ask(outer, "/plain/x", method="GET")).body == b"plain"
+
+
+async def test_its_lifespan_is_not_run_unless_asked_for():
+    log = []
+    outer = models()
+    outer.mount("/api", api(log))
+    async with outer.lifespan():
+        assert log == []
+
+
+@pytest.mark.real_time
+async def test_both_are_served():
+    log = []
+    outer = models()
+    outer.mount("/api", api(log), lifespan=True)
+    async with live(outer) as server:
+        answers = [
+            await server.talk(request("/length", method="POST", body=b'"eel"', close=True)),
+            await server.talk(request("/api/whoami", close=True)),
+        ]
+    assert [answer.split(b"\r\n\r\n")[-1][:14] for answer in answers] == [b"3", b'{"name":"api",']
+    assert log == ["api opens", "api closes"]
+
+
+def test_what_is_no_application_is_refused():
+    for lifespan in (False, True):
+        with pytest.raises(TypeError, match="takes an ASGI application"):
+            shoal.App().mount("/x", None, lifespan=lifespan)  # type: ignore[arg-type]
