@@ -9,8 +9,8 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from shoal.http.openapi.inputs import JSON
 from shoal.http.openapi.problems import MEANINGS, WITH_RETRY_AFTER, kinds_of
 from shoal.http.openapi.schemas import is_response, results_of
-from shoal.http.requests.json_codec import JsonLines, ServerSentEvents
 from shoal.http.requests.problem import PROBLEM_JSON
+from shoal.http.requests.stream_forms import JsonLines, ServerSentEvents
 
 if TYPE_CHECKING:
     from shoal.http.openapi.inputs import Inputs
@@ -119,6 +119,9 @@ class Answers:
     def of(self, method: str, problems: Problems, *, is_secured: bool) -> dict[str, Any]:
         """Returns the answers to requests with a method, by status, after the schemas were made."""
         found: dict[str, Any] = {"200": self._success(problems)}
+        if self._endpoint.streams:
+            text = "To a reconnection with `Last-Event-ID`: the stream is not made again."
+            found["204"] = {"description": text, "headers": _HEADERS}
         if self._responses:
             found["default"] = self._success(problems)
         if is_secured:
@@ -136,15 +139,15 @@ class Answers:
     def _statuses(self, method: str, problems: Problems) -> set[int]:
         is_known = self._endpoint.signature is not None
         inputs = self._inputs
-        statuses = {404, 408, 413, 500, 503, 504, problems.overload_status}
+        statuses = {400, 404, 408, 413, 500, 503, 504, problems.overload_status}
+        if self._endpoint.streams or not is_known:
+            statuses.add(406)
         if inputs.reads_json:
             statuses.add(422)
             if inputs.takes_body(method):
-                statuses |= {400, 415}
+                statuses.add(415)
         if "{" in (self._endpoint.path or ""):
             statuses.add(405)  # the parameters may fit another endpoint only
-        if self._endpoint.priority_levels > 1 or not is_known:
-            statuses.add(400)
         return statuses
 
     def _success(self, problems: Problems) -> dict[str, Any]:
@@ -171,7 +174,7 @@ def _media_type(response: Any) -> str:
 
 
 def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
-    """Returns the two forms of a stream of items.
+    """Returns the forms of a stream of items.
 
     The schemas are those of one message, as it was usual before OpenAPI 3.2 had its ``itemSchema``.
     """
@@ -186,6 +189,7 @@ def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
         _one_member("error", problem),
     ]
     return {
+        JSON: {"schema": {"type": "array", "items": item}},
         _EVENTS: {
             "schema": {
                 "description": "Each event: `message`, which is unnamed, has an item as JSON; "

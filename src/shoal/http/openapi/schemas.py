@@ -21,7 +21,7 @@ from typing_extensions import override
 from shoal.batching.calls.stream import Mark
 from shoal.http.openapi.problems import SCHEMA
 from shoal.http.requests.arrays import is_array
-from shoal.http.requests.payload import encoded
+from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaMode, JsonSchemaWarningKind

@@ -38,12 +38,10 @@ class LoggedCall(Call):
         super().answer(status, fields, body)
 
     @override
-    def put(self, data: bytes) -> bool:
+    def put(self, data: bytes) -> None:
         """See `Call`."""
-        is_sent = super().put(data)
-        if is_sent:
-            self._entry.note_body(data)
-        return is_sent
+        super().put(data)
+        self._entry.note_body(data)
 
     @override
     async def send(self, message: Message) -> None:
