@@ -693,7 +693,10 @@ async def test_results_that_are_no_tensor_are_an_error_of_the_model(results):
 
 
 async def test_the_wanted_outputs_are_sent_in_their_forms():
+    called: list[int] = []
+
     def model(x: list[int]) -> list[Pair]:
+        called.extend(x)
         return [{"label": str(one), "scores": [one, 1]} for one in x]
 
     app = Served(handler=model).app
@@ -716,9 +719,11 @@ async def test_the_wanted_outputs_are_sent_in_their_forms():
             outputs=[{"name": "label", "parameters": {"binary_data": False}}],
         )
         assert only(answer) == ["1"]
+        called.clear()
         answer = await infer(app, tensor([1], [1]), outputs=[{"name": "nothing"}])
         assert answer.status == 400
         assert "there is no 'nothing'" in error(answer)
+        assert not called
 
 
 async def test_bytes_that_are_no_text_are_sent_as_binary_data_only():
@@ -807,29 +812,30 @@ async def test_a_malformed_request_is_refused(body):
 
 
 @pytest.mark.parametrize(
-    ("shape", "datatype", "data"),
+    ("shape", "datatype", "data", "text"),
     [
-        ([1], "INT64", b""),
-        ([1], "INT64", bytes(7)),
-        ([1], "INT64", bytes(9)),
-        ([2**60], "INT64", bytes(8)),
-        ([2**61, 8], "INT64", b""),
-        ([1], "BYTES", b""),
-        ([1], "BYTES", b"\1\0\0"),
-        ([1], "BYTES", b"\2\0\0\0a"),
-        ([1], "BYTES", b"\xff\xff\xff\xff"),
-        ([1], "BYTES", b"\1\0\0\0ab"),
-        ([2], "BYTES", b"\1\0\0\0a\0\0\0"),
-        ([2**60], "BYTES", bytes(8)),
-        ([1, 2**17] + [1] * 8, "UINT8", bytes(2**17)),  # lists in lists
-        ([1, 2**17, 3], "UINT8", bytes(3 * 2**17)),
+        ([1], "INT64", b"", "0 bytes, but 1 elements of INT64 have 8"),
+        ([1], "INT64", bytes(7), "7 bytes, but"),
+        ([1], "INT64", bytes(9), "9 bytes, but"),
+        ([2**60], "INT64", bytes(8), "8 bytes, but"),
+        ([2**61, 8], "INT64", b"", "0 bytes, but"),
+        ([1], "BYTES", b"", "longer than its data"),
+        ([1], "BYTES", b"\1\0\0", "longer than its data"),
+        ([1], "BYTES", b"\2\0\0\0a", "longer than its data"),
+        ([1], "BYTES", b"\xff\xff\xff\xff", "longer than its data"),
+        ([1], "BYTES", b"\1\0\0\0ab", "1 bytes after its last element"),
+        ([2], "BYTES", b"\1\0\0\0a\0\0\0", "longer than its data"),
+        ([2**60], "BYTES", bytes(8), "more than 262144 elements"),
+        ([1, 2**17] + [1] * 8, "UINT8", bytes(2**17), "lists"),
+        ([1, 2**17, 3], "UINT8", bytes(3 * 2**17), "more than 262144 elements"),
     ],
 )
-async def test_binary_data_that_does_not_have_its_shape_is_refused(shape, datatype, data):
+async def test_binary_data_that_does_not_have_its_shape_is_refused(shape, datatype, data, text):
     served = Served(Any)
     async with served.app.lifespan():
         answer = await infer_binary(served.app, data, shape, datatype)
         assert answer.status == 400, answer.body
+        assert text in error(answer)
         assert len(error(answer)) < 1000
     assert served.items == []
 
@@ -855,9 +861,13 @@ async def test_a_wrong_header_length_is_refused(length):
         assert "Inference-Header-Content-Length" in error(answer)
 
 
-async def test_bytes_that_belong_to_no_input_are_refused():
+async def test_binary_data_belongs_to_the_inputs():
     served = Served()
     async with served.app.lifespan():
+        head = {"inputs": [described(bytes(8), [1], "INT64")]}
+        answer = await ask(served.app, "/v2/models/m/infer", **binary(head, bytes(5)))
+        assert answer.status == 400
+        assert "8 bytes, but only 5 are left" in error(answer)
         answer = await ask(served.app, "/v2/models/m/infer", **binary({"inputs": [X]}, b"more"))
         assert answer.status == 400
         head = {"inputs": [described(bytes(8), [1], "INT64")]}
