@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.http.openai.messages import AnswerForms, OneText
 from shoal.http.openai.text import TextEnd
 
 TEXTS = st.text("abc", max_size=6)
@@ -92,3 +93,10 @@ def test_a_long_stop_sequence_costs_little_for_each_piece():
         end.take("a")
     assert end.take("c").startswith("a")
     assert end.rest() == ""
+
+
+def test_a_function_that_counts_tokens_is_not_called_in_the_task_of_the_handler():
+    form = AnswerForms("m", chat=False).messages(b"1")
+    for count, runs_users_code in ((None, False), (len, True)):
+        text = OneText(form, TextEnd((), None, count), lambda: 0, with_usage=False)
+        assert text.runs_users_code is runs_users_code

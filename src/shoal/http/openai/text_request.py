@@ -125,6 +125,8 @@ class TextRequest:
         Raises:
             Refused: It is not.
         """
+        if _SPECIAL.isdisjoint(self.given):
+            return
         for name in _SPECIAL.intersection(self.given):
             is_models = name in _BY_MODEL and name in fields
             if not is_models and not _changes_nothing(name, self.given[name], self.n):

@@ -27,10 +27,10 @@ _PIECES: Final = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"?){1,4096}+'
 _NUMBERS: Final = re.compile(rb"[0-9][0-9.]*+(?:[eE][+-]?+[0-9]++)?+")
 _NO_NUMBERS: Final = (b"NaN", b"Infinity")
 
-# What needs a closer look in a small body, whose numbers are too large with an exponent only.
-_ODD: Final = re.compile(rb"NaN|Infinity|[eE][+-]?[0-9]{3}")
-
 _DIGITS_AS_0: Final = bytes.maketrans(b"123456789E", b"000000000e")
+# What needs a closer look in a small body with digits as 0, besides names: its numbers are too
+# large with an exponent only. These searches take less time than one by a pattern.
+_ODD: Final = (*_NO_NUMBERS, b"e000", b"e+000", b"e-000")
 _MANY_DIGITS: Final = b"0" * 200
 
 _SMALL: Final = len(_MANY_DIGITS)
@@ -73,8 +73,13 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
         Refused: There are too many, or a number is not one in JSON, or is too large for a float.
     """
     size = len(body)
-    if size <= _SMALL and size <= max_elements and not _ODD.search(body):
-        return size  # so few bytes can't cost too much
+    if size <= _SMALL and size <= max_elements:
+        digits = body.translate(_DIGITS_AS_0)
+        for odd in _ODD:
+            if odd in digits:
+                break
+        else:
+            return size  # so few bytes can't cost too much
     # Each string is a value or a key, and has two quotes.
     if body.count(b'"') - body.count(b'\\"') > 2 * max_elements + 2:
         raise too_complex(max_elements)
