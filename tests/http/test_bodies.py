@@ -266,13 +266,14 @@ def msgpack_bodies():
     yield b"\xdf\xff\xff\xff\xff", 413
     yield b"\xdd\x00\x02\x00\x00" * 3, 413
     yield b"\xdd\x00\x03\xff\xff" + b"\x80" * 0x3FFFF, 413
+    yield b"\xdd\x00\x04\x00\x10" + b"\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00" * 0x40010, 413
     yield b"\x91" * 300 + b"\xc0", 400
     yield b"\x91" * 200 + b"\xc0", 200
     yield b"\xdc\x10\x00" + b"\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00" * 4096, 200
     yield b"\xdc\x10\x00" + b"\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00" * 4095, 400
 
 
-@pytest.mark.parametrize(("body", "status"), [*msgpack_bodies()], ids=range(16))
+@pytest.mark.parametrize(("body", "status"), [*msgpack_bodies()], ids=range(17))
 async def test_msgpack_is_bounded_before_it_is_read(app, body, status):
     headers = [("content-type", "application/msgpack")]
     answer = await ask(app, "/echo", body=body, headers=headers)
@@ -308,6 +309,7 @@ async def test_msgpack_is_checked_by_the_same_type(app, name):
         ("application/json, application/x-npy;q=0.9", "application/json"),
         ("application/x-npy;q=0", "application/json"),
         ("application/x-npy;q=nan", "application/json"),
+        ("application/x-npy;q=5", "application/json"),
         ("application/x-npy;q=x", "application/json"),
         ("*/*", "application/json"),
         ("text/html", "application/json"),
