@@ -302,6 +302,15 @@ async def test_a_message_of_another_protocol_ends_all_calls(text):
             await calls.socket.call("c")
 
 
+async def test_a_message_that_is_too_large_is_not_kept():
+    server = SocketServer()
+    async with calls_on(server, max_answer_bytes=1000) as calls:
+        calls.start("a")
+        await server.say(id=(await server.next())["id"], result="x" * 2000)
+        await calls.ended(1)
+    assert "more than 1000 bytes" in str(calls.results["a"])
+
+
 async def test_a_server_that_sends_more_than_it_may_is_left():
     server = SocketServer()
     async with opened(server) as socket, anyio.create_task_group() as tasks:

@@ -401,7 +401,7 @@ async def test_the_wrong_kind_of_call_is_told():
     steps = Steps()
     async with served(app_of(steps=steps, echo=echo)) as url, connect(url) as client:
         with pytest.raises(TypeError, match=r"use client\.stream"):
-            await client.call("/steps", 1)
+            await client.call("/steps", 1, result="bytes")
         await steps.ended.wait()
         with pytest.raises(TypeError, match=r"use client\.call"):
             async with client.stream("/echo", 1):
