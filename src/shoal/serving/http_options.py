@@ -344,6 +344,19 @@ class HttpOptions:
         return cls(**keywords)
 
     @classmethod
+    def of_app(cls, given: AppKeywords) -> HttpOptions:
+        """Creates the options of an `App`.
+
+        Raises:
+            TypeError: An option is unknown, or not about an application.
+        """
+        for name in (one for one in given if one not in APP_OPTIONS):
+            known = (*APP_OPTIONS, "middleware")
+            hint = suggested(name, known) or f"there are {', '.join(known)}"
+            raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
+        return cls(**given)
+
+    @classmethod
     def of_server(cls, given: ServerKeywords) -> HttpOptions:
         """Creates the options of a server for any application.
 

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
-from shoal.core.options.names import suggested
 from shoal.core.traffic import Shadow, Traffic
 from shoal.http.app.declarations import (
     Declarations,
     EndpointDeclaration,
     ShadowDeclaration,
-    checked_name,
 )
 from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
@@ -108,11 +106,7 @@ class App:
         middleware: Sequence[Middleware | Callable[[ASGIApp], ASGIApp]] = (),
         **settings: Unpack[AppKeywords],
     ) -> None:
-        for name in (one for one in settings if one not in APP_OPTIONS):
-            known = (*APP_OPTIONS, "middleware")
-            hint = suggested(name, known) or f"there are {', '.join(known)}"
-            raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
-        self.settings = HttpOptions(**settings)
+        self.settings = HttpOptions.of_app(settings)
         self._protocols = checked_protocols(self.settings.protocols)
         self.file: AppFile | None = None
         self.controller: Controller | None = None
@@ -166,10 +160,9 @@ class App:
                 metadata, or in a Starlette `Request`.
             methods: The HTTP methods of the endpoint.
             name: The name in messages and metrics; the handler's name by default.
-            security: What it needs of its callers, for the OpenAPI document, as the option
-                ``security`` of `HttpOptions`, which counts by default.
-            responses: The statuses of the ``HTTPException`` that the code raises, each with its
-                meaning, for the OpenAPI document.
+            security: What it needs of its callers, as the option ``security`` of `HttpOptions`,
+                which counts by default; like `responses`, for the OpenAPI document.
+            responses: The statuses of the ``HTTPException`` that the code raises, with meanings.
             batch: Whether the code takes lists; by default its annotations say that. With False, a
                 list is one item, and ``max_ongoing_requests`` is 100, or 40 in threads.
             **config: As in `BackendConfig`: how batches are formed, and where the code runs.
@@ -192,24 +185,21 @@ class App:
             self._check_not_open(path)
             self._declared.check_free(path, capitals)
             code = declared_on(handler, config, batch)
-            taken = {n: there.path or n for n, there in self._declared.endpoints.items()}
-            own_name = checked_name(code.name if name is None else name, path, taken)
+            own_name = self._declared.checked_name(code.name if name is None else name, path)
             self._declared.add_code(path, capitals, own_name, code, handler, documented)
             return handler
 
         return declare
 
     def get(self, path: str, **options: Any) -> Callable[[H], H]:
-        """Declares code that takes one request at a time, by ``GET``: `endpoint` without batches.
+        """Declares code that takes one request at a time, by ``GET``.
 
-        Args:
-            path: As for `endpoint`.
-            **options: As for `endpoint`, without ``methods`` and ``batch``.
+        The arguments are those of `endpoint`, without ``methods`` and ``batch``.
         """
         return self.endpoint(path, methods=("GET",), batch=False, **options)
 
     def post(self, path: str, **options: Any) -> Callable[[H], H]:
-        """Declares code that takes one request at a time, by ``POST``; see `get`."""
+        """Does the same by ``POST``."""
         return self.endpoint(path, methods=("POST",), batch=False, **options)
 
     def backend(
@@ -417,14 +407,10 @@ class App:
         kind = scope["type"]
         if kind == "lifespan":
             await run_lifespan(self.lifespan, receive, send)
-        elif kind == "http" and self._is_for_page(scope):
+        elif kind == "http" and RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:
             await self._respond(scope, receive, send)
         else:
             await self._entered(scope, receive, send)
-
-    def _is_for_page(self, scope: Scope) -> bool:
-        """Returns whether a request is for a page of this application, around its middleware."""
-        return RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE
 
     def _respond(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope)
@@ -439,7 +425,6 @@ class App:
     async def _respond_besides(
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:
-        """Answers what is not for an endpoint or a page."""
         kind, mounted = scope["type"], self._mounts.at(path)
         if kind == "websocket" and (mounted is None or self._sockets.is_at(path)):
             await self._sockets.answer(scope, receive, send, path)

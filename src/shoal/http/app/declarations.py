@@ -134,6 +134,27 @@ class Declarations:
                 if without_names(there.path) == without_names(path or ""):
                     raise NameTaken(f"{method} {path} is declared already, as {there.name!r}")
 
+    def checked_name(self, name: Any, path: str) -> str:
+        """Checks the name of a further endpoint.
+
+        Args:
+            name: The name.
+            path: The endpoint's path.
+
+        Raises:
+            ValueError: The name is malformed or taken.
+        """
+        if not isinstance(name, str) or not is_tag(name):
+            raise ValueError(
+                f'{name!r} can\'t name the endpoint {path}: {TAG_FORM}; give one with name="..."'
+            )
+        if (there := self.endpoints.get(name)) is not None:
+            raise ValueError(
+                f"the endpoint {there.path or name} is named {name!r} already; give {path} "
+                'another with name="..."'
+            )
+        return name
+
     def routed_to(self, route: Route) -> PathTable[Route]:
         """Returns a table with one route at the paths of all endpoints."""
         table = PathTable[Route]()
@@ -308,26 +329,3 @@ async def _create(controller: Controller, endpoint: EndpointDeclaration) -> None
         weights=endpoint.traffic or None,
         shadows=[(one.backend, one.proportion, one.compare) for one in endpoint.shadows],
     )
-
-
-def checked_name(name: Any, path: str, taken: dict[str, str]) -> str:
-    """Checks the name of an endpoint.
-
-    Args:
-        name: The name.
-        path: The endpoint's path.
-        taken: The paths of the existing endpoints, by name.
-
-    Raises:
-        ValueError: The name is malformed or taken.
-    """
-    if not isinstance(name, str) or not is_tag(name):
-        raise ValueError(
-            f'{name!r} can\'t name the endpoint {path}: {TAG_FORM}; give one with name="..."'
-        )
-    if name in taken:
-        raise ValueError(
-            f"the endpoint {taken[name]} is named {name!r} already; give {path} another with "
-            'name="..."'
-        )
-    return name

@@ -12,9 +12,10 @@ from shoal.http.oip.inputs import Inputs
 from shoal.http.oip.outputs import Outputs
 from shoal.http.oip.tensor import not_fitting
 from shoal.http.oip.tensor_request import BINARY, HEADER_LENGTH, TensorRequest
-from shoal.http.requests.call import EndpointCall, EndpointCalls, HttpMetadata
+from shoal.http.requests.call import EndpointCall, EndpointCalls
 from shoal.http.requests.endpoint import within
 from shoal.http.requests.exchange import JSON
+from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.routing import Route
 from shoal.observe.metrics import NO_ENDPOINT

@@ -20,10 +20,11 @@ from shoal.http.openai.models import OpenAIRoute
 from shoal.http.openai.text import count_words
 from shoal.http.openai.text_calls import UnwatchedCaller
 from shoal.http.openai.text_request import LONGEST_NAME
-from shoal.http.requests.call import EndpointCall, HttpMetadata
+from shoal.http.requests.call import EndpointCall
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Refused
 from shoal.http.requests.results import encoded
 

@@ -20,8 +20,9 @@ from shoal.http.openai.messages import (
     checked_text,
 )
 from shoal.http.openai.text import TextEnd, count_words
-from shoal.http.requests.call import EndpointCall, HttpMetadata
+from shoal.http.requests.call import EndpointCall
 from shoal.http.requests.endpoint import call_headers
+from shoal.http.requests.metadata import HttpMetadata
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:

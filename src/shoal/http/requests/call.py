@@ -8,12 +8,10 @@ counted. None of this depends on the protocol.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
 import anyio
-from starlette.datastructures import Headers
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.failures.exceptions import is_cancellation
@@ -32,6 +30,8 @@ from shoal.http.requests.wrong_loop import hint_for
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from starlette.types import Scope
 
     from shoal.batching.batcher import Batcher
@@ -400,66 +400,3 @@ def _may_share(cache_control: bytes) -> bool:
     """Returns whether the client accepts a result that was made for another request."""
     directives = {one.strip().lower() for one in cache_control.split(b",")}
     return directives.isdisjoint((b"no-store", b"no-cache"))
-
-
-class HttpMetadata(Mapping[str, Any]):
-    """The ``request.metadata`` of a call over HTTP.
-
-    Its keys are ``endpoint``, ``context`` (``"http"``), ``request_id``, ``method``, ``path``,
-    ``path_params`` (the values of the route's parameters), ``headers`` (a Starlette `Headers`); and
-    ``user`` and ``auth``, which authentication middleware has put into the scope, None without it.
-    """
-
-    __slots__ = ("_caller", "_endpoint")
-
-    def __init__(self, endpoint: str, caller: Caller) -> None:
-        self._endpoint = endpoint
-        self._caller = caller
-
-    def __getitem__(self, key: str) -> Any:
-        match key:
-            case "endpoint":
-                return self._endpoint
-            case "context":
-                return "http"
-            case "request_id":
-                return self._caller.request_id
-            case "method" | "path":
-                return self._caller.scope[key]
-            case "path_params":
-                return self._caller.scope.get("path_params", {})
-            case "user" | "auth":
-                return self._caller.scope.get(key)
-            case "headers":
-                return Headers(scope=self._caller.scope)
-            case _:
-                raise KeyError(key)
-
-    @property
-    def user_context(self) -> Hashable:
-        """What must be equal, beside the item, for calls that share a result.
-
-        That is who calls, by the headers that say so and by what a middleware has found out, and
-        what a handler is likely to read of the request.
-        """
-        scope = self._caller.scope
-        found_out = [scope.get("user"), scope.get("auth")]
-        return (
-            scope["method"],
-            tuple(sorted(scope.get("path_params", {}).items())),
-            tuple([pair for pair in scope["headers"] if pair[0] in _OF_USERS]),
-            *(one if one is None or one.__hash__ is not None else object() for one in found_out),
-        )
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_KEYS)
-
-    def __len__(self) -> int:
-        return len(_KEYS)
-
-
-_OF_USERS: Final = (b"authorization", b"cookie", b"proxy-authorization", b"x-api-key")
-_KEYS: Final = (
-    *("endpoint", "context", "request_id", "method", "path", "path_params"),
-    *("headers", "user", "auth"),
-)

@@ -18,9 +18,9 @@ from shoal.http.requests.call import (
     CallHeaders,
     EndpointCall,
     EndpointCalls,
-    HttpMetadata,
 )
 from shoal.http.requests.compressed import CompressedAnswers
+from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Refused, invalid_timeout
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream

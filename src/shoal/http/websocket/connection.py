@@ -25,7 +25,8 @@ from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ShutDown
-from shoal.http.requests.call import CallHeaders, EndpointCall, HttpMetadata
+from shoal.http.requests.call import CallHeaders, EndpointCall
+from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.requests.results import encoded
 from shoal.http.requests.streaming import PLAIN
