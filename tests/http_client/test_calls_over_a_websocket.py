@@ -454,6 +454,9 @@ async def test_our_own_server_speaks_it():
             assert [item async for item in stream] == list(range(500))
         with pytest.raises(errors.HttpProblem, match="404"):
             await client.websocket("/none").__aenter__()
+        wrong = {"X-Request-Timeout": "soon"}
+        with pytest.raises(errors.HttpProblem, match="400: The time limit is invalid"):
+            await client.websocket("/doubled", headers=wrong).__aenter__()
 
 
 def test_a_message_has_an_item_and_the_rest():

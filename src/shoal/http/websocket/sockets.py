@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.http.requests.codec import problem_json
-from shoal.http.requests.problem import Problem, not_found, not_open
+from shoal.http.requests.problem import Problem, Refused, not_found, not_open
 from shoal.http.requests.routing import PathTable
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
 from shoal.observe.metrics import NO_ENDPOINT
@@ -73,7 +73,12 @@ class WebSockets:
         if SUBPROTOCOL not in scope["subprotocols"]:
             await self.refuse(scope, send, _other_subprotocol(), route.name)
             return
-        await route.connection(scope, receive, send).run()
+        try:
+            connection = route.connection(scope, receive, send)
+        except Refused as refused:  # a header of the handshake can't be read
+            await self.refuse(scope, send, refused.problem, route.name)
+            return
+        await connection.run()
 
     async def refuse(
         self, scope: Scope, send: Send, problem: Problem, endpoint: str = NO_ENDPOINT
