@@ -85,7 +85,7 @@ async def test_http2_and_websockets_are_logged_as_such(app, lines):
         await server.talk(upgrade())
     assert [(one["protocol"], one["status"]) for one in lines()] == [
         ("HTTP/2", 200),
-        ("WebSocket", 403),
+        ("WebSocket", 404),
     ]
 
 

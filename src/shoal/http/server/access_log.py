@@ -88,12 +88,12 @@ class Entry:
     def note(self, message: Message) -> None:
         """Notes a message of ASGI."""
         match message["type"]:
-            case "http.response.start":
+            case "http.response.start" | "websocket.http.response.start":
                 self._status = message["status"]
                 for name, value in message.get("headers", ()):
                     if name.lower() == b"x-request-id":
                         self._request_id = value.decode("latin-1")
-            case "http.response.body":
+            case "http.response.body" | "websocket.http.response.body":
                 self._bytes += len(message.get("body", b""))
             case "websocket.accept":
                 self._status = 101

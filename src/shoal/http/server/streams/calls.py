@@ -206,6 +206,8 @@ class StreamCalls:
             finally:
                 has_ended = True
                 inbox.close()
+                offered.clear()  # the stream has the scope
+                stream.when_draining = None
                 if inbox.is_cut_off() and not _has_begun(stream):
                     await self._end(stream, inbox, 503)
                 await send(None)
