@@ -422,11 +422,12 @@ def test_the_commands_that_are_printed_work_from_any_folder(announced, tmp_path)
         )
         return ran.stdout
 
-    image, text = (line for line in announced if line.startswith("curl "))
+    image, text, chat = (line for line in announced if line.startswith("curl "))
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
     assert json.loads(answer_of(image))["digit"] == 0
     assert answer_of(text).endswith("event: end\ndata: {}\n\n")
+    assert answer_of(chat).endswith("data: [DONE]\n\n")
     (load,) = (line for line in announced if line.endswith("load.py"))
     assert "--clients" in answer_of(f"{load} --help")
 

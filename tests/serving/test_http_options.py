@@ -54,6 +54,8 @@ def test_the_defaults_are_those_that_are_documented():
         "send_timeout_s": 10.0,
         "answer_timeout_s": 60.0,
         "heartbeat_s": 15.0,
+        "max_websocket_requests": 64,
+        "sse_done": False,
         "overload_status": 503,
         "retry_after_s": 1,
         "debug": False,
@@ -87,7 +89,11 @@ def test_the_keywords_of_an_application_are_the_last_fields_with_their_types():
 def test_the_keywords_of_a_server_are_its_fields_with_their_types():
     fields = get_type_hints(HttpOptions, localns={"ASGIApp": Any})
     of_start = {"middlewares", "token", "admin_socket", "allowed_modules"}
-    of_server = fields.keys() - (set(APP_OPTIONS) - {"send_timeout_s"}) - of_start
+    of_server = (
+        fields.keys()
+        - (set(APP_OPTIONS) - {"send_timeout_s", "allowed_hosts", "allowed_origins"})
+        - of_start
+    )
     assert get_type_hints(ServerKeywords) == {name: fields[name] for name in of_server}
 
 
@@ -173,6 +179,12 @@ WRONG = [
     ),
     ("heartbeat_s", True, "TypeError: heartbeat_s must be a number of seconds, not True"),
     ("overload_status", 500, "ValueError: overload_status must be 503 or 429, not 500"),
+    (
+        "max_websocket_requests",
+        0,
+        "ValueError: max_websocket_requests must be at least 1, not 0",
+    ),
+    ("sse_done", "yes", "TypeError: sse_done must be True or False, not 'yes'"),
     ("retry_after_s", 1.5, "TypeError: retry_after_s must be a whole number, not 1.5"),
     ("debug", "yes", "TypeError: debug must be True or False, not 'yes'"),
     ("protocols", "v2", "TypeError: protocols must be a list, not 'v2'"),

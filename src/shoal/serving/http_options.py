@@ -146,14 +146,6 @@ class HttpOptions:
         admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
         allowed_modules: The modules that import paths sent to the admin API may name, with their
             submodules; ``["*"]`` for all.
-        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. If
-            none is given: ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback
-            address, else all. Behind a proxy on the same machine that passes ``Host`` on, name the
-            public hosts here.
-        allowed_origins: The origins, such as ``"https://example.com"``, whose pages may send
-            requests with other methods than ``GET``, and open WebSockets; ``["*"]`` for all. The
-            requests' own host always may. If none is given: no other at a loopback address, else
-            all.
         graceful_timeout_s: How long running requests may take at the end, in seconds.
         max_connections: How many connections may be open at once at one address; further ones wait
             to be accepted.
@@ -175,6 +167,14 @@ class HttpOptions:
             header is.
         proxy_headers: The headers that these peers set or remove, whatever their clients send:
             of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``, or ``Forwarded``.
+        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. If
+            none is given: ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback
+            address, else all. Behind a proxy on the same machine that passes ``Host`` on, name the
+            public hosts here.
+        allowed_origins: The origins, such as ``"https://example.com"``, whose pages may send
+            requests with other methods than ``GET``, and open WebSockets; ``["*"]`` for all. The
+            requests' own host always may. If none is given: no other at a loopback address, else
+            all.
         max_body_bytes: The largest body that a request may have, in bytes.
         max_incomplete_bytes: How many bytes may be held of bodies that are incomplete, in total,
             and a quarter of it for one connection; further ones are refused with 503.
@@ -228,14 +228,6 @@ class HttpOptions:
     token: str | None = field(default=None, repr=False)
     admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
     allowed_modules: Sequence[str] = option((), _list)
-    allowed_hosts: Sequence[str] = option(
-        (), _list, flag="a host that requests may be for; repeatable (localhost, at loopback)"
-    )
-    allowed_origins: Sequence[str] = option(
-        (),
-        _list,
-        flag="an origin whose pages may send requests; repeatable (at loopback: none but its own)",
-    )
     graceful_timeout_s: float = option(
         20.0, finite_seconds, flag="how long running requests may take at shutdown"
     )
@@ -285,6 +277,14 @@ class HttpOptions:
         checked_proxy_headers,
         flag="a header that these proxies set: X-Forwarded-For, -Proto, -Host, -Prefix, or "
         "Forwarded; repeatable (X-Forwarded-For and X-Forwarded-Proto)",
+    )
+    allowed_hosts: Sequence[str] = option(
+        (), _list, flag="a host that requests may be for; repeatable (localhost, at loopback)"
+    )
+    allowed_origins: Sequence[str] = option(
+        (),
+        _list,
+        flag="an origin whose pages may send requests; repeatable (at loopback: none but its own)",
     )
     max_body_bytes: int = option(16 * 2**20, partial(whole, least=1))
     max_incomplete_bytes: int = option(256 * 2**20, partial(whole, least=1))

@@ -20,6 +20,9 @@ class Kind(NamedTuple):
 PROBLEMS: Final[dict[int, tuple[Kind, ...]]] = {
     400: (
         Kind("invalid-json", "The body is not JSON"),
+        Kind("invalid-msgpack", "The body is not MessagePack"),
+        Kind("invalid-content-coding", "The body is not in its content coding"),
+        Kind("invalid-timeout", "The time limit is invalid"),
         Kind("no-such-priority", "There is no such priority"),
     ),
     404: (
@@ -27,6 +30,7 @@ PROBLEMS: Final[dict[int, tuple[Kind, ...]]] = {
         Kind("no-such-method", "There is no such method"),
     ),
     405: (Kind("method-not-allowed", "The method is not allowed here"),),
+    406: (Kind("not-acceptable", "No form of the stream is accepted"),),
     408: (Kind("slow-reader", "The stream was read too slowly"),),
     413: (
         Kind("body-too-large", "The body is too large"),
@@ -34,7 +38,10 @@ PROBLEMS: Final[dict[int, tuple[Kind, ...]]] = {
         Kind("body-too-complex", "The body has too many elements"),
         Kind("item-too-large", "The item is too large"),
     ),
-    415: (Kind("unsupported-media-type", "The media type is not supported"),),
+    415: (
+        Kind("unsupported-media-type", "The media type is not supported"),
+        Kind("unsupported-content-coding", "The content coding is not supported"),
+    ),
     422: (
         Kind("invalid-item", "The body does not fit the endpoint"),
         Kind("invalid-item", "The query does not fit the endpoint"),
@@ -66,6 +73,7 @@ MEANINGS: Final = {
     400: "The request is malformed.",
     404: "There is no such path.",
     405: "The path does not take this method. `Allow` says which it takes.",
+    406: "The answer has no form that `Accept` allows.",
     408: "The request was sent, or the stream was read, too slowly.",
     413: "The request is too large.",
     415: "The body has a media type, or a content coding, that the endpoint does not take.",
