@@ -104,6 +104,6 @@ async def test_middleware_is_meant_under_both_names() -> None:
 def test_a_setting_of_an_application_that_is_like_no_other_is_told_which_there_are() -> None:
     given: dict[str, Any] = {"xyzzy": 1}
     with pytest.raises(
-        TypeError, match=r"'xyzzy' is not an option of shoal.App; there are max_body"
+        TypeError, match=r"'xyzzy' is not an option of shoal.App; there are allowed_hosts"
     ):
         shoal.App(**given)

@@ -28,7 +28,7 @@ from pydantic import BaseModel
 import shoal
 from shoal.http import Cookie, Header, Path, Query, Upload
 from shoal.http.requests.compressed import CompressedStream
-from shoal.http.requests.json_codec import JSON_LINES
+from shoal.http.requests.stream_forms import JSON_LINES
 from shoal.testing.asgi import ask
 
 SOAK_BODIES = int(os.environ.get("SHOAL_SOAK_BODIES", "20000"))
