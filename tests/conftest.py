@@ -53,6 +53,21 @@ LOOPS = ["trio", "asyncio"]
 if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is not None:
     LOOPS.append("uvloop")
 
+# What needs a client or a framework of others (the extra `interop`), which may be missing.
+OF_OTHERS = {
+    "fastapi": ["http/test_marks.py", "http/test_merged_openapi.py", "http/test_mounting.py"],
+    "limits": ["examples/test_access.py"],
+    "openai": ["http/test_openai_clients.py", "examples/test_served_language_model.py"],
+    "openapi_spec_validator": ["http/test_openapi.py"],
+    "schemathesis": ["http/test_openapi_conformance.py"],
+    "tritonclient": ["http/test_oip_clients.py"],
+}
+collect_ignore = [
+    file
+    for name, files in OF_OTHERS.items()
+    if importlib.util.find_spec(name) is None
+    for file in files
+]
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("searching", deadline=None)

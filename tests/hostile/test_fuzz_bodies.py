@@ -37,7 +37,7 @@ common = settings(
     database=None,
     suppress_health_check=list(HealthCheck),
 )
-short = settings(common, max_examples=200, derandomize=True)
+short = settings(common, max_examples=80, derandomize=True)
 long = settings(common, max_examples=SOAK_BODIES, print_blob=True)
 
 MIB = 2**20

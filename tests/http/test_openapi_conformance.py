@@ -56,7 +56,7 @@ def test_a_few_hundred_cases_find_nothing_undocumented(url, tmp_path):
     assert run_schemathesis(url, tmp_path, 1, "coverage") > 300
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_two_thousand_cases_find_nothing_undocumented(url, tmp_path):
     assert run_schemathesis(url, tmp_path, 60, "examples,coverage,fuzzing,stateful") >= 2000
