@@ -7,7 +7,8 @@ answers. `admin` is the admin API. `server` runs any ASGI application and does n
 rest.
 
 The names here are for the annotations of handlers: where a value comes from (`Header`, `Path`,
-`Query`, `Cookie`), a file of a form (`Upload`), and the media type of a result (`MediaType`).
+`Query`, `Cookie`), a file of a form (`Upload`), and the media type of a result (`MediaType`). And
+`HttpProtocol` and `ProtocolRoutes` are what a protocol of one's own is made of.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -17,14 +18,26 @@ from shoal.core.lazy_names import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from shoal.http.requests.marks import Cookie, Header, MediaType, Path, Query
     from shoal.http.requests.multipart import Upload
+    from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
-__all__ = ["Cookie", "Header", "MediaType", "Path", "Query", "Upload"]
+__all__ = [
+    "Cookie",
+    "Header",
+    "HttpProtocol",
+    "MediaType",
+    "Path",
+    "ProtocolRoutes",
+    "Query",
+    "Upload",
+]
 
 _WHERE: Final = {
     "Cookie": "shoal.http.requests.marks",
     "Header": "shoal.http.requests.marks",
+    "HttpProtocol": "shoal.http.requests.protocol",
     "MediaType": "shoal.http.requests.marks",
     "Path": "shoal.http.requests.marks",
+    "ProtocolRoutes": "shoal.http.requests.protocol",
     "Query": "shoal.http.requests.marks",
     "Upload": "shoal.http.requests.multipart",
 }
