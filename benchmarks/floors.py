@@ -19,18 +19,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import trio
-from outcome import Outcome, Value
+from outcome import Value
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
+from shoal.batching.loops.trio_parking import WOKEN
+
 if TYPE_CHECKING:
-    from collections.abc import (
-        AsyncGenerator,
-        AsyncIterator,
-        Awaitable,
-        Callable,
-        Coroutine,
-        Generator,
-    )
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
     Handler = Callable[[list[Any]], Awaitable[list[Any]]]
     Steps = Callable[[list[Any]], AsyncIterator[list[Any]]]
@@ -101,21 +96,6 @@ def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
     return UnaryFloor(call, run)
 
 
-class _SharedOutcome(Outcome[None]):
-    """What the engine wakes all tasks with: no value, so that none is made for each task."""
-
-    def unwrap(self) -> None:
-        """Returns the value."""
-
-    def send(self, gen: Generator[Any, None, Any]) -> Any:
-        """Resumes a generator with it."""
-        return gen.send(None)
-
-    async def asend(self, agen: AsyncGenerator[Any, None]) -> Any:
-        """Resumes an asynchronous generator with it."""
-        return await agen.asend(None)
-
-
 class _TrioCallOfShared(_TrioCall):
     """A caller who is woken with the shared outcome, and whose result is stored here."""
 
@@ -125,13 +105,12 @@ class _TrioCallOfShared(_TrioCall):
 
 
 def on_trio_with_one_outcome(handler: Handler, max_batch_size: int) -> UnaryFloor:
-    """Makes a floor that wakes all callers with one outcome, as the engine does.
+    """Makes a floor that wakes all callers with one outcome, the engine's.
 
     trio makes an `outcome.Value` for each task that is woken, and it is no small part of `on_trio`.
     """
     queue: deque[_TrioCallOfShared] = deque()
     idle: Task | None = None
-    woken = _SharedOutcome()
 
     async def call(item: Any) -> Any:
         nonlocal idle
@@ -156,7 +135,7 @@ def on_trio_with_one_outcome(handler: Handler, max_batch_size: int) -> UnaryFloo
             for made, result in zip(batch, results, strict=True):
                 if made.task is not None:
                     made.result = result
-                    reschedule(made.task, woken)
+                    reschedule(made.task, WOKEN)
 
     return UnaryFloor(call, run)
 

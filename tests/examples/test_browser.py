@@ -7,22 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
+from browser import NEEDS_CHROMIUM, chromium
+
 ROOT = Path(__file__).parents[2]
-CHROMIUM = Path("/usr/bin/chromium")
-CHROMEDRIVER = Path("/usr/bin/chromedriver")
 LIMIT_S = 60
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(
-        not (CHROMIUM.exists() and CHROMEDRIVER.exists()),
-        reason=f"needs Chromium and its driver at {CHROMIUM} and {CHROMEDRIVER}",
-    ),
+    NEEDS_CHROMIUM,
 ]
 
 # Counts the requests of an EventSource that the page does not close.
@@ -55,19 +51,9 @@ def url():
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-        *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(CHROMEDRIVER)))
-    driver.set_script_timeout(LIMIT_S)
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("chromium")) as driver:
+        driver.set_script_timeout(LIMIT_S)
+        yield driver
 
 
 def test_the_page_reads_streams_and_results(browser, url):

@@ -1,75 +1,37 @@
 """The pages for callers in a real browser: they work, and load nothing from elsewhere."""
 
 import json
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
-HERE = Path(__file__).parent
-CHROMIUM = Path("/usr/bin/chromium")
-CHROMEDRIVER = Path("/usr/bin/chromedriver")
+from browser import NEEDS_CHROMIUM, chromium
+from described_server import described_server
+
 LIMIT_S = 60
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.real_time,
     pytest.mark.timeout(180),
-    pytest.mark.skipif(
-        not (CHROMIUM.exists() and CHROMEDRIVER.exists()),
-        reason=f"needs Chromium and its driver at {CHROMIUM} and {CHROMEDRIVER}",
-    ),
+    NEEDS_CHROMIUM,
 ]
 
 
 @pytest.fixture(scope="module", params=["app", "site"], ids=["at the root", "below a prefix"])
 def url(request):
     """The address of the application."""
-    command = [sys.executable, "-m", "shoal", "serve", f"described_app:{request.param}"]
-    with subprocess.Popen(
-        [*command, "--port", "0"],
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as server:
-        try:
-            for line in server.stdout:
-                if found := re.search(r"http://\S+", line):
-                    yield found[0] + ("/ml" if request.param == "site" else "")
-                    break
-        finally:
-            server.terminate()
-            server.stdout.read()
+    with described_server(request.param) as address:
+        yield address + ("/ml" if request.param == "site" else "")
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(CHROMIUM)
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        "--window-size=1200,1400",
-        f"--user-data-dir={tmp_path_factory.mktemp('chromium')}",
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(CHROMEDRIVER)))
-    driver.get("about:blank")
-    yield driver
-    driver.quit()
+    profile = tmp_path_factory.mktemp("chromium")
+    with chromium(profile, height=1400, logs=["performance"]) as driver:
+        driver.get("about:blank")
+        yield driver
 
 
 @pytest.fixture(autouse=True)

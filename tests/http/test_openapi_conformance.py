@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from described_server import described_server
+
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]  # a second program, and its imports
 
 HERE = Path(__file__).parent
@@ -21,22 +23,8 @@ CHECKS = (
 @pytest.fixture(scope="module", params=["trio", "asyncio"])
 def url(request):
     """The address of the application, which a process of its own serves."""
-    command = [sys.executable, "-m", "shoal", "serve", "described_app:app", "--port", "0"]
-    with subprocess.Popen(
-        [*command, "--event-loop", request.param],
-        cwd=HERE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as server:
-        try:
-            for line in server.stdout:
-                if found := re.search(r"http://\S+", line):
-                    yield found[0]
-                    break
-        finally:
-            server.terminate()
-            server.stdout.read()
+    with described_server("app", "--event-loop", request.param) as address:
+        yield address
 
 
 def run_schemathesis(url, tmp_path, examples, phases):

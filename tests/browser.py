@@ -1,0 +1,51 @@
+"""Chromium, without a window, for tests of pages."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from selenium import webdriver
+
+CHROMIUM = Path("/usr/bin/chromium")
+CHROMEDRIVER = Path("/usr/bin/chromedriver")
+
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    not (CHROMIUM.exists() and CHROMEDRIVER.exists()),
+    reason=f"needs Chromium and its driver at {CHROMIUM} and {CHROMEDRIVER}",
+)
+
+
+@contextmanager
+def chromium(
+    profile: Path, height: int = 1000, logs: Sequence[str] = ()
+) -> Iterator[webdriver.Chrome]:
+    """Runs Chromium.
+
+    Args:
+        profile: An empty folder.
+        height: The height of its window.
+        logs: What is recorded besides what pages write to their consoles.
+    """
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--window-size=1200,{height}",
+        f"--user-data-dir={profile}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", dict.fromkeys(("browser", *logs), "ALL"))
+    service = webdriver.ChromeService(str(CHROMEDRIVER))
+    driver = webdriver.Chrome(options=options, service=service)
+    try:
+        yield driver
+    finally:
+        driver.quit()
