@@ -1,13 +1,14 @@
 """The pages for callers in a real browser: they work, and load nothing from elsewhere."""
 
 import json
+import re
 
 import pytest
+from described_server import described_server
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from browser import NEEDS_CHROMIUM, chromium
-from described_server import described_server
 
 LIMIT_S = 60
 

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from described_server import described_server
 
 pytestmark = [pytest.mark.real_time, pytest.mark.timeout(120)]  # a second program, and its imports
