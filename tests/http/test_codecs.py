@@ -170,9 +170,11 @@ async def test_a_protocol_has_routes_that_belong_to_no_endpoint():
 
 
 def test_a_wrong_protocol_is_refused():
-    with pytest.raises(ValueError, match="there is no protocol 'smtp'"):
+    with pytest.raises(ValueError, match="not 'opanai'; did you mean 'openai'"):
+        shoal.App(protocols=["opanai"])
+    with pytest.raises(ValueError, match=r"\(oip, openai\), not 'smtp'$"):
         shoal.App(protocols=["smtp"])
-    with pytest.raises(TypeError, match="protocols must be protocols or names of them"):
+    with pytest.raises(TypeError, match=r"protocols must be a list of names .* not with 3"):
         shoal.App(protocols=[3])
-    with pytest.raises(TypeError, match="protocols must be a list, not 'oip'"):
+    with pytest.raises(TypeError, match=r"protocols must be a list of names .* not 'oip'"):
         shoal.App(protocols="oip")

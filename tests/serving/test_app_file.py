@@ -138,6 +138,13 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         ("[backends]\nb = 3", "app.toml:2: backends.b: must be a table, as [backends.b], not 3"),
         # [server]
         ("[server]\nport = 65536", "2: server.port: port must be from 0 to 65535, not 65536"),
+        (
+            "[server]\nprotocols = ['opanai']",
+            (
+                "2: server.protocols: protocols must name protocols (oip, openai), not 'opanai'; "
+                "did you mean 'openai'?"
+            ),
+        ),
         ("[server]\nport = '80'", "2: server.port: port must be a whole number, not '80'"),
         ("[server]\nhost = 1", '2: server.host: host must be text, such as "127.0.0.1", not 1'),
         ("[server]\nHost = 'a'", "2: server.Host: there is no such key; did you mean 'host'?"),

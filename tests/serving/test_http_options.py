@@ -148,7 +148,6 @@ WRONG = [
     ("root_path", 5, 'TypeError: root_path must be text, such as "/models", not 5'),
     ("trusted_peers", "a", "TypeError: trusted_peers must be a list, not 'a'"),
     ("proxy_headers", "a", "TypeError: proxy_headers must be a list, not 'a'"),
-    ("protocols", "a", "TypeError: protocols must be a list, not 'a'"),
     ("max_incomplete_bytes", 0, "ValueError: max_incomplete_bytes must be at least 1, not 0"),
     (
         "graceful_timeout_s",
@@ -187,7 +186,22 @@ WRONG = [
     ("sse_done", "yes", "TypeError: sse_done must be True or False, not 'yes'"),
     ("retry_after_s", 1.5, "TypeError: retry_after_s must be a whole number, not 1.5"),
     ("debug", "yes", "TypeError: debug must be True or False, not 'yes'"),
-    ("protocols", "v2", "TypeError: protocols must be a list, not 'v2'"),
+    (
+        "protocols",
+        "v2",
+        (
+            "TypeError: protocols must be a list of names of protocols (oip, openai) and "
+            "shoal.http.HttpProtocol objects, not 'v2'"
+        ),
+    ),
+    (
+        "protocols",
+        ["opanai"],
+        (
+            "ValueError: protocols must name protocols (oip, openai), not 'opanai'; did you mean "
+            "'openai'?"
+        ),
+    ),
     ("openapi", "no", "TypeError: openapi must be True or False, not 'no'"),
     ("landing_page", 0, "TypeError: landing_page must be True or False, not 0"),
     ("title", "", "TypeError: title must be text, such as \"Embeddings\", not ''"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import suggested
 from shoal.core.options.option import check_options, option, options_of, table
+from shoal.serving.protocol_names import checked_protocols
 from shoal.serving.proxy_options import checked_peers, checked_proxy_headers, checked_root_path
 from shoal.serving.security import (
     SecurityRequirements,
@@ -302,7 +303,7 @@ class HttpOptions:
     retry_after_s: int = option(1, partial(whole, least=1))
     debug: bool = option(False, yes_or_no)
     compress_from_bytes: int | None = option(None, partial(whole, least=1), may_be_none=True)
-    protocols: Sequence[Any] = option((), _list)
+    protocols: Sequence[Any] = option((), checked_protocols)
     openapi: bool = option(True, yes_or_no)
     landing_page: bool = option(True, yes_or_no)
     title: str = option("Shoal", partial(_text, example="Embeddings"))

@@ -30,7 +30,7 @@ from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.protocol import checked_protocols
+from shoal.http.requests.protocol import spoken
 from shoal.http.requests.routing import Mounts, NotOpenRoute, PathTable, Route
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
@@ -107,7 +107,7 @@ class App:
         **settings: Unpack[AppKeywords],
     ) -> None:
         self.settings = HttpOptions.of_app(settings)
-        self._protocols = checked_protocols(self.settings.protocols)
+        self._protocols = spoken(self.settings.protocols)
         self.file: AppFile | None = None
         self.controller: Controller | None = None
         self.state: StateFile | None = None

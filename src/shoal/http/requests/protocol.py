@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from shoal.serving.protocol_names import PROTOCOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from shoal.http.requests.routing import Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
-
-PROTOCOLS: Final[Mapping[str, str]] = {
-    "oip": "shoal.http.oip.protocol:OpenInference",
-    "openai": "shoal.http.openai.protocol:OpenAI",
-}
-"""The protocols that have names, and where each is defined, as ``module:class``."""
 
 
 class ProtocolRoutes(ABC):
@@ -50,26 +46,12 @@ class HttpProtocol(ABC):
         """
 
 
-def checked_protocols(given: Sequence[str | HttpProtocol]) -> list[HttpProtocol]:
-    """Returns protocols that are given by name or as objects.
-
-    Raises:
-        TypeError: One is neither a name nor a protocol.
-        ValueError: There is no protocol of a name.
-    """
-    return [_checked(one) for one in given]
+def spoken(given: Sequence[str | HttpProtocol]) -> list[HttpProtocol]:
+    """Returns protocols that are given by name or as objects, and were checked."""
+    return [_named(one) if isinstance(one, str) else one for one in given]
 
 
-def _checked(given: str | HttpProtocol) -> HttpProtocol:
-    if isinstance(given, HttpProtocol):
-        return given
-    names = ", ".join(PROTOCOLS) or "none"
-    if not isinstance(given, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"protocols must be protocols or names of them ({names}), not {given!r}")
-    if given not in PROTOCOLS:
-        raise ValueError(f"there is no protocol {given!r}; there are {names}")
-    module, _, name = PROTOCOLS[given].partition(":")
-    make: Callable[[], Any] = getattr(import_module(module), name)
-    made = make()
-    assert isinstance(made, HttpProtocol)
-    return made
+def _named(name: str) -> HttpProtocol:
+    module, _, cls = PROTOCOLS[name].partition(":")
+    protocol: HttpProtocol = getattr(import_module(module), cls)()
+    return protocol
