@@ -302,11 +302,8 @@ async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
 def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
-    exchange = Exchange(
-        call.scope,
-        call._receive,
-        call._send,
-        RouteDispatcher(HttpOptions(send_timeout_s=3)),
+    exchange = Exchange.by_asgi(
+        RouteDispatcher(HttpOptions(send_timeout_s=3)), call.scope, call._receive, call._send
     )
 
     class Stream:
