@@ -46,6 +46,16 @@ def test_a_histogram_counts_each_observation_once(values: list[int]) -> None:
         assert count == sum(bisect_left(SIZE_BOUNDS, value) == bucket for value in values)
 
 
+@given(st.lists(st.lists(st.integers(0, 70))))
+def test_many_observations_at_once_count_as_one_after_the_other(parts: list[list[int]]) -> None:
+    at_once, each = Histogram(TIME_BOUNDS_S), Histogram(TIME_BOUNDS_S)
+    for part in parts:
+        at_once.observe_all(part)
+        for value in part:
+            each.observe(value)
+    assert at_once.snapshot() == each.snapshot()
+
+
 def test_a_snapshot_stays_as_it_was() -> None:
     histogram = Histogram((1.0,))
     before = histogram.snapshot()

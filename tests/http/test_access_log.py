@@ -165,3 +165,26 @@ async def test_a_client_that_leaves_a_server_is_logged_once(app, lines):
     [line] = lines()
     assert (line["path"], line["status"]) == ("/hold", 200)
     assert line["bytes"] > 0
+
+
+@pytest.mark.real_time
+async def test_a_broken_filter_of_the_log_ends_no_connection(app, lines, caplog):
+    def broken(_record):
+        raise RuntimeError("a broken filter")
+
+    logger = logging.getLogger(LOGGER)
+    logger.addFilter(broken)
+    try:
+        async with live(app, access_log=True) as server, await server.connect() as client:
+            for _ in range(2):
+                asked = request(
+                    "/double",
+                    method="POST",
+                    body=b"21",
+                    headers=["Content-Type: application/json"],
+                )
+                await client.send_all(asked)
+                await read_until(client, b"42")
+    finally:
+        logger.removeFilter(broken)
+    assert "the access log failed" in caplog.text

@@ -14,7 +14,7 @@ from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.stream_forms import JSON_LINES, accepted
-from shoal.http.requests.streaming import _Messages, _put_at_once, _relay
+from shoal.http.requests.streaming import _Messages, _put_at_once, _relay, _relay_rest
 from shoal.observe.metrics import ItemTimes
 from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
@@ -302,11 +302,8 @@ async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
 def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
-    exchange = Exchange(
-        call.scope,
-        call._receive,
-        call._send,
-        RouteDispatcher(HttpOptions(send_timeout_s=3)),
+    exchange = Exchange.by_asgi(
+        RouteDispatcher(HttpOptions(send_timeout_s=3)), call.scope, call._receive, call._send
     )
 
     class Stream:
@@ -510,14 +507,15 @@ async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
         def put(self, data):
             self.sent += data
 
-    direct, left = Direct(), []
-    messages = _Messages(Numbered(3), ItemTimes())
+    direct, left, times = Direct(), [], ItemTimes()
+    messages = _Messages(Numbered(3), times)
     assert not _put_at_once(direct, messages, lambda: left.append(1), "a")
     assert messages.of("a") == b"1 a\n"  # the reader gets the item then
     assert messages.of("b") == b"2 b\n"
     direct.is_sending = False
     assert _put_at_once(direct, messages, lambda: left.append(1), "c")
     assert (direct.sent, left) == (b"3 c\n", [1])
+    assert (times.first.snapshot().total, times.between.snapshot().total) == (1, 2)
 
 
 @anyio_test
@@ -533,3 +531,25 @@ async def test_a_form_may_end_a_stream_before_its_call_has_ended(steps, monkeypa
         await settle()
         assert call.body == b"1 a\n2 b\nend\n"
         assert steps.closed
+
+
+@anyio_test
+async def test_of_items_that_are_there_already_none_follows_the_last():
+    class Stream:
+        items = ("a", "b", "c", "d")
+
+        def __aiter__(self):
+            return self
+
+        async def __anext__(self):
+            return self.items[0]
+
+        def ready(self):
+            return self.items[1:]
+
+    call = Call(None, "/steps")
+    exchange = Exchange.by_asgi(
+        RouteDispatcher(HttpOptions()), call.scope, call._receive, call._send
+    )
+    messages = _Messages(Numbered(3), ItemTimes())
+    assert await _relay_rest(exchange, Stream(), messages) == b"1 a\n2 b\n3 c\n"

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
 from shoal.observe.collector import ShoalCollector
-from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts, StreamTimes
+from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts, ItemTimes, StreamTimes
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -64,3 +64,22 @@ async def test_a_batchers_counters_are_translated():
     assert samples["shoal_batch_run_seconds_count", "a"] == 2
     assert samples["shoal_http_responses_total", "2xx", "a"] == 2
     assert samples["shoal_http_responses_total", NO_ENDPOINT, "4xx"] == 1
+
+
+@pytest.mark.parametrize("items", [0, 1, 2, 255, 256, 257, 600])
+def test_the_times_of_two_streams_are_those_between_their_own_items(items):
+    times = ItemTimes()
+    now = 0.0
+    clocks = [times.clock(lambda: now), times.clock(lambda: now)]
+    now = 3.0
+    for _ in range(items):
+        for clock in clocks:
+            clock.tick()
+        now += 0.25
+    assert len(times.new_gaps) <= 256
+    first, between = times.first.snapshot(), times.between.snapshot()
+    assert (first.total, first.sum) == (min(2, 2 * items), 3 * min(2, 2 * items))
+    gaps = max(0, 2 * items - 2)
+    assert (between.total, between.sum) == (gaps, 0.25 * gaps)
+    assert between.counts[between.bounds.index(0.25)] == gaps
+    assert times.between.snapshot() == between

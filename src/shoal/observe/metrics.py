@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shoal.core.counters import TIME_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+_MOST_NEW_GAPS: Final = 256
 
 NO_ENDPOINT = "-"
 """The endpoint label of responses that no endpoint gave."""
@@ -43,12 +45,25 @@ class ItemTimes:
 
     Attributes:
         first: The times from the request, once its body was read, to the first item, in seconds.
-        between: The times from each item to the next one, in seconds.
+        new_gaps: Times between items that `between` has not counted yet. They are counted together,
+            which is a third of the cost of an item's times.
     """
 
     def __init__(self) -> None:
         self.first = Histogram(TIME_BOUNDS_S)
-        self.between = Histogram(TIME_BOUNDS_S)
+        self.new_gaps: list[float] = []
+        self._between = Histogram(TIME_BOUNDS_S)
+
+    @property
+    def between(self) -> Histogram:
+        """The times from each item to the next one, in seconds."""
+        self.count_new_gaps()
+        return self._between
+
+    def count_new_gaps(self) -> None:
+        """Counts the times that were not counted yet."""
+        self._between.observe_all(self.new_gaps)
+        self.new_gaps.clear()
 
     def clock(self, now: Callable[[], float]) -> ItemClock:
         """Returns the clock of one stream, which starts now.
@@ -62,20 +77,28 @@ class ItemTimes:
 class ItemClock:
     """Counts when the items of one stream come."""
 
-    __slots__ = ("_between", "_last", "_now", "_observe")
+    __slots__ = ("_has_come", "_last", "_new_gaps", "_now", "_times")
 
     def __init__(self, times: ItemTimes, now: Callable[[], float]) -> None:
-        self._between = times.between.observe
+        self._times = times
+        self._new_gaps = times.new_gaps
         self._now = now
-        self._observe = times.first.observe
+        self._has_come = False
         self._last = now()
 
     def tick(self) -> None:
         """Counts an item that has come now."""
         now = self._now()
-        self._observe(now - self._last)
-        self._observe = self._between
+        gap = now - self._last
         self._last = now
+        if self._has_come:
+            new_gaps = self._new_gaps
+            new_gaps.append(gap)
+            if len(new_gaps) >= _MOST_NEW_GAPS:
+                self._times.count_new_gaps()
+        else:
+            self._has_come = True
+            self._times.first.observe(gap)
 
 
 class StreamTimes:

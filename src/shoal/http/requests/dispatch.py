@@ -87,7 +87,8 @@ class RouteDispatcher:
         route = None if routes is None else routes.get(scope["method"])
         if route is None:
             route = _other_route(scope, routes)
-        return self.take_step(Exchange(scope, receive, send, self), route, route.answer)
+        exchange = Exchange.by_asgi(self, scope, receive, send)
+        return self.take_step(exchange, route, route.answer)
 
     def answer_directly(
         self, call: DirectCall, route: Route, path_params: Mapping[str, Any]
@@ -102,8 +103,7 @@ class RouteDispatcher:
         Returns:
             What must be awaited; None if the request is answered, or suspended.
         """
-        exchange = Exchange(None, None, None, self, call, path_params)
-        return self.go_on(exchange, route, route.begin)
+        return self.go_on(Exchange(self, call, path_params), route, route.begin)
 
     @holds_ctrl_c
     async def take_step(

@@ -86,11 +86,9 @@ class Exchange:
     """One HTTP request, and the sending of its answer.
 
     Args:
-        scope: The ASGI scope; None for a direct call, which makes one when it is needed.
-        receive: The ASGI callable for what the client sends; None for a direct call.
-        send: The ASGI callable for the answer; None for a direct call.
         dispatcher: What all requests share.
-        direct: The server's call, if nothing is between the server and this package; else None.
+        direct: The server's call, if nothing is between the server and this package; it makes what
+            ASGI has when that is needed. None for a request of ASGI, which `by_asgi` makes.
         path_params: The values of the path's parameters, for a direct call.
 
     Attributes:
@@ -111,19 +109,17 @@ class Exchange:
 
     headers: Mapping[bytes, bytes]
     kept: Any
+    method: str
 
     def __init__(
         self,
-        scope: Scope | None,
-        receive: Receive | None,
-        send: Send | None,
         dispatcher: Dispatcher,
-        direct: DirectCall | None = None,
+        direct: DirectCall | None,
         path_params: Mapping[str, Any] = NO_PARAMS,
     ) -> None:
-        self._scope = scope
-        self._receive = receive
-        self._send = send
+        self._scope: Scope | None = None
+        self._receive: Receive | None = None
+        self._send: Send | None = None
         self._path_params = path_params
         self.status = 0
         self.endpoint: str | None = None
@@ -135,13 +131,29 @@ class Exchange:
         if direct is not None:
             self.method = direct.line.method
             self.headers = direct.headers
-        else:
-            assert scope is not None
-            self.method = scope["method"]
-            self.headers = dict(scope["headers"])
-            extensions = scope.get("extensions")
-            if extensions and DISCONNECT in extensions:
-                self._offered = _Offered(extensions[DISCONNECT])
+
+    @classmethod
+    def by_asgi(
+        cls, dispatcher: Dispatcher, scope: Scope, receive: Receive, send: Send
+    ) -> Exchange:
+        """Returns the exchange of a request that comes by ASGI.
+
+        Args:
+            dispatcher: What all requests share.
+            scope: The ASGI scope.
+            receive: The ASGI callable for what the client sends.
+            send: The ASGI callable for the answer.
+        """
+        exchange = cls(dispatcher, None)
+        exchange._scope = scope
+        exchange._receive = receive
+        exchange._send = send
+        exchange.method = scope["method"]
+        exchange.headers = dict(scope["headers"])
+        extensions = scope.get("extensions")
+        if extensions and DISCONNECT in extensions:
+            exchange._offered = _Offered(extensions[DISCONNECT])
+        return exchange
 
     @property
     def scope(self) -> Scope:

@@ -295,8 +295,7 @@ class Call:
     def leave(self) -> None:
         """Handles that the client is gone."""
         self.has_left = True
-        if self._heartbeat is not None:
-            self._note_send(is_last=True)
+        self._end_heartbeat()
         self._call_back()
         self.wake()
 
@@ -343,8 +342,7 @@ class Call:
             self.keeps_alive = False
             framing += _CLOSE
         self._head = None
-        if self._heartbeat is not None:
-            self._note_send(is_last=True)
+        self._end_heartbeat()
         return self._finish(head.encoded(framing, shared.date()), data)
 
     def _finish(self, text: bytes, data: bytes) -> bool:
@@ -376,11 +374,12 @@ class Call:
                 data += LAST_CHUNK
         elif not self._sends_body:
             data = b""
+        if self._heartbeat is not None:
+            self._heartbeat.is_silent = False
         if is_last:
             self._answer = _COMPLETE
             self._on_left = None
-        if self._heartbeat is not None:
-            self._note_send(is_last=is_last)
+            self._end_heartbeat()
         carrier = self.carrier
         if len(data) <= _JOINED:
             data = head + data
@@ -418,12 +417,10 @@ class Call:
         if self._answer == _SENDING and not self.carrier.is_sending:
             self._put(data, is_last=False)
 
-    def _note_send(self, *, is_last: bool) -> None:
+    def _end_heartbeat(self) -> None:
         if self._heartbeat is not None:
-            self._heartbeat.is_silent = False
-            if is_last:
-                self._heartbeat.close()
-                self._heartbeat = None
+            self._heartbeat.close()
+            self._heartbeat = None
 
     async def _sent(self) -> None:
         """Waits until the kernel has taken all that was sent, or the client is gone."""

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from shoal.http.server.access_log import Entry
 from shoal.http.server.http1.call import Call
+from shoal.http.server.log_errors import contained
 
 if TYPE_CHECKING:
     from starlette.types import Message
@@ -52,6 +53,11 @@ class LoggedCall(Call):
     @override
     def end(self) -> None:
         """See `Call`; writes the line."""
+        with contained("the access log failed"):  # handlers and filters of logs are the user's
+            self._write()
+        super().end()
+
+    def _write(self) -> None:
         line, carrier = self.line, self.carrier
         protocol = "HTTP/1.1" if line.is_http_1_1 else "HTTP/1.0"
         if carrier.shared.proxies is None:
@@ -59,4 +65,3 @@ class LoggedCall(Call):
         else:
             scope = self.scope()
             self._entry.write(protocol, line.method, scope["path"], scope["client"])
-        super().end()
