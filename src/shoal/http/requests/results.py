@@ -24,7 +24,11 @@ from shoal.http.requests.arrays import NPY, as_npy
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack, packed
 
-_BYTES: Final = frozenset({bytes, bytearray, memoryview})
+BYTES: Final = b"application/octet-stream"
+"""The media type of bytes, if code does not say another."""
+
+BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
+"""The types of results that are sent as they are."""
 
 
 def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]:
@@ -41,7 +45,7 @@ def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]
     Raises:
         TypeError: The value can't be written.
     """
-    if type(value) in _BYTES:
+    if type(value) in BYTES_TYPES:
         return media_type, bytes(value)
     accepted = weights(accept) if accept else {}
     if prefers(accepted, NPY, JSON):
