@@ -412,6 +412,23 @@ async def test_the_json_of_a_part_is_bounded(app):
         assert (await ask(app, "/post", body=body, headers=headers)).status == status
 
 
+@pytest.mark.parametrize("text", ["x", b"x"])
+async def test_an_array_of_texts_is_refused_before_each_is_made_as_long_as_the_longest(text):
+    texts = [MIB * text, *[text] * 1000]  # numpy would take 1 or 4 GiB for these
+    body = {"body": ormsgpack.packb([texts]), "headers": [*MSGPACK.items()]}
+    app = made_app()
+    async with app.lifespan():
+        tracemalloc.start()
+        try:
+            answer = await ask(app, "/array", **body)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert answer.status == 422
+    assert "numbers" in answer.json()["detail"]
+    assert peak < 20 * MIB
+
+
 def test_a_media_type_is_checked():
     with pytest.raises(TypeError, match="takes text"):
         MediaType(1)
