@@ -72,6 +72,24 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
+class _JsonText:
+    """The data of a part that is JSON."""
+
+    data: bytes
+
+    def parsed(self, name: str) -> Any:
+        """Returns the value, of the part with a name.
+
+        Raises:
+            Refused: It is malformed.
+        """
+        try:
+            return from_json(self.data, allow_inf_nan=False)
+        except ValueError as error:
+            raise _malformed(400, f"the JSON of {name!r}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
 class _Field:
     """What the code wants of a field.
 
@@ -111,10 +129,16 @@ class FormType(BodyForm):
             Refused: The body is not such a form, or has too many parts, or a field twice that is
                 not a list.
         """
+        parts = [self._read(one) for one in _parts(exchange.headers[b"content-type"], body)]
+        # All at once, since each may have as much as a whole body. A text that is not closed hides
+        # those after it, but they are not read: it is malformed.
+        texts = [value.data for _, value in parts if isinstance(value, _JsonText)]
+        if texts:
+            check_json(b",".join(texts), exchange.settings.max_json_elements, costs)
         fields: dict[str, Any] = {}
-        most = exchange.settings.max_json_elements
-        for part in _parts(exchange.headers[b"content-type"], body):
-            name, value = self._read(part, most, costs)
+        for name, value in parts:
+            if isinstance(value, _JsonText):
+                value = value.parsed(name)
             if name in self._fields and self._fields[name].is_list:
                 fields.setdefault(name, []).append(value)
             elif name in fields:
@@ -123,7 +147,7 @@ class FormType(BodyForm):
                 fields[name] = value
         return fields
 
-    def _read(self, part: _Part, most: int, costs: Costs) -> tuple[str, Any]:
+    def _read(self, part: _Part) -> tuple[str, Any]:
         from python_multipart.multipart import parse_options_header
 
         kind, options = parse_options_header(part.headers.get(b"content-disposition", b""))
@@ -139,11 +163,7 @@ class FormType(BodyForm):
         if wanted is not None and wanted.as_bytes:
             return name, data
         if media_type.partition(b";")[0].strip().lower() == b"application/json":
-            check_json(data, most, costs)
-            try:
-                return name, from_json(data, allow_inf_nan=False)
-            except ValueError as error:
-                raise _malformed(400, f"the JSON of {name!r}: {error}") from None
+            return name, _JsonText(data)
         return name, _text(data, most=len(data))
 
 
