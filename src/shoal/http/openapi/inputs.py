@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from shoal.http.openapi.schemas import Key, Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
+    from shoal.http.requests.payload import ItemSource
 
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _STEPS: Final[dict[str, Schema]] = {
@@ -93,25 +94,24 @@ class Inputs:
 
     def _add(self, signature: Signature) -> None:
         name, marked = self._endpoint.name, marks_of(signature)
-        reader = reader_for(signature)
+        reader: ItemSource = reader_for(signature)
+        self._media_types = reader.media_types
         if isinstance(reader, MarkedReader):
             self._marked = reader.source_of
             adapter = fields_adapter(reader.parameters, _type_name(name, "Parameters"))
             self._schemas.add((name, "marked"), adapter)
             self._marks_parameters = True
-            signature = without_marks(signature, marked)
+            signature, reader = without_marks(signature, marked), reader.rest
         elif isinstance(reader, MarkedRecordReader):
             self._marked = reader.source_of
         self._parameters = list(signature.parameters.values())
-        self._media_types = reader.media_types
         self._takes_query = takes_query(signature)
         if JSON in self._media_types and NPY.decode() not in self._media_types:
-            self._add_item(signature)
+            self._add_item(is_object=isinstance(reader, FieldsReader))
 
-    def _add_item(self, signature: Signature) -> None:
+    def _add_item(self, *, is_object: bool) -> None:
         name, parameters = self._endpoint.name, self._parameters
         annotation = parameters[0].annotation
-        is_object = isinstance(reader_for(signature), FieldsReader)
         fields = fields_adapter(parameters, _type_name(name, "Item"))
         types = {one.name: one.annotation for one in parameters}
         item = fields
