@@ -86,6 +86,9 @@ class Arrays:
                 shape, in_columns, dtype = read(file)
         except Exception:  # it is parsed as a Python literal, which can raise many errors
             raise ValueError("its header can't be read") from None
+        # Numpy takes True for a dimension here, but not where the array is made.
+        if any(type(one) is not int for one in shape):
+            raise ValueError("the shape in its header does not consist of integers")
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body) - file.tell():
             raise ValueError("its header does not match its data, or it contains objects")
         flat = self._np.frombuffer(body[file.tell() :], dtype=dtype)
