@@ -147,6 +147,12 @@ async def test_the_type_of_a_path_parameter_is_the_route_s_with_the_code_s():
     assert places(post)["path", "user"]["schema"].items() >= schema.items()
 
 
+async def test_a_path_mark_without_such_a_parameter_in_the_route_is_left_out():
+    post, _ = await described(of_comment, path="/x")  # OpenAPI allows no other path parameters
+    assert {source for source, _ in places(post)} == {"header", "query", "cookie"}
+    assert "user" not in post["requestBody"]["content"][JSON]["schema"]["properties"]
+
+
 async def test_a_mark_replaces_the_common_parameter_of_its_header():
     def timed(x_request_timeout: Annotated[float, Header()]) -> float:
         return x_request_timeout

@@ -122,7 +122,7 @@ class Answers:
         may_be_bytes = signature is None or any(
             one in _BYTES_OR_ANY for one in map(stripped, found)
         )
-        self._of_bytes = media_type.decode() if may_be_bytes and not endpoint.streams else None
+        self._of_bytes = media_type.decode() if may_be_bytes else None
         if not endpoint.streams:
             results = tuple(one for one in results if stripped(one) not in BYTES_TYPES)
         self._has_results = bool(results) or signature is None
