@@ -170,3 +170,10 @@ async def test_a_shape_that_is_not_of_integers_is_refused(app, shape):
     async with app.lifespan():
         answer = await send(app, "/double", body + bytes(0 if "False" in shape else 8))
     assert answer.status == 422
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(np.longdouble, 3.0), (np.clongdouble, "3+0j")])
+async def test_numbers_of_more_than_64_bits_are_written_as_far_as_json_has_them(app, dtype, told):
+    async with app.lifespan():
+        answer = await send(app, "/double", npy(np.array([1.5], dtype)))
+    assert (answer.status, answer.json()) == (200, [told])

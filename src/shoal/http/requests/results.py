@@ -85,7 +85,11 @@ def encoded(value: Any) -> bytes:
 def _jsonable(value: Any) -> Any:
     as_list = getattr(value, "tolist", None)
     if as_list is not None:  # an array of a layout or a library that orjson does not support
-        return as_list()
+        made = as_list()
+        if type(made) is not type(value):
+            return made
+        # A number of more than 64 bits, for which Python has no type.
+        return complex(made) if made.dtype.kind == "c" else float(made)
     try:
         return to_jsonable_python(value)
     except (PydanticSerializationError, UnicodeDecodeError) as error:  # bytes that are no text
