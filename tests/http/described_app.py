@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
 import shoal
+from shoal.http import Cookie, Header, MediaType, Path, Query, Upload
 
 app = shoal.App(
     title="Shapes",
@@ -153,3 +154,39 @@ async def count(
 def words(text: str) -> Iterator[dict[str, str]]:
     for word in text.split()[:5]:
         yield {"word": word}
+
+
+class Note(BaseModel):
+    text: str
+    stars: list[Annotated[int, Field(ge=0)]] = []
+    number: Annotated[int, Path()]
+    tenant: Annotated[str, Header(), Field(pattern="^[a-z]{1,9}$")]
+    limit: Annotated[int | None, Query()] = None
+    session: Annotated[str | None, Cookie()] = None
+
+
+@app.endpoint("/notes/{number:int}", methods=("POST", "PUT"))
+async def note(notes: list[Note]) -> list[dict[str, str]]:
+    return [{"text": one.text, "tenant": one.tenant} for one in notes]
+
+
+@app.endpoint("/shown/{number}", methods=("GET",))
+def shown(
+    number: Annotated[int, Path()],
+    text: str = "",
+    tag: Annotated[tuple[int, ...], Query()] = (),
+    x_tenant: Annotated[str | None, Header()] = None,
+) -> int:
+    return len(text) + len(tag)
+
+
+@app.endpoint("/photo", methods=("POST",))
+def photo(
+    image: Upload, thumbnails: tuple[bytes, ...], title: str = ""
+) -> Annotated[bytes, MediaType("image/png")]:
+    return image.data
+
+
+@app.endpoint("/blob", methods=("POST",))
+def blob(size: Annotated[int, Field(ge=0, le=99)]) -> bytes | None:
+    return bytes(size) if size else None

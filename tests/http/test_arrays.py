@@ -161,3 +161,19 @@ async def test_an_array_beside_other_parameters_is_a_member_with_its_name():
             answer = await ask(app, "/both", {"a": wrong, "b": 3})
             assert answer.status == 422
             assert answer.json()["detail"].startswith("a: ")
+
+
+@pytest.mark.parametrize("shape", ["(True,)", "(False, 1)", "(1, True)"])
+async def test_a_shape_that_is_not_of_integers_is_refused(app, shape):
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    body = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    async with app.lifespan():
+        answer = await send(app, "/double", body + bytes(0 if "False" in shape else 8))
+    assert answer.status == 422
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(np.longdouble, 3.0), (np.clongdouble, "3+0j")])
+async def test_numbers_of_more_than_64_bits_are_written_as_far_as_json_has_them(app, dtype, told):
+    async with app.lifespan():
+        answer = await send(app, "/double", npy(np.array([1.5], dtype)))
+    assert (answer.status, answer.json()) == (200, [told])

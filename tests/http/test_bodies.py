@@ -412,6 +412,38 @@ async def test_the_json_of_a_part_is_bounded(app):
         assert (await ask(app, "/post", body=body, headers=headers)).status == status
 
 
+async def test_the_json_of_all_parts_together_is_bounded(app):
+    as_json = b"\r\nContent-Type: application/json"
+    lists = b"[" + b"[]," * 2000 + b"1]"
+    headers = [("content-type", "multipart/form-data; boundary=b")]
+    for most, status in ((2, 422), (200, 413)):  # the names are not those of the item's fields
+        parts = [part(b"more%d" % nth, lists, as_json) for nth in range(most)]
+        body = form(part(b"image"), part(b"title"), *parts)
+        assert (await ask(app, "/upload", body=body, headers=headers)).status == status
+    files = [part(b"image", b"NaN" + lists * 200, as_json), part(b"title")]
+    answer = await ask(app, "/post", body=form(*files), headers=headers)
+    assert answer.status == 200  # a file is not read as JSON, whatever its type
+    broken = form(part(b"more", b'"', as_json), part(b"other", lists * 200, as_json))
+    assert (await ask(app, "/post", body=broken, headers=headers)).status == 400
+
+
+@pytest.mark.parametrize("text", ["x", b"x"])
+async def test_an_array_of_texts_is_refused_before_each_is_made_as_long_as_the_longest(text):
+    texts = [MIB * text, *[text] * 1000]  # numpy would take 1 or 4 GiB for these
+    body = {"body": ormsgpack.packb([texts]), "headers": [*MSGPACK.items()]}
+    app = made_app()
+    async with app.lifespan():
+        tracemalloc.start()
+        try:
+            answer = await ask(app, "/array", **body)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert answer.status == 422
+    assert "numbers" in answer.json()["detail"]
+    assert peak < 20 * MIB
+
+
 def test_a_media_type_is_checked():
     with pytest.raises(TypeError, match="takes text"):
         MediaType(1)

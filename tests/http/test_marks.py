@@ -334,7 +334,8 @@ def test_marks_can_be_compared_and_written():
 
 
 def test_the_names_for_annotations_are_in_one_place():
-    assert shoal.http.__all__ == ["Cookie", "Header", "MediaType", "Path", "Query", "Upload"]
+    marks = {"Cookie", "Header", "MediaType", "Path", "Query", "Upload"}
+    assert marks <= set(shoal.http.__all__)
     assert all(getattr(shoal.http, name).__name__ == name for name in shoal.http.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Body'"):
         shoal.http.Body  # noqa: B018
@@ -351,3 +352,25 @@ async def test_items_with_files_and_marks_reach_code_in_a_process():
     async with app.lifespan():
         answer = await ask(app, "/at/3", body=body, headers=headers)
     assert (answer.status, answer.json()) == (200, ["a", 3, 3, "t"])
+
+
+@pytest.mark.parametrize(
+    ("route", "text"), [("int", "5"), ("float", "0.5"), ("uuid", str(UUID(int=7)))]
+)
+async def test_text_from_the_path_is_text_whatever_the_type_in_the_route(route, text):
+    class Seen(BaseModel):
+        user: Annotated[str | None, Path()]
+
+    def of_field(one: Seen) -> str:
+        return one.user
+
+    def of_parameter(user: Annotated[str, Path()]) -> str:
+        return user
+
+    app = shoal.App()
+    app.endpoint(f"/field/{{user:{route}}}", name="field")(of_field)
+    app.endpoint(f"/parameter/{{user:{route}}}", name="parameter")(of_parameter)
+    async with app.lifespan():
+        for path, item in ((f"/field/{text}", {}), (f"/parameter/{text}", None)):
+            answer = await ask(app, path, item)
+            assert (answer.status, answer.json()) == (200, text)

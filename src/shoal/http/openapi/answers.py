@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
-from shoal.http.openapi.inputs import JSON
+from shoal.http.openapi.inputs import BINARY, JSON
 from shoal.http.openapi.problems import MEANINGS, WITH_RETRY_AFTER, kinds_of
 from shoal.http.openapi.schemas import is_response, results_of
+from shoal.http.requests.arrays import NPY, is_array
+from shoal.http.requests.marks import media_type_of, stripped
+from shoal.http.requests.msgpack import MSGPACK, has_msgpack
 from shoal.http.requests.problem import PROBLEM_JSON
+from shoal.http.requests.results import BYTES, BYTES_TYPES
 from shoal.http.requests.stream_forms import JsonLines, ServerSentEvents
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ _MEDIA_TYPES: Final = (
 )
 _EVENTS: Final = ServerSentEvents.media_type.decode()
 _LINES: Final = JsonLines.media_type.decode()
+_BYTES_OR_ANY: Final = (*BYTES_TYPES, Any)
 _ID: Final = "0f3a9c11-2b"
 
 REQUEST_ID: Final[dict[str, Any]] = {
@@ -112,7 +117,16 @@ class Answers:
         found = results_of(annotation, streams=endpoint.streams) if signature is not None else ()
         self._responses = [one for one in found if is_response(one)]
         results = tuple(one for one in found if not is_response(one))
+        media_type = media_type_of(annotation) or BYTES
+        # A result of any type may be bytes.
+        may_be_bytes = signature is None or any(
+            one in _BYTES_OR_ANY for one in map(stripped, found)
+        )
+        self._of_bytes = media_type.decode() if may_be_bytes else None
+        if not endpoint.streams:
+            results = tuple(one for one in results if stripped(one) not in BYTES_TYPES)
         self._has_results = bool(results) or signature is None
+        self._is_array = any(map(is_array, results))
         if results:
             schemas.add_result((endpoint.name, "result"), Union[results])  # noqa: UP007 - a tuple
 
@@ -142,10 +156,10 @@ class Answers:
         statuses = {400, 404, 408, 413, 500, 503, 504, problems.overload_status}
         if self._endpoint.streams or not is_known:
             statuses.add(406)
-        if inputs.reads_json:
+        if inputs.checks_types:
             statuses.add(422)
-            if inputs.takes_body(method):
-                statuses.add(415)
+        if inputs.takes_body(method) and (inputs.reads_json or inputs.reads_coding):
+            statuses.add(415)
         if "{" in (self._endpoint.path or ""):
             statuses.add(405)  # the parameters may fit another endpoint only
         return statuses
@@ -154,16 +168,29 @@ class Answers:
         schema = self._schemas.of((self._endpoint.name, "result"))
         content: dict[str, Any] = {}
         is_known = self._endpoint.signature is not None
-        if self._has_results and (not self._endpoint.streams or not is_known):
-            content[JSON] = {"schema": schema}
+        if not self._endpoint.streams:
+            content |= self._whole(schema)
         if self._endpoint.streams or not is_known:
-            content |= _streams(schema, problems.schema)
+            content = {**_streams(schema, problems.schema), **content}
         for response in self._responses:
             content |= {_media_type(response): {}}
         text = "The items, as they are produced." if self._endpoint.streams else "The result."
         if not is_known:
             text = "The result, or a stream of items: the code is not known here."
         return {"description": text, "headers": _HEADERS, "content": content}
+
+    def _whole(self, schema: Schema) -> dict[str, Any]:
+        """Returns the forms of a result that is not a stream."""
+        content: dict[str, Any] = {}
+        if self._has_results:
+            content[JSON] = {"schema": schema}
+            if has_msgpack():
+                content[MSGPACK.decode()] = {"schema": schema}
+        if self._is_array:
+            content[NPY.decode()] = {"schema": BINARY}
+        if self._of_bytes is not None:
+            content.setdefault(self._of_bytes, {"schema": BINARY})
+        return content
 
 
 def _media_type(response: Any) -> str:

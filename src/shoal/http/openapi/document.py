@@ -32,6 +32,13 @@ _GIVEN_ID: Final[dict[str, Any]] = {
     "description": "The id of the request: 1 to 64 of `A-Z a-z 0-9 _ . : -`. Another is ignored.",
     "schema": {"type": "string"},
 }
+_TIMEOUT: Final[dict[str, Any]] = {
+    "name": "X-Request-Timeout",
+    "in": "header",
+    "description": "How long the call may take, in seconds, if that is less than usual.",
+    "schema": {"type": "string", "pattern": r"^[0-9]{1,15}(\.[0-9]{1,15})?$", "examples": ["2.5"]},
+}
+_COMMON: Final = {one["name"]: one for one in (_GIVEN_ID, _TIMEOUT)}
 
 
 class Document:
@@ -77,9 +84,9 @@ def document_of(
     for one in described:
         paths.add(one, problems)
     components: dict[str, Any] = {
-        "schemas": schemas.components,
+        "schemas": schemas.used(paths.found, problems.components),
         "responses": dict(sorted(problems.components.items())),
-        "parameters": {"X-Request-ID": _GIVEN_ID},
+        "parameters": _COMMON,
         "headers": {"X-Request-ID": REQUEST_ID, "Retry-After": RETRY_AFTER, "Allow": ALLOW},
     }
     if options.security_schemes:
@@ -109,11 +116,14 @@ class _Described:
         """Returns the operation of one method, without its id."""
         endpoint, inputs = self.endpoint, self._inputs
         takes_body = inputs.takes_body(method)
-        parameters = [*path_parameters(endpoint.path or "")]
-        if not takes_body:
-            parameters += inputs.query()
-        parameters.append({"$ref": "#/components/parameters/X-Request-ID"})
-        if endpoint.priority_levels > 1:
+        parameters = inputs.parameters(is_in_query=not takes_body)
+        own = {one["name"].lower() for one in parameters if one["in"] == "header"}
+        parameters += [
+            {"$ref": f"#/components/parameters/{name}"}
+            for name in _COMMON
+            if name.lower() not in own
+        ]
+        if endpoint.priority_levels > 1 and "x-priority" not in own:
             parameters.append(_priority(endpoint.priority_levels))
         operation: dict[str, Any] = {"summary": endpoint.name, "parameters": parameters}
         if endpoint.text:

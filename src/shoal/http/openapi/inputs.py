@@ -9,17 +9,30 @@ from typing import TYPE_CHECKING, Any, Final
 from pydantic import TypeAdapter
 from starlette.requests import Request
 
-from shoal.http.openapi.schemas import scalars
-from shoal.http.requests.arrays import NPY, is_array
-from shoal.http.requests.payload import fields_adapter
+from shoal.http.openapi.schemas import members, scalars
+from shoal.http.requests.arrays import NPY
+from shoal.http.requests.marks import element_of, fields_of
+from shoal.http.requests.multipart import FORM, Upload
+from shoal.http.requests.payload import (
+    FieldsReader,
+    MarkedReader,
+    MarkedRecordReader,
+    by_key,
+    fields_adapter,
+    marks_of,
+    reader_for,
+    without_marks,
+)
 from shoal.http.requests.queries import is_record, takes_body
 from shoal.serving.query import takes_query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
+    from inspect import Signature
 
-    from shoal.http.openapi.schemas import Schema, Schemas
+    from shoal.http.openapi.schemas import Key, Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
+    from shoal.http.requests.payload import ItemSource
 
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _STEPS: Final[dict[str, Schema]] = {
@@ -29,10 +42,12 @@ _STEPS: Final[dict[str, Schema]] = {
     "float": {"type": "number", "minimum": 0},
     "uuid": {"type": "string", "format": "uuid"},
 }
-_BYTES: Final[Schema] = {"type": "string", "format": "binary"}
-_ANY_BYTES: Final[dict[str, Any]] = {"application/octet-stream": {"schema": _BYTES}}
 
 JSON: Final = "application/json"
+BINARY: Final[Schema] = {"type": "string", "format": "binary"}
+"""The schema of bytes."""
+
+_ANY_BYTES: Final[dict[str, Any]] = {"application/octet-stream": {"schema": BINARY}}
 
 
 class Inputs:
@@ -46,37 +61,78 @@ class Inputs:
     def __init__(self, endpoint: ServedEndpoint, schemas: Schemas) -> None:
         self._endpoint = endpoint
         self._schemas = schemas
-        signature = endpoint.signature
-        self._parameters = [] if signature is None else list(signature.parameters.values())
-        self._is_known = signature is not None
-        self._takes_query = signature is not None and takes_query(signature)
-        self._annotation: Any = self._parameters[0].annotation if self._parameters else None
-        self._is_array = is_array(self._annotation)
-        self._has_body = self._annotation not in (bytes, Request)
-        self.reads_json = not self._is_known or (bool(self._parameters) and self._has_body)
-        if self._parameters and self._has_body and not self._is_array:
+        self._is_known = False
+        # Those whose values are not marked to come from elsewhere than the item's usual place.
+        self._parameters: list[Parameter] = []
+        self._media_types: Sequence[str] = ()
+        self._takes_query = False
+        # By the key in the schema: the part of the request, and the name there.
+        self._marked: Mapping[str, tuple[str, str]] = {}
+        self._marks_parameters = False  # and not the fields of the item
+        self._files: dict[str, Schema] = {}
+        if endpoint.signature is not None:
             try:
-                self._add_types()
+                self._add(endpoint.signature)
+                self._is_known = True
             except Exception:  # only handles can call it; or a hook of the user's types raised
-                self._is_known = False
+                self._marked = {}
 
-    def _add_types(self) -> None:
+    @property
+    def reads_json(self) -> bool:
+        """Whether a body may be JSON."""
+        return not self._is_known or JSON in self._media_types
+
+    @property
+    def reads_coding(self) -> bool:
+        """Whether a content coding is removed; a `Request` has its body as it was sent."""
+        return [one.annotation for one in self._parameters] != [Request]
+
+    @property
+    def checks_types(self) -> bool:
+        """Whether a request may not fit the types of the code."""
+        return self.reads_json or bool(self._marked)
+
+    def _add(self, signature: Signature) -> None:
+        name, marked = self._endpoint.name, marks_of(signature)
+        reader: ItemSource = reader_for(signature)
+        self._media_types = reader.media_types
+        if isinstance(reader, MarkedReader):
+            self._marked = reader.source_of
+            adapter = fields_adapter(reader.parameters, _type_name(name, "Parameters"))
+            self._schemas.add((name, "marked"), adapter)
+            self._marks_parameters = True
+            signature, reader = without_marks(signature, marked), reader.rest
+        elif isinstance(reader, MarkedRecordReader):
+            self._marked = reader.source_of
+        self._parameters = list(signature.parameters.values())
+        self._takes_query = takes_query(signature)
+        if JSON in self._media_types and NPY.decode() not in self._media_types:
+            self._add_item(is_object=isinstance(reader, FieldsReader))
+
+    def _add_item(self, *, is_object: bool) -> None:
         name, parameters = self._endpoint.name, self._parameters
-        fields = fields_adapter(parameters, _type_name(name))
-        if len(parameters) > 1:
-            self._schemas.add((name, "item"), fields)
-        elif self._annotation is not Parameter.empty:
-            self._schemas.add((name, "item"), TypeAdapter(self._annotation))
+        annotation = parameters[0].annotation
+        fields = fields_adapter(parameters, _type_name(name, "Item"))
+        types = {one.name: one.annotation for one in parameters}
+        item = fields
+        if not is_object:
+            item = TypeAdapter[Any](Any if annotation is Parameter.empty else annotation)
+            types = by_key(item, fields_of(annotation))
+        for key, one in types.items():
+            is_list, element = element_of(one)
+            if element in (bytes, Upload):
+                self._files[key] = {"type": "array", "items": BINARY} if is_list else BINARY
+        if is_object or annotation is not Parameter.empty:
+            self._schemas.add((name, "item"), item)
         if not self._takes_query:
-            is_whole = len(parameters) == 1 and is_record(self._annotation)
-            adapter = TypeAdapter[Any](self._annotation) if is_whole else fields
-            self._schemas.add((name, "query"), adapter)
+            is_whole = len(parameters) == 1 and is_record(annotation)
+            self._schemas.add((name, "query"), TypeAdapter[Any](annotation) if is_whole else fields)
 
     def takes_body(self, method: str) -> bool:
         """Returns whether requests with a method have a body."""
         if not self._is_known:
             return method not in ("GET", "HEAD", "OPTIONS")
-        return bool(self._parameters) and takes_body(method, self._parameters)
+        return bool(self._media_types) and takes_body(method, self._parameters)
 
     def body(self) -> dict[str, Any] | None:
         """Returns the request body, after the schemas were made; None if there is none."""
@@ -85,26 +141,49 @@ class Inputs:
                 "description": "The code is not known here, so neither is what it takes.",
                 "content": {JSON: {"schema": {}}, **_ANY_BYTES},
             }
-        if not self._parameters:
-            return None
-        if not self._has_body:
+        if "*/*" in self._media_types:
             return {
                 "description": "The item itself, of any media type.",
-                "content": {**_ANY_BYTES, "*/*": {"schema": _BYTES}},
+                "content": {**_ANY_BYTES, "*/*": {"schema": BINARY}},
             }
-        if self._is_array:
-            content: dict[str, Any] = {
-                JSON: {"schema": self._schemas.array()},
-                NPY.decode(): {"schema": _BYTES},
-            }
+        npy = NPY.decode()
+        if npy in self._media_types:
+            array = {"schema": self._schemas.array()}
+            content = {**dict.fromkeys(self._media_types, array), npy: {"schema": BINARY}}
             return {"description": "An array.", "required": True, "content": content}
         schema = self._schemas.of((self._endpoint.name, "item"))
-        return {"required": True, "content": {JSON: {"schema": schema}}}
+        is_required = True
+        if not self._marks_parameters:
+            schema = self._schemas.without(schema, self._marked)
+            # A record whose other values are all optional, or come from elsewhere, needs none.
+            is_required = not self._marked or "required" in schema
+        content = {one: {"schema": schema} for one in self._media_types}
+        if FORM.decode() in content:
+            content[FORM.decode()] = {"schema": self._schemas.with_members(schema, self._files)}
+        return {"required": is_required, "content": content}
 
-    def query(self) -> Iterator[dict[str, Any]]:
+    def parameters(self, *, is_in_query: bool) -> list[dict[str, Any]]:
+        """Returns the parameters, after the schemas were made; first those of the path.
+
+        Args:
+            is_in_query: Whether the item is in the query, since the request has no body.
+        """
+        key: Key = self._endpoint.name, "marked" if self._marks_parameters else "item"
+        marked = self._schemas.of(key)
+        found = {("path", one["name"]): one for one in path_parameters(self._endpoint.path or "")}
+        for name, schema, required in members(self._schemas, marked):
+            source, there = self._marked.get(name, ("", ""))
+            at = source, there
+            if source == "path" and at in found:
+                found[at]["schema"] = _path_schema(found[at]["schema"], schema)
+            elif source and source != "path" and at not in found:
+                found[at] = _parameter(source, there, schema, required=required)
+        for one in self._query() if is_in_query else ():
+            found.setdefault(("query", one["name"]), one)
+        return list(found.values())
+
+    def _query(self) -> Iterator[dict[str, Any]]:
         """Yields the parameters in the query of a request without a body."""
-        if not self._parameters or not self._has_body or self._is_array:
-            return
         if self._takes_query:
             yield {
                 "name": "query",
@@ -117,7 +196,8 @@ class Inputs:
             return
         found = self._schemas.of((self._endpoint.name, "query"))
         for name, schema, required in scalars(self._schemas, found):
-            yield {"name": name, "in": "query", "required": required, "schema": schema}
+            if self._marks_parameters or name not in self._marked:
+                yield _parameter("query", name, schema, required=required)
 
 
 def path_of(route: str) -> str:
@@ -128,9 +208,19 @@ def path_of(route: str) -> str:
 def path_parameters(route: str) -> Iterator[dict[str, Any]]:
     """Yields the parameters in a route."""
     for name, kind in _PARAMETER.findall(route):
-        schema = _STEPS[kind or "str"]
-        yield {"name": name, "in": "path", "required": True, "schema": schema}
+        yield _parameter("path", name, _STEPS[kind or "str"], required=True)
 
 
-def _type_name(endpoint: str) -> str:
-    return re.sub(r"[^A-Za-z0-9]+", " ", endpoint).title().replace(" ", "") + "Item"
+def _path_schema(step: Schema, marked: Schema) -> Schema:
+    """Returns the schema of a parameter that a route and the code's type describe."""
+    if step["type"] == marked.get("type"):
+        return {**step, **marked}
+    return marked if step["type"] == "string" else step
+
+
+def _parameter(source: str, name: str, schema: Schema, *, required: bool) -> dict[str, Any]:
+    return {"name": name, "in": source, "required": required, "schema": schema}
+
+
+def _type_name(endpoint: str, end: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", " ", endpoint).title().replace(" ", "") + end

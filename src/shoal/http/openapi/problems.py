@@ -21,6 +21,7 @@ PROBLEMS: Final[dict[int, tuple[Kind, ...]]] = {
     400: (
         Kind("invalid-json", "The body is not JSON"),
         Kind("invalid-msgpack", "The body is not MessagePack"),
+        Kind("invalid-form", "The form is not accepted"),
         Kind("invalid-content-coding", "The body is not in its content coding"),
         Kind("invalid-timeout", "The time limit is invalid"),
         Kind("no-such-priority", "There is no such priority"),

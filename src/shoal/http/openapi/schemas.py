@@ -11,7 +11,7 @@ import typing
 from collections.abc import AsyncIterator, Iterator
 from inspect import Parameter
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, Union, cast
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
@@ -24,11 +24,13 @@ from shoal.http.requests.arrays import is_array
 from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from pydantic.json_schema import JsonSchemaMode, JsonSchemaWarningKind
     from pydantic_core import core_schema
 
 Schema: TypeAlias = dict[str, Any]
-Key: TypeAlias = tuple[str, Literal["item", "query", "result"]]
+Key: TypeAlias = tuple[str, Literal["item", "marked", "query", "result"]]
 """The name of an endpoint, and what of it a type is of."""
 
 _REF: Final = "#/components/schemas/"
@@ -109,6 +111,38 @@ class Schemas:
             schema = self.components.get(name.removeprefix(_REF), {})
         return schema
 
+    def without(self, schema: Schema, names: Collection[str]) -> Schema:
+        """Returns the schema of an object without some of its members."""
+        found = self.resolved(schema)
+        if not names or "properties" not in found:
+            return schema
+        rest = {key: one for key, one in found["properties"].items() if key not in names}
+        required = [name for name in found.get("required", ()) if name not in names]
+        found = {key: one for key, one in found.items() if key != "required"}
+        return {**found, **({"required": required} if required else {}), "properties": rest}
+
+    def with_members(self, schema: Schema, others: Mapping[str, Schema]) -> Schema:
+        """Returns the schema of an object some of whose members have other schemas."""
+        found = self.resolved(schema)
+        own = found.get("properties", {})
+        return {**found, "properties": {key: others.get(key, one) for key, one in own.items()}}
+
+    def used(self, *parts: Any) -> dict[str, Schema]:
+        """Returns the components that parts of a document refer to, by name."""
+        found = dict[str, Schema]()
+        rest = list(parts)
+        while rest:
+            part = rest.pop()
+            if isinstance(part, list):
+                rest += part
+            elif isinstance(part, dict):
+                rest += cast("dict[str, Any]", part).values()
+                name = str(cast("dict[str, Any]", part).get("$ref")).removeprefix(_REF)
+                if name in self.components and name not in found:
+                    found[name] = self.components[name]
+                    rest.append(found[name])
+        return dict(sorted(found.items()))
+
     def problem(self) -> Schema:
         """Returns the schema of a problem."""
         self.components[_PROBLEM] = SCHEMA
@@ -177,18 +211,23 @@ def _is_describable(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> bool:
     return True
 
 
-def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """Yields the members of an object that text can stand for: name, schema, whether required."""
+def members(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
+    """Yields the members of an object as text can have them: name, schema, whether required."""
     found = schemas.resolved(schema)
     required = found.get("required", ())
     for name, member in found.get("properties", {}).items():
-        plain = without_null(member)
-        if _is_scalar(schemas, plain):
-            yield name, plain, name in required
+        yield name, without_null(member), name in required
+
+
+def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
+    """Yields those of the members of an object that text can stand for."""
+    for name, member, required in members(schemas, schema):
+        if _is_scalar(schemas, member):
+            yield name, member, required
 
 
 def without_null(schema: Schema) -> Schema:
-    """Returns a schema of what may be null without that, since a query has no null."""
+    """Returns a schema of what may be null without that, since text has no null."""
     choices = schema.get("anyOf")
     if not choices:
         return schema

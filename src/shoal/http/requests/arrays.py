@@ -17,6 +17,8 @@ NPY: Final = b"application/x-npy"
 
 # Booleans, signed and unsigned integers, floats, complex numbers.
 _KINDS: Final = "biufc"
+_NO_NUMBERS: Final = "it does not consist of numbers only"
+_IN_LISTS: Final = frozenset({bool, int, float, list})
 
 
 def is_array(annotation: Any) -> bool:
@@ -55,6 +57,7 @@ class Arrays:
         Raises:
             ValueError: They are not an array of this type.
         """
+        _check_numbers(value)
         return self._checked(self._np.asarray(value))
 
     def of_numbers(self, array: Any) -> Any:
@@ -83,6 +86,9 @@ class Arrays:
                 shape, in_columns, dtype = read(file)
         except Exception:  # it is parsed as a Python literal, which can raise many errors
             raise ValueError("its header can't be read") from None
+        # Numpy takes True for a dimension here, but not where the array is made.
+        if any(type(one) is not int for one in shape):
+            raise ValueError("the shape in its header does not consist of integers")
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body) - file.tell():
             raise ValueError("its header does not match its data, or it contains objects")
         flat = self._np.frombuffer(body[file.tell() :], dtype=dtype)
@@ -91,7 +97,7 @@ class Arrays:
 
     def _checked(self, array: Any) -> Any:
         if array.dtype.kind not in _KINDS:
-            raise ValueError("it does not consist of numbers only")
+            raise ValueError(_NO_NUMBERS)
         if self._dtype is None or array.dtype == self._dtype:
             return array
         if not array.size:
@@ -114,3 +120,24 @@ class Arrays:
                     dtype = self._np.dtype(scalar)
                     return dtype if dtype.kind in _KINDS else None
         return None
+
+
+def _check_numbers(value: Any) -> None:
+    """Checks that nested lists have nothing in them but numbers.
+
+    Numpy would make each text in an array as long as the longest, before its type can be refused:
+    one of a MiB and a thousand short ones would take 4 GiB.
+
+    Raises:
+        ValueError: They have something else.
+    """
+    pending = [[value]]
+    while pending:
+        one = pending.pop()
+        kinds = set(map(type, one))
+        if not kinds <= _IN_LISTS:
+            raise ValueError(_NO_NUMBERS)
+        if list in kinds:
+            if len(kinds) > 1:
+                raise ValueError("its lists have both numbers and lists in them")
+            pending += one

@@ -13,7 +13,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.http.requests.header_check import check_headers
 from shoal.http.requests.marks import media_type_of
 from shoal.http.requests.queries import ItemReader
-from shoal.http.requests.results import encoded, written
+from shoal.http.requests.results import BYTES, encoded, written
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ class JsonCodec(Codec):
 
     def __init__(self, signature: Signature) -> None:
         self._reader = ItemReader(signature)
-        annotated = media_type_of(signature.return_annotation)
-        self._of_bytes = b"application/octet-stream" if annotated is None else annotated
+        self._of_bytes = media_type_of(signature.return_annotation) or BYTES
 
     @property
     def takes(self) -> str:

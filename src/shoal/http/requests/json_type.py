@@ -67,7 +67,7 @@ class JsonType:
         others = ", ".join(self.media_types[1:])
         self._takes = f"{takes}, or {others}" if others else takes
         self._schema: Any = adapter.core_schema
-        self.keys = _keys_of(self._schema)
+        self.keys = keys_of(self._schema)
         self._validator = finite_validator(adapter)
         self._costs = _costs_of(self._schema)
         self._for_large: SchemaValidator | None = None
@@ -261,7 +261,7 @@ def _is_users(key: str, part: dict[str, Any]) -> bool:
     return _is_schema(part) and (key in _NO_SCHEMAS or key == "default" == part["type"])
 
 
-def _keys_of(schema: Any) -> dict[str, list[str]]:
+def keys_of(schema: Any) -> dict[str, list[str]]:
     """Returns the keys of a record's fields; an alias comes before the field's own name."""
     definitions = {one.get("ref"): one for one in schema.get("definitions", ())}
     part: Any = schema

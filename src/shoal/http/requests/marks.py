@@ -133,7 +133,7 @@ class Marked:
     """
 
     def __init__(self, annotations: Mapping[str, Any]) -> None:
-        self._marks: list[tuple[str, Mark, str, bool]] = []
+        self._marks: list[tuple[str, Mark, str, tuple[bool, Any]]] = []
         for name, annotation in annotations.items():
             mark = mark_of(annotation)
             if mark is None:
@@ -143,7 +143,7 @@ class Marked:
                 there = there.lower()
                 if mark.alias is None and mark.convert_underscores:
                     there = there.replace("_", "-")
-            self._marks.append((name, mark, there, element_of(annotation)[0]))
+            self._marks.append((name, mark, there, element_of(annotation)))
         self.sources = {name: (mark.source, there) for name, mark, there, _ in self._marks}
 
     def __bool__(self) -> bool:
@@ -158,12 +158,14 @@ class Marked:
         if "cookie" in kinds:
             cookies = cookie_parser(exchange.headers.get(b"cookie", b"").decode("latin-1"))
         found: dict[str, Any] = {}
-        for name, mark, there, is_list in self._marks:
+        for name, mark, there, (is_list, element) in self._marks:
             match mark.source:
                 case "header":
                     given = list(_headers(exchange, there)) if is_list else _header(exchange, there)
                 case "path":
                     given = exchange.scope.get("path_params", {}).get(there)
+                    if given is not None and element is str:
+                        given = str(given)  # the route may have made a number of it
                 case "query":
                     given = query.getlist(there) if is_list else query.get(there)
                 case _:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 FORM: Final = b"multipart/form-data"
 """The media type of a form with files."""
 
+_TITLE: Final = "The form is not accepted"
 _MOST_PARTS: Final = 256
 _MOST_HEADERS: Final = 8
 _MOST_HEADER_BYTES: Final = 4096
@@ -69,6 +70,24 @@ class _Part:
 
     headers: dict[bytes, bytes]
     pieces: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class _JsonText:
+    """The data of a part that is JSON."""
+
+    data: bytes
+
+    def parsed(self, name: str) -> Any:
+        """Returns the value, of the part with a name.
+
+        Raises:
+            Refused: It is malformed.
+        """
+        try:
+            return from_json(self.data, allow_inf_nan=False)
+        except ValueError as error:
+            raise _malformed(f"the JSON of {name!r}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +130,31 @@ class FormType(BodyForm):
             Refused: The body is not such a form, or has too many parts, or a field twice that is
                 not a list.
         """
+        parts = [self._read(one) for one in _parts(exchange.headers[b"content-type"], body)]
+        # All at once, since each may have as much as a whole body. A text that is not closed hides
+        # those after it, but they are not read: it is malformed.
+        texts = [value.data for _, value in parts if isinstance(value, _JsonText)]
+        if texts:
+            check_json(b",".join(texts), exchange.settings.max_json_elements, costs)
         fields: dict[str, Any] = {}
-        most = exchange.settings.max_json_elements
-        for part in _parts(exchange.headers[b"content-type"], body):
-            name, value = self._read(part, most, costs)
+        for name, value in parts:
+            if isinstance(value, _JsonText):
+                value = value.parsed(name)
             if name in self._fields and self._fields[name].is_list:
                 fields.setdefault(name, []).append(value)
             elif name in fields:
-                raise _malformed(422, f"it has the field {name[:_LONGEST_NAME]!r} twice")
+                detail = f"The form: it has the field {name!r} twice."
+                raise Refused(Problem(422, "invalid-item", _TITLE, detail))
             else:
                 fields[name] = value
         return fields
 
-    def _read(self, part: _Part, most: int, costs: Costs) -> tuple[str, Any]:
+    def _read(self, part: _Part) -> tuple[str, Any]:
         from python_multipart.multipart import parse_options_header
 
         kind, options = parse_options_header(part.headers.get(b"content-disposition", b""))
         if kind != b"form-data" or b"name" not in options:
-            raise _malformed(400, "a part has no Content-Disposition: form-data with a name")
+            raise _malformed("a part has no Content-Disposition: form-data with a name")
         name = _text(options[b"name"])
         data = b"".join(part.pieces)
         media_type = part.headers.get(b"content-type", b"")
@@ -139,11 +165,7 @@ class FormType(BodyForm):
         if wanted is not None and wanted.as_bytes:
             return name, data
         if media_type.partition(b";")[0].strip().lower() == b"application/json":
-            check_json(data, most, costs)
-            try:
-                return name, from_json(data, allow_inf_nan=False)
-            except ValueError as error:
-                raise _malformed(400, f"the JSON of {name!r}: {error}") from None
+            return name, _JsonText(data)
         return name, _text(data, most=len(data))
 
 
@@ -158,14 +180,15 @@ def _parts(content_type: bytes, body: bytes) -> Iterable[_Part]:
 
     boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
     if not 0 < len(boundary) <= _LONGEST_BOUNDARY:
-        raise _malformed(400, "its Content-Type has no boundary of 1 to 70 characters")
+        raise _malformed("its Content-Type has no boundary of 1 to 70 characters")
     parts: list[_Part] = []
     name, value = b"", b""
     is_whole = False
 
     def on_part_begin() -> None:
         if len(parts) == _MOST_PARTS:
-            raise _malformed(413, f"it has more than {_MOST_PARTS} parts")
+            detail = f"The form: it has more than {_MOST_PARTS} parts."
+            raise Refused(Problem(413, "body-too-complex", _TITLE, detail))
         parts.append(_Part({}, []))
 
     def on_header_field(data: bytes, start: int, end: int) -> None:
@@ -179,7 +202,7 @@ def _parts(content_type: bytes, body: bytes) -> Iterable[_Part]:
     def on_header_end() -> None:
         nonlocal name, value
         if parts[-1].headers.setdefault(name.lower(), value) is not value:
-            raise _malformed(400, "a part has a header twice")
+            raise _malformed("a part has a header twice")
         name, value = b"", b""
 
     def on_part_data(data: bytes, start: int, end: int) -> None:
@@ -207,9 +230,9 @@ def _parts(content_type: bytes, body: bytes) -> Iterable[_Part]:
         parser.write(body)
         parser.finalize()
     except FormParserError:
-        raise _malformed(400, "it can't be read") from None
+        raise _malformed("it can't be read") from None
     if not is_whole:
-        raise _malformed(400, "it ends too early")
+        raise _malformed("it ends too early")
     return parts
 
 
@@ -226,13 +249,12 @@ def _field(annotation: Any) -> _Field:
 
 def _text(data: bytes, most: int = _LONGEST_NAME) -> str:
     if len(data) > most:
-        raise _malformed(400, f"a name in it has more than {most} bytes")
+        raise _malformed(f"a name in it has more than {most} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise _malformed(400, "a name or a field in it is not text in UTF-8") from None
+        raise _malformed("a name or a field in it is not text in UTF-8") from None
 
 
-def _malformed(status: int, detail: str) -> Refused:
-    kind = {400: "invalid-form", 413: "body-too-complex", 422: "invalid-item"}[status]
-    return Refused(Problem(status, kind, "The form is not accepted", f"The form: {detail}."))
+def _malformed(detail: str) -> Refused:
+    return Refused(Problem(400, "invalid-form", _TITLE, f"The form: {detail}."))

@@ -37,7 +37,7 @@ from typing_extensions import TypedDict, override
 
 from shoal.http.requests.arrays import NPY, Arrays, is_array
 from shoal.http.requests.content_coding import decoded
-from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.requests.json_type import JsonType, adapter_of, keys_of
 from shoal.http.requests.marks import Marked, element_of, fields_of
 from shoal.http.requests.msgpack import MsgpackForm, has_msgpack
 from shoal.http.requests.multipart import FormType, Upload, has_multipart
@@ -114,7 +114,8 @@ class JsonReader(Reader):
 
     def __init__(self, annotation: Any) -> None:
         adapter = adapter_of(Any if annotation is Parameter.empty else annotation)
-        self._type = JsonType(adapter, forms=_forms(fields_of(annotation)))
+        forms = _forms(by_key(adapter, fields_of(annotation)))
+        self._type = JsonType(adapter, forms=forms)
         self.media_types = self._type.media_types
 
     @override
@@ -132,6 +133,7 @@ class MarkedRecordReader(Reader):
     Attributes:
         annotation: As above.
         marked: As above.
+        source_of: The part of the request, and the name there, of each key of a marked field.
 
     Raises:
         TypeError: JSON can't be checked against the type.
@@ -144,11 +146,12 @@ class MarkedRecordReader(Reader):
         of_body = {name: one for name, one in fields.items() if name not in marked.sources}
         self.annotation = annotation
         self.marked = marked
-        self._type = JsonType(adapter_of(annotation), forms=_forms(of_body))
+        adapter = adapter_of(annotation)
+        self._type = JsonType(adapter, forms=_forms(by_key(adapter, of_body)))
         keys = self._type.keys
         # By the key that the record reads, and by all keys that it could read.
         self._key = {name: keys.get(name, [name])[0] for name in marked.sources}
-        self._source_of = {
+        self.source_of = {
             key: source for name, source in marked.sources.items() for key in keys.get(name, [name])
         }
         self.media_types = self._type.media_types
@@ -171,7 +174,7 @@ class MarkedRecordReader(Reader):
         Raises:
             Refused: The request does not fit the record.
         """
-        given = {name: value for name, value in query.items() if name not in self._source_of}
+        given = {name: value for name, value in query.items() if name not in self.source_of}
         given |= self._values(exchange)
         return self._type.checked(given, len(given), as_json=False, where=self._where("query"))
 
@@ -181,14 +184,14 @@ class MarkedRecordReader(Reader):
     def _check_not_in_body(self, given: dict[str, Any]) -> None:
         # Otherwise a client could set what, for example, a proxy's header says.
         for key in given:
-            if key in self._source_of:
-                source, there = self._source_of[key]
+            if key in self.source_of:
+                source, there = self.source_of[key]
                 message = f"This comes from the {source} ({there}), not from the body"
                 raise Refused(_invalid(("body", key), message, "extra_forbidden"))
 
     def _where(self, usual: str) -> Callable[[Location], Location]:
         def where(loc: Location) -> Location:
-            source = self._source_of.get(str(loc[0])) if loc else None
+            source = self.source_of.get(str(loc[0])) if loc else None
             return (usual, *loc) if source is None else (*source, *loc[1:])
 
         return where
@@ -206,6 +209,7 @@ class MarkedReader(Reader):
         parameters: The parameters that have marks.
         marked: As above.
         rest: As above.
+        source_of: The part of the request, and the name there, of each marked parameter.
 
     Raises:
         TypeError: Text can't be checked against an annotation.
@@ -216,11 +220,11 @@ class MarkedReader(Reader):
         self.parameters = [one for one in self._all if one.name in marked.sources]
         self.marked = marked
         self.rest = rest
-        self.takes = getattr(rest, "takes", "json")
-        self.media_types = getattr(rest, "media_types", ())
+        self.takes = rest.takes
+        self.media_types = rest.media_types
         self._type = JsonType(fields_adapter(self.parameters))
         self._key = {name: self._type.keys[name][0] for name in marked.sources}
-        self._source_of = {self._key[n]: source for n, source in marked.sources.items()}
+        self.source_of = {self._key[n]: source for n, source in marked.sources.items()}
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
@@ -237,11 +241,21 @@ class MarkedReader(Reader):
         )
 
     def _where(self, loc: Location) -> Location:
-        return (*self._source_of[str(loc[0])], *loc[1:])
+        return (*self.source_of[str(loc[0])], *loc[1:])
 
 
 class ItemSource(Protocol):
-    """What makes items from requests; see `Reader.item`."""
+    """What makes items from requests; see `Reader`."""
+
+    @property
+    def takes(self) -> str:
+        """The kind of input."""
+        ...
+
+    @property
+    def media_types(self) -> Sequence[str]:
+        """The media types of the bodies that it takes."""
+        ...
 
     def item(self, exchange: Exchange, body: bytes) -> Any:
         """Returns the item."""
@@ -344,6 +358,12 @@ def without_marks(signature: Signature, marked: Marked) -> Signature:
     """Returns a signature with the parameters that have no marks."""
     parameters = signature.parameters.values()
     return signature.replace(parameters=[p for p in parameters if p.name not in marked.sources])
+
+
+def by_key(adapter: TypeAdapter[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the annotations of a record's fields by the keys that these are read from."""
+    keys = keys_of(adapter.core_schema)
+    return {key: one for name, one in fields.items() for key in keys.get(name, [name])}
 
 
 def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapter[Any]:

@@ -82,6 +82,11 @@ class ItemReader:
         """The kind of input, in one word; see `Reader`."""
         return self._of_body.takes
 
+    @property
+    def media_types(self) -> Sequence[str]:
+        """The media types of the bodies that it takes; see `Reader`."""
+        return self._of_body.media_types
+
     def item(self, exchange: Exchange, body: bytes) -> Any:
         """Returns the item; a tuple, in order, if the handler has several parameters.
 

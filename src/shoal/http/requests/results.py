@@ -24,7 +24,11 @@ from shoal.http.requests.arrays import NPY, as_npy
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack, packed
 
-_BYTES: Final = frozenset({bytes, bytearray, memoryview})
+BYTES: Final = b"application/octet-stream"
+"""The media type of bytes, if code does not say another."""
+
+BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
+"""The types of results that are sent as they are."""
 
 
 def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]:
@@ -41,7 +45,7 @@ def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]
     Raises:
         TypeError: The value can't be written.
     """
-    if type(value) in _BYTES:
+    if type(value) in BYTES_TYPES:
         return media_type, bytes(value)
     accepted = weights(accept) if accept else {}
     if prefers(accepted, NPY, JSON):
@@ -81,7 +85,11 @@ def encoded(value: Any) -> bytes:
 def _jsonable(value: Any) -> Any:
     as_list = getattr(value, "tolist", None)
     if as_list is not None:  # an array of a layout or a library that orjson does not support
-        return as_list()
+        made = as_list()
+        if type(made) is not type(value):
+            return made
+        # A number of more than 64 bits, for which Python has no type.
+        return complex(made) if made.dtype.kind == "c" else float(made)
     try:
         return to_jsonable_python(value)
     except (PydanticSerializationError, UnicodeDecodeError) as error:  # bytes that are no text
