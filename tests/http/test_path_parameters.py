@@ -5,6 +5,7 @@ from starlette.requests import Request
 
 import shoal
 from shoal.errors import NameTaken
+from shoal.http.requests.routing import PathTable
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
@@ -156,3 +157,26 @@ def test_a_malformed_path_is_refused(path, words):
 def test_a_mount_has_no_parameters():
     with pytest.raises(ValueError, match="braces"):
         shoal.App().mount("/{tenant}", shoal.App())
+
+
+@pytest.mark.parametrize(
+    ("path", "length"),
+    [
+        ("/{a}/x/{b}", None),
+        ("/{a:path}", None),
+        ("/{a}", None),
+        ("/{a}-{b}", 512),
+        ("/x/{a}{b:int}/y", 512),
+        ("/{a:path}/{b}", 512),
+        ("/{a}/{b:path}/c", 512),
+    ],
+)
+def test_a_long_path_is_not_divided_in_all_the_ways_that_there_are(path, length):
+    table = PathTable()
+    table.add(path, ("GET",), object())
+    for longer in (0, 1):
+        text = path.replace("{b:int}", "7").replace("{a}", "A").replace("{a:path}", "A")
+        text = text.replace("{b}", "b").replace("{b:path}", "b")
+        text = text.replace("A", "a" * ((length or 16_384) - len(text) + 1 + longer))
+        found = table.at(text, "GET")
+        assert (found is None) == (length is not None and longer == 1)

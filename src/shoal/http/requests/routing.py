@@ -8,9 +8,11 @@ mounted applications.
 
 from __future__ import annotations
 
+import math
+import re
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -19,7 +21,6 @@ from shoal.http.requests.problem import Refused, not_open
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from starlette.convertors import Convertor
@@ -96,11 +97,35 @@ class Found(NamedTuple, Generic[R]):
 
 
 class _Pattern(NamedTuple, Generic[R]):
-    """A path with parameters."""
+    """A path with parameters.
+
+    Attributes:
+        regex: What it matches.
+        convertors: Make the values of its parameters.
+        longest: How many characters a request's path may have.
+        routes: Its routes, by method.
+    """
 
     regex: re.Pattern[str]
     convertors: Mapping[str, Convertor[Any]]
+    longest: float
     routes: dict[str, R]
+
+
+_LONGEST_AMBIGUOUS: Final = 512
+_PARAMETER: Final = re.compile(r"{[^{}:]*(?::([^{}]*))?}")
+
+
+def _is_ambiguous(path: str) -> bool:
+    """Returns whether the same text may be divided between a path's parameters in several ways.
+
+    Then a long text takes a regular expression a time that grows with the square of its length, or
+    more. Parameters that a slash divides are not ambiguous, unless one may have slashes itself.
+    """
+    kinds = [found[1] for found in _PARAMETER.finditer(path)]
+    if len(kinds) > 1 and "path" in kinds:
+        return True
+    return any(len(_PARAMETER.findall(segment)) > 1 for segment in path.split("/"))
 
 
 class PathTable(Generic[R]):
@@ -120,7 +145,8 @@ class PathTable(Generic[R]):
                 from starlette.routing import compile_path
 
                 regex, _, convertors = compile_path(path)
-                self._patterns.append(_Pattern(regex, convertors, routes))
+                longest = _LONGEST_AMBIGUOUS if _is_ambiguous(path) else math.inf
+                self._patterns.append(_Pattern(regex, convertors, longest, routes))
             else:
                 self._plain[path] = Found(routes, {})
         for method in methods:
@@ -152,7 +178,7 @@ class PathTable(Generic[R]):
     def _matching(self, path: str) -> Iterator[Found[R]]:
         """Yields the routes of each path with parameters that matches."""
         for pattern in self._patterns:
-            match = pattern.regex.fullmatch(path)
+            match = pattern.regex.fullmatch(path) if len(path) <= pattern.longest else None
             if match is None:
                 continue
             with suppress(ValueError):  # such as a number of too many digits
