@@ -12,7 +12,7 @@ from shoal.http.oip.inputs import Inputs
 from shoal.http.oip.outputs import Outputs
 from shoal.http.oip.tensor import not_fitting
 from shoal.http.oip.tensor_request import BINARY, HEADER_LENGTH, TensorRequest
-from shoal.http.requests.call_route import CallRoute, resumed
+from shoal.http.requests.call_route import CallRoute, answered, resumed
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused
@@ -202,7 +202,4 @@ class InferRoute(ProtocolRoute, CallRoute):
         length, body = model.outputs.body(request, results, answer)
         media_type = JSON if length is None else BINARY
         headers = [] if length is None else [(HEADER_LENGTH, b"%d" % length)]
-        if exchange.direct is None:
-            return exchange.answer(200, media_type, body, headers)
-        exchange.answer_directly(200, media_type, body, headers)
-        return None
+        return answered(exchange, media_type, body, headers)

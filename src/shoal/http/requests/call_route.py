@@ -11,7 +11,7 @@ from shoal.http.requests.call import EndpointCall, EndpointCalls
 from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Awaitable, Coroutine, Sequence
 
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -89,6 +89,19 @@ class CallRoute(Route):
         Returns:
             What must be awaited for that.
         """
+
+
+def answered(
+    exchange: Exchange,
+    media_type: bytes,
+    body: bytes,
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> Coroutine[Any, Any, None] | None:
+    """Sends a whole answer with status 200; returns what must be awaited for that."""
+    if exchange.direct is None or exchange.settings.compress_from_bytes is not None:
+        return exchange.answer(200, media_type, body, headers)
+    exchange.answer_directly(200, media_type, body, headers)
+    return None
 
 
 async def within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
