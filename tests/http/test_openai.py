@@ -563,3 +563,41 @@ def test_wrong_options_are_refused():
         OpenAI(max_choices=0)
     with pytest.raises(TypeError, match="models must map names of models"):
         OpenAI(models={"a": 1})
+
+
+async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_the_protocol():
+    app = openai_app()
+
+    @app.endpoint("/v1/own", methods=("POST",))
+    async def own(items: list[str]) -> list[str]:
+        return items
+
+    async with app.lifespan():
+        for method in ("GET", "POST", "DELETE"):
+            answer = await ask(app, "/v1/responses", method=method)
+            error = answer.json()["error"]
+            assert answer.status == 404
+            assert (error["type"], error["code"]) == ("invalid_request_error", "unknown_url")
+        for method, path in (("GET", COMPLETIONS), ("PUT", CHATS), ("DELETE", "/v1/models/upper")):
+            answer = await ask(app, path, method=method)
+            assert answer.status == 405
+            assert "OPTIONS" in answer.headers["allow"]
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        for method, path in (("GET", "/v1/own"), ("GET", "/v1x"), ("GET", "/v1/own/")):
+            answer = await ask(app, path, method=method)
+            is_own = answer.headers["content-type"] == "application/problem+json"
+            assert is_own == (path != "/v1/own/")
+
+
+@pytest.mark.parametrize("prefix", ["/v1", "/v1/audio", "/v2/models"])
+async def test_what_is_mounted_is_reached_below_the_path_of_a_protocol(prefix):
+    app = shoal.App(protocols=["openai", "oip"])
+
+    async def mounted(scope, receive, send):
+        await send({"type": "http.response.start", "status": 299, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app.mount(prefix, mounted)
+    async with app.lifespan():
+        for method in ("GET", "POST"):
+            assert (await ask(app, f"{prefix}/speech", method=method)).status == 299
