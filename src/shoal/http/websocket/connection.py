@@ -45,7 +45,7 @@ from shoal.http.websocket.messages import (
 )
 from shoal.http.websocket.outbox import Outbox
 from shoal.http.websocket.problems import CANCELLED, too_many
-from shoal.http.websocket.request import SocketRequest
+from shoal.http.websocket.request import ItemHeaders, SocketRequest
 from shoal.http.websocket.signal import Signal
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
 
@@ -80,6 +80,7 @@ class SocketConnection:
     Attributes:
         id: The id of the connection, for the log.
         http_scope: The handshake, as a request over HTTP.
+        item_headers: The headers of its requests.
         loop: The event loop.
         parking: The event loop's way to wait.
         settings: The options of the server.
@@ -101,6 +102,7 @@ class SocketConnection:
         self._count = dispatcher.answers.count
         self._headers = headers
         self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
+        self.item_headers = ItemHeaders.of(self.http_scope)
         self.id = dispatcher.new_id().decode("ascii")
         self.settings = dispatcher.settings
         self.loop = EventLoop.here()
