@@ -601,3 +601,25 @@ async def test_what_is_mounted_is_reached_below_the_path_of_a_protocol(prefix):
     async with app.lifespan():
         for method in ("GET", "POST"):
             assert (await ask(app, f"{prefix}/speech", method=method)).status == 299
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}])
+async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_error(more):
+    def count(text):
+        if text == "a b":
+            raise RuntimeError("secret")
+        return 1
+
+    app = shoal.App(protocols=[OpenAI(count_tokens=count)])
+
+    @app.endpoint("/upper", name="upper")
+    async def upper(prompts: list[str]) -> list[str]:
+        return [prompt.upper() for prompt in prompts]
+
+    asked = {"model": "upper", "prompt": "a b", "stream_options": {"include_usage": True}}
+    async with app.lifespan():
+        answer = await ask(app, COMPLETIONS, {**asked, "stream": True, **more})
+        if more:
+            assert events(answer.body)[-1]["error"]["type"] == "server_error"
+        else:
+            assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
