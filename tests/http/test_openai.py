@@ -4,6 +4,7 @@ import base64
 import struct
 
 import anyio
+import numpy as np
 import pytest
 from openai_app import Options, events, openai_app, text_of
 
@@ -623,3 +624,37 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
             assert events(answer.body)[-1]["error"]["type"] == "server_error"
         else:
             assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("result", [{"a": 1.0}, None, 1.0, [[1.0]], ["a"], np.zeros((2, 2))])
+async def test_what_is_no_vector_is_no_embedding(result, form):
+    app = shoal.App(protocols=["openai"])
+
+    @app.endpoint("/embed", name="embed")
+    async def embed(texts: list[str]) -> list:
+        return [result for _ in texts]
+
+    async with app.lifespan():
+        asked = {"model": "embed", "input": "a", "encoding_format": form}
+        status, error = await refused(app, asked, "/v1/embeddings")
+        assert (status, error["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize("result", [(1, 0.5), np.array([1.0, 0.5]), [np.float32(1), 0.5]])
+async def test_a_vector_may_be_of_any_type(result):
+    app = shoal.App(protocols=["openai"])
+
+    @app.endpoint("/embed", name="embed")
+    async def embed(texts: list[str]) -> list:
+        return [result for _ in texts]
+
+    async with app.lifespan():
+        for form in ("float", "base64"):
+            asked = {"model": "embed", "input": "a", "encoding_format": form}
+            answer = await ask(app, "/v1/embeddings", asked)
+            [one] = answer.json()["data"]
+            vector = one["embedding"]
+            if form == "base64":
+                vector = list(struct.unpack("<2f", base64.b64decode(vector)))
+            assert vector == [1.0, 0.5]
