@@ -2,6 +2,7 @@
 
 import io
 import json
+from datetime import datetime
 from typing import Annotated
 
 import anyio
@@ -637,3 +638,26 @@ async def test_a_message_without_an_item_is_no_request_of_a_record_of_marks():
     async with app.lifespan(), opened(app, "/x/Rome", headers=headers) as socket:
         socket.say('{"id":1,"item":}')
         assert (await socket.closed())[0] == 1007
+
+
+@pytest.mark.parametrize(
+    ("result", "sent"),
+    [
+        (Booking(tenant="me", user="7", where="Rome"), {"nights": 1, "rooms": 1}),
+        (np.array([1.0, 2.0]), [1.0, 2.0]),
+        (np.float32(1), 1.0),
+        ({"at": datetime(2020, 1, 1)}, {"at": "2020-01-01T00:00:00"}),
+        (datetime(2020, 1, 1), "2020-01-01T00:00:00"),
+        (b"text", "text"),
+    ],
+)
+async def test_a_result_is_sent_as_json_whatever_the_handshake_accepts(result, sent):
+    async def results(items: list[int]) -> list:
+        return [result for _ in items]
+
+    app = serving(results)
+    headers = [("accept", "application/msgpack, application/x-npy")]
+    async with app.lifespan(), opened(app, "/x", headers=headers) as socket:
+        socket.say(id=1, item=1)
+        answer = (await socket.read())["result"]
+        assert answer == ({**answer, **sent} if isinstance(result, Booking) else sent)

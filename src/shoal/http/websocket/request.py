@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.batching.loops.parking import Parking
     from shoal.http.requests.call import EndpointCall
-    from shoal.http.requests.json_codec import JsonCodec
     from shoal.http.websocket.messages import NewRequest
     from shoal.serving.http_options import HttpOptions
 
 # How much of one stream may wait to be sent, in messages.
 _MOST_UNSENT: Final = 16
-# What the headers of a handshake say of its own body and answer, and not of a request's.
-_OF_HANDSHAKE: Final = frozenset({b"accept", b"content-encoding", b"content-length"})
+# What the headers of a handshake say of its own body, and not of a request's.
+_OF_HANDSHAKE: Final = frozenset({b"content-encoding", b"content-length"})
 
 
 def _never(_callback: Callable[[], object] | None) -> None:
@@ -90,7 +89,6 @@ class SocketRequest:
         headers: The headers of the handshake, and of the item as if it came over HTTP.
         loop: The event loop.
         call: Its call, once that is made.
-        codec: The codec of its call, as soon as that is known.
         credit: How many more items of its stream may be sent.
         unsent: How many messages of its stream wait to be sent.
         changed: Set when the stream may go on.
@@ -100,12 +98,11 @@ class SocketRequest:
     """
 
     __slots__ = (
-        *("_connection", "_leave", "call", "changed", "codec", "credit", "headers", "id"),
+        *("_connection", "_leave", "call", "changed", "credit", "headers", "id"),
         *("has_ended", "is_cancelled", "loop", "task_scope", "unsent"),
     )
 
     call: EndpointCall
-    codec: JsonCodec
     method: Final = "POST"
 
     def __init__(self, connection: Connection, new: NewRequest) -> None:
