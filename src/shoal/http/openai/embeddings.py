@@ -146,7 +146,7 @@ def _vector(result: Any, *, as_text: bool) -> bytes:
         Refused: It is none.
     """
     values: Any = result.tolist() if hasattr(result, "tolist") else result
-    if not isinstance(values, (list, tuple)) or not _are_numbers(values):
+    if not _is_vector(values):
         raise refused("The model gives no embeddings, perhaps texts", param="model")
     if not as_text:
         return encoded(result)
@@ -156,8 +156,11 @@ def _vector(result: Any, *, as_text: bool) -> bytes:
     return b'"%b"' % base64.b64encode(numbers.tobytes())
 
 
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(issubclass(kind, Real) for kind in set(map(type, values)))
+def _is_vector(values: Any) -> bool:
+    if type(values) not in (list, tuple):
+        return False
+    kinds: set[type] = set(map(type, values))
+    return all(issubclass(kind, Real) for kind in kinds)
 
 
 _IS_LITTLE = array("H", [1]).tobytes() == b"\1\0"
