@@ -82,7 +82,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         "what is read of the request; its id, its counts, and the answer",
         (
             *("requests/exchange.py", "requests/endpoint.py", "requests/call.py"),
-            *("requests/body.py", "requests/codec.py"),
+            *("requests/call_route.py", "requests/body.py", "requests/codec.py"),
         ),
     ),
     (

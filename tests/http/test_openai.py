@@ -4,6 +4,7 @@ import base64
 import struct
 
 import anyio
+import numpy as np
 import pytest
 from openai_app import Options, events, openai_app, text_of
 
@@ -563,3 +564,97 @@ def test_wrong_options_are_refused():
         OpenAI(max_choices=0)
     with pytest.raises(TypeError, match="models must map names of models"):
         OpenAI(models={"a": 1})
+
+
+async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_the_protocol():
+    app = openai_app()
+
+    @app.endpoint("/v1/own", methods=("POST",))
+    async def own(items: list[str]) -> list[str]:
+        return items
+
+    async with app.lifespan():
+        for method in ("GET", "POST", "DELETE"):
+            answer = await ask(app, "/v1/responses", method=method)
+            error = answer.json()["error"]
+            assert answer.status == 404
+            assert (error["type"], error["code"]) == ("invalid_request_error", "unknown_url")
+        for method, path in (("GET", COMPLETIONS), ("PUT", CHATS), ("DELETE", "/v1/models/upper")):
+            answer = await ask(app, path, method=method)
+            assert answer.status == 405
+            assert "OPTIONS" in answer.headers["allow"]
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        for method, path in (("GET", "/v1/own"), ("GET", "/v1x"), ("GET", "/v1/own/")):
+            answer = await ask(app, path, method=method)
+            is_own = answer.headers["content-type"] == "application/problem+json"
+            assert is_own == (path != "/v1/own/")
+
+
+@pytest.mark.parametrize("prefix", ["/v1", "/v1/audio", "/v2/models"])
+async def test_what_is_mounted_is_reached_below_the_path_of_a_protocol(prefix):
+    app = shoal.App(protocols=["openai", "oip"])
+
+    async def mounted(scope, receive, send):
+        await send({"type": "http.response.start", "status": 299, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app.mount(prefix, mounted)
+    async with app.lifespan():
+        for method in ("GET", "POST"):
+            assert (await ask(app, f"{prefix}/speech", method=method)).status == 299
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}])
+async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_error(more):
+    def count(text):
+        if text == "a b":
+            raise RuntimeError("secret")
+        return 1
+
+    app = shoal.App(protocols=[OpenAI(count_tokens=count)])
+
+    @app.endpoint("/upper", name="upper")
+    async def upper(prompts: list[str]) -> list[str]:
+        return [prompt.upper() for prompt in prompts]
+
+    asked = {"model": "upper", "prompt": "a b", "stream_options": {"include_usage": True}}
+    async with app.lifespan():
+        answer = await ask(app, COMPLETIONS, {**asked, "stream": True, **more})
+        if more:
+            assert events(answer.body)[-1]["error"]["type"] == "server_error"
+        else:
+            assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
+
+
+@pytest.mark.parametrize("form", ["float", "base64"])
+@pytest.mark.parametrize("result", [{"a": 1.0}, None, 1.0, [[1.0]], ["a"], np.zeros((2, 2))])
+async def test_what_is_no_vector_is_no_embedding(result, form):
+    app = shoal.App(protocols=["openai"])
+
+    @app.endpoint("/embed", name="embed")
+    async def embed(texts: list[str]) -> list:
+        return [result for _ in texts]
+
+    async with app.lifespan():
+        asked = {"model": "embed", "input": "a", "encoding_format": form}
+        status, error = await refused(app, asked, "/v1/embeddings")
+        assert (status, error["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize("result", [(1, 0.5), np.array([1.0, 0.5]), [np.float32(1), 0.5]])
+async def test_a_vector_may_be_of_any_type(result):
+    app = shoal.App(protocols=["openai"])
+
+    @app.endpoint("/embed", name="embed")
+    async def embed(texts: list[str]) -> list:
+        return [result for _ in texts]
+
+    async with app.lifespan():
+        for form in ("float", "base64"):
+            asked = {"model": "embed", "input": "a", "encoding_format": form}
+            answer = await ask(app, "/v1/embeddings", asked)
+            [one] = answer.json()["data"]
+            vector = one["embedding"]
+            if form == "base64":
+                vector = list(struct.unpack("<2f", base64.b64decode(vector)))
+            assert vector == [1.0, 0.5]

@@ -419,6 +419,8 @@ class App:
             if found is not None or self._mounts.at(path) is None:
                 if found is None and path == "/" and scope["method"] in ("GET", "HEAD"):
                     found = self._pages.at(path, "GET")
+                elif found is None and self._table is not None:
+                    found = self._table.elsewhere(path)
                 return self._dispatcher.answer(scope, receive, send, found)
         return self._respond_besides(scope, receive, send, root, path)
 
@@ -439,9 +441,7 @@ class App:
         """Returns the routes for a request; see `PathTable.at`."""
         if path.startswith(_PAGES):  # not even for an endpoint at "/{any:path}"
             return self._pages.at(path, method)
-        if self._table is not None:
-            return self._table.at(path, method)
-        return self._declared.routed_to(self._not_open).at(path, method)
+        return (self._table or self._declared.routed_to(self._not_open)).at(path, method)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

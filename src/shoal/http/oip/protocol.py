@@ -68,8 +68,10 @@ class _Routes(ProtocolRoutes):
         yield "/v2", "GET", Page(self._server)
         yield "/v2/health/live", "GET", Page(lambda _: (200, {"live": True}))
         yield "/v2/health/ready", "GET", Page(self._ready)
-        for method in ("GET", "POST"):
-            yield "/v2/{rest:path}", method, _NOT_FOUND
+
+    @override
+    def elsewhere(self, path: str) -> Route | None:
+        return _NOT_FOUND if path.startswith("/v2/") else None
 
     def _server(self, _: Exchange) -> tuple[int, dict[str, Any]]:
         import importlib.metadata
@@ -115,7 +117,7 @@ _NOT_FOUND: Final = _NotFound()
 
 
 def _no_such_model() -> Problem:
-    detail = "There is no such model, version or path, or not by this method."
+    detail = "There is no such model, version or path."
     return Problem(404, "not-found", "The path was not found", detail)
 
 

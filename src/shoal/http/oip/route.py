@@ -12,8 +12,7 @@ from shoal.http.oip.inputs import Inputs
 from shoal.http.oip.outputs import Outputs
 from shoal.http.oip.tensor import not_fitting
 from shoal.http.oip.tensor_request import BINARY, HEADER_LENGTH, TensorRequest
-from shoal.http.requests.call import EndpointCall, EndpointCalls
-from shoal.http.requests.endpoint import within
+from shoal.http.requests.call_route import CallRoute, answered, resumed
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused
@@ -21,9 +20,10 @@ from shoal.http.requests.routing import Route
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
 
     from shoal.batching.batcher import Batcher
+    from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -108,7 +108,7 @@ class Page(ProtocolRoute):
         await exchange.answer(status, JSON, orjson.dumps(told))
 
 
-class InferRoute(ProtocolRoute):
+class InferRoute(ProtocolRoute, CallRoute):
     """Answers requests for inference with calls of one endpoint, a call for each row.
 
     Args:
@@ -121,46 +121,14 @@ class InferRoute(ProtocolRoute):
     def __init__(
         self, endpoint: Endpoint, models: Models, options: HttpOptions, *, has_version: bool
     ) -> None:
-        super().__init__(endpoint.name)
-        self._calls = EndpointCalls(endpoint, options)
+        super().__init__(endpoint, options)
         self._models = models
         self._has_version = has_version
 
     @override
-    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
-        call = EndpointCall(self._calls, exchange)
-        try:
-            body = exchange.whole_body()
-            rest: Coroutine[Any, Any, None] | None
-            if body is None:
-                rest = self._answer(call, exchange)
-            else:
-                rest = self._begin(call, exchange, body)
-        except BaseException:
-            with call:  # only now, since without an error there is nothing to do at its end
-                raise
-        return None if rest is None else within(call, rest)
-
-    @override
-    async def answer(self, exchange: Exchange) -> None:
-        """Answers one request.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time; its calls were cancelled.
-            Exception: The request failed before its answer had begun.
-        """
-        with EndpointCall(self._calls, exchange) as call:
-            await self._answer(call, exchange)
-
-    async def _answer(self, call: EndpointCall, exchange: Exchange) -> None:
-        rest = self._begin(call, exchange, await exchange.body())
-        if rest is not None:
-            await rest
-
     def _begin(
         self, call: EndpointCall, exchange: Exchange, body: bytes
     ) -> Coroutine[Any, Any, None] | None:
-        """Makes the calls; returns what must be awaited, or None if they are suspended."""
         request = TensorRequest(exchange, body)
         version = exchange.scope["path_params"]["version"] if self._has_version else None
         headers = request.call_headers(version)
@@ -194,10 +162,10 @@ class InferRoute(ProtocolRoute):
         if len(items) > 1:
             return self._wait(call, exchange, model, request, items, metadata)
         if call.is_suspended(items[0], metadata):
-            exchange.suspend(self, _resumed, (self, call, model, request))
+            exchange.suspend(self, resumed, (self, call, (model, request)))
             return None
         if call.has_ended:
-            return self._written(exchange, model, request, [call.pending_result()])
+            return self.written(exchange, (model, request), call.pending_result())
         return self._wait(call, exchange, model, request, items, metadata)
 
     async def _wait(
@@ -214,22 +182,17 @@ class InferRoute(ProtocolRoute):
             results = [await call.result(items[0], metadata)]
         else:
             results = await call.results(items, metadata)
-        rest = self._written(exchange, model, request, results)
+        rest = self._answer_with(exchange, model, request, results)
         if rest is not None:
             await rest
 
-    def resumed(
-        self, exchange: Exchange, call: EndpointCall, model: Model, request: TensorRequest
+    @override
+    def written(
+        self, exchange: Exchange, kept: tuple[Model, TensorRequest], result: Any
     ) -> Coroutine[Any, Any, None] | None:
-        """Answers a request whose call has ended meanwhile; returns what must be awaited."""
-        try:
-            rest = self._written(exchange, model, request, [call.pending_result()])
-        except BaseException:
-            with call:
-                raise
-        return None if rest is None else within(call, rest)
+        return self._answer_with(exchange, *kept, [result])
 
-    def _written(
+    def _answer_with(
         self, exchange: Exchange, model: Model, request: TensorRequest, results: list[Any]
     ) -> Coroutine[Any, Any, None] | None:
         """Answers with results; returns what must be awaited for that."""
@@ -239,13 +202,4 @@ class InferRoute(ProtocolRoute):
         length, body = model.outputs.body(request, results, answer)
         media_type = JSON if length is None else BINARY
         headers = [] if length is None else [(HEADER_LENGTH, b"%d" % length)]
-        if exchange.direct is None:
-            return exchange.answer(200, media_type, body, headers)
-        exchange.answer_directly(200, media_type, body, headers)
-        return None
-
-
-def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-    route: InferRoute
-    (route, call, model, request), exchange.kept = exchange.kept, None
-    return route.resumed(exchange, call, model, request)
+        return answered(exchange, media_type, body, headers)

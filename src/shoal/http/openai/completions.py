@@ -25,6 +25,8 @@ from shoal.http.openai.text_calls import (
     refusing,
 )
 from shoal.http.requests.call import EndpointCall
+from shoal.http.requests.call_route import answered
+from shoal.http.requests.compressed import compressed_form
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import explained
@@ -126,8 +128,7 @@ class TextRoute(OpenAIRoute):
             exchange.suspend(self, _resumed, (call, job, text))
             return None
         if call.has_ended:
-            _answer(exchange, job, text, call.pending_result())
-            return None
+            return _answered(exchange, job, text, call.pending_result())
         return _wait(exchange, job, text)
 
     async def _answer_with_stream(
@@ -137,7 +138,7 @@ class TextRoute(OpenAIRoute):
         await answer_with_stream(
             exchange,
             text.stream(),
-            form,
+            compressed_form(exchange, form),
             call.explained,
             self._options.heartbeat_s,
             job.times,
@@ -154,7 +155,10 @@ class TextRoute(OpenAIRoute):
         await answer_with_stream(
             exchange,
             merged,
-            SeveralTexts(form, merged.ends, job.prompt_tokens, with_usage=with_usage),
+            compressed_form(
+                exchange,
+                SeveralTexts(form, merged.ends, job.prompt_tokens, with_usage=with_usage),
+            ),
             partial(
                 explained,
                 settings=self._options,
@@ -182,20 +186,23 @@ async def _answer_with_collected(exchange: Exchange, job: TextJob, text: TextCal
     await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
 
 
-def _answer(exchange: Exchange, job: TextJob, text: TextCall, result: Any) -> None:
-    exchange.answer_directly(200, JSON, job.whole([(text.of_result(result), text.end)]))
+def _answered(
+    exchange: Exchange, job: TextJob, text: TextCall, result: Any
+) -> Coroutine[Any, Any, None] | None:
+    return answered(exchange, JSON, job.whole([(text.of_result(result), text.end)]))
 
 
-def _resumed(exchange: Exchange) -> None:
-    """Answers a request whose call has ended meanwhile."""
+def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+    """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
     call: EndpointCall
     job: TextJob
     text: TextCall
     (call, job, text), exchange.kept = exchange.kept, None
     try:
-        _answer(exchange, job, text, call.pending_result())
+        rest = _answered(exchange, job, text, call.pending_result())
     except NotText as error:
         raise refusal_of(error) from None
     except BaseException:
         with call:
             raise
+    return None if rest is None else _within(call, rest)

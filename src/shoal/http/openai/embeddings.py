@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from array import array
 from functools import partial
+from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
 
 import anyio
@@ -144,15 +145,22 @@ def _vector(result: Any, *, as_text: bool) -> bytes:
     Raises:
         Refused: It is none.
     """
-    if isinstance(result, str):
-        raise refused("The model gives texts, no embeddings", param="model")
+    values: Any = result.tolist() if hasattr(result, "tolist") else result
+    if not _is_vector(values):
+        raise refused("The model gives no embeddings, perhaps texts", param="model")
     if not as_text:
         return encoded(result)
-    values: Any = result.tolist() if hasattr(result, "tolist") else result
     numbers = array("f", values)
     if not _IS_LITTLE:
         numbers.byteswap()
     return b'"%b"' % base64.b64encode(numbers.tobytes())
+
+
+def _is_vector(values: Any) -> bool:
+    if type(values) not in (list, tuple):
+        return False
+    kinds: set[type] = set(map(type, values))
+    return all(issubclass(kind, Real) for kind in kinds)
 
 
 _IS_LITTLE = array("H", [1]).tobytes() == b"\1\0"

@@ -227,13 +227,20 @@ class _Events(StreamForm):
         self._ends = ends
         self._prompt_tokens = prompt_tokens
         self._with_usage = with_usage
+        self._prompt_count: int | None = None
+
+    def _count_prompt(self) -> int:
+        """Counts the tokens of the prompts once: first before the end, where it must not fail."""
+        if self._prompt_count is None:
+            self._prompt_count = self._prompt_tokens()
+        return self._prompt_count
 
     @override
     def end(self) -> bytes:
         last = b"data: [DONE]\n\n"
         if not self._with_usage:
             return last
-        usage = usage_json(self._prompt_tokens(), sum([end.tokens for end in self._ends]))
+        usage = usage_json(self._count_prompt(), sum([end.tokens for end in self._ends]))
         return b'data: %b,"choices":[],"usage":%b}\n\n%b' % (
             self._form.head,
             usage,
@@ -265,6 +272,8 @@ class OneText(_Events):
         self._before = choice.before
         self._after = choice.after
         self._plain_below: float = 0  # only the first message has what is before the first piece
+        if with_usage:
+            self._count_prompt()
 
     @override
     def item(self, value: Any) -> bytes:
@@ -289,4 +298,6 @@ class SeveralTexts(_Events):
 
     @override
     def item(self, value: bytes) -> bytes:
+        if self._with_usage:
+            self._count_prompt()  # not sooner: the prompt of a chat is made with its calls
         return value

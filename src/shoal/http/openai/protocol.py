@@ -9,13 +9,15 @@ from typing_extensions import override
 from shoal.core.options.checks import whole
 from shoal.http.openai.completions import TextRoute
 from shoal.http.openai.embeddings import EmbeddingsRoute
-from shoal.http.openai.models import Models, ModelsPage
+from shoal.http.openai.errors import refused
+from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute
 from shoal.http.openai.text_request import TextReader
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.routing import Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -120,3 +122,18 @@ class _Routes(ProtocolRoutes):
     @override
     def besides(self) -> Iterable[tuple[str, str, Route]]:
         return self._routes
+
+    @override
+    def elsewhere(self, path: str) -> Route | None:
+        return _NOT_FOUND if path.startswith(f"{_PREFIX}/") else None
+
+
+class _NotFound(OpenAIRoute):
+    """Answers at the paths that the protocol has elsewhere."""
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        raise refused("There is no such path here", code="unknown_url", status=404)
+
+
+_NOT_FOUND: Final = _NotFound()

@@ -57,9 +57,15 @@ class CompressedAnswers(Codec):
 
     @override
     def stream(self, exchange: Exchange) -> StreamForm:
-        form = self._codec.stream(exchange)
-        coding = accepted_coding(exchange.headers.get(b"accept-encoding", b""))
-        return form if coding is None else CompressedStream(form, coding)
+        return compressed_form(exchange, self._codec.stream(exchange))
+
+
+def compressed_form(exchange: Exchange, form: StreamForm) -> StreamForm:
+    """Returns a form of a stream that is compressed, if the option and the client allow that."""
+    if exchange.settings.compress_from_bytes is None:
+        return form
+    coding = accepted_coding(exchange.headers.get(b"accept-encoding", b""))
+    return form if coding is None else CompressedStream(form, coding)
 
 
 class CompressedStream(StreamForm):

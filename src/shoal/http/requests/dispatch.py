@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from shoal.http.direct_call import DirectCall
+    from shoal.http.requests.problem import Problem
     from shoal.serving.http_options import HttpOptions
 
 _HOLDING: Final = holding()
@@ -210,11 +211,24 @@ class RouteDispatcher:
 
 
 class _Refusal(Route):
-    """A route that refuses its requests: by a problem, or as a mounted application did."""
+    """A route that refuses its requests: by a problem, or as a mounted application did.
 
-    def __init__(self, refusal: Exception) -> None:
+    Args:
+        refusal: What is raised.
+        other: A route for other methods at the path, in whose form the problem is; None for Shoal's
+            own form.
+    """
+
+    def __init__(self, refusal: Exception, other: Route | None = None) -> None:
         super().__init__()
         self._refusal = refusal
+        self._other = other
+
+    @override
+    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+        if self._other is None:
+            return super().problem(problem, request_id)
+        return self._other.problem(problem, request_id)
 
     @override
     async def answer(self, exchange: Exchange) -> None:
@@ -246,7 +260,8 @@ def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
     if method == "OPTIONS":
         return _Methods(routes)
     is_known = method in METHODS or method in ("CONNECT", "QUERY", "TRACE")
-    return _Refusal(Refused(method_not_allowed(_allowed(routes)) if is_known else method_unknown()))
+    problem = method_not_allowed(_allowed(routes)) if is_known else method_unknown()
+    return _Refusal(Refused(problem), next(iter(routes.values()), None))
 
 
 def _allowed(routes: Mapping[str, Route] | None) -> list[str]:

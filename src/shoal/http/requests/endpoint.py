@@ -13,29 +13,25 @@ from weakref import ref
 
 from typing_extensions import override
 
-from shoal.http.requests.call import (
-    NO_CALL_HEADERS,
-    CallHeaders,
-    EndpointCall,
-    EndpointCalls,
-)
+from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders
+from shoal.http.requests.call_route import CallRoute, resumed
 from shoal.http.requests.compressed import CompressedAnswers
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Refused, invalid_timeout
-from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from shoal.batching.batcher import Batcher
+    from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.codec import Codec, Codecs
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
 
 
-class EndpointRoute(Route):
+class EndpointRoute(CallRoute):
     """Answers requests with calls of one endpoint.
 
     Args:
@@ -45,46 +41,22 @@ class EndpointRoute(Route):
     """
 
     def __init__(self, endpoint: Endpoint, codecs: Codecs, options: HttpOptions) -> None:
-        super().__init__(endpoint.name)
-        self._calls = EndpointCalls(endpoint, options)
+        super().__init__(endpoint, options)
         self._codecs = codecs
         self._options = options
         # The batcher of the last call, which must not live on for this, and its codec.
         self._last: tuple[Callable[[], Batcher[Any] | None], Codec] | None = None
 
     @override
-    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
-        call = EndpointCall(self._calls, exchange)
-        try:
-            body = exchange.whole_body()
-            batcher = None if body is None else call.found(call_headers(exchange.headers))
-            if body is None or batcher is None:
-                rest: Coroutine[Any, Any, None] | None = self._answer(call, exchange, body)
-            else:
-                rest = self._make(call, exchange, batcher, body)
-        except BaseException:
-            with call:  # only now, since without an error there is nothing to do at its end
-                raise
-        return None if rest is None else within(call, rest)
+    def _begin(
+        self, call: EndpointCall, exchange: Exchange, body: bytes
+    ) -> Coroutine[Any, Any, None] | None:
+        batcher = call.found(call_headers(exchange.headers))
+        if batcher is None:
+            return self._find(call, exchange, body)
+        return self._make(call, exchange, batcher, body)
 
-    @override
-    async def answer(self, exchange: Exchange) -> None:
-        """Answers one request.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time; the call was cancelled.
-            Exception: The request failed before its answer had begun.
-        """
-        with EndpointCall(self._calls, exchange) as call:
-            await self._answer(call, exchange)
-
-    async def _answer(
-        self, call: EndpointCall, exchange: Exchange, body: bytes | None = None
-    ) -> None:
-        """Waits for what the call needs: the body if it was not read, and the batcher."""
-        if body is None:
-            body = await exchange.body()
-        # After the body was read: meanwhile the traffic may have moved to another backend.
+    async def _find(self, call: EndpointCall, exchange: Exchange, body: bytes) -> None:
         batcher = await call.find(call_headers(exchange.headers))
         rest = self._make(call, exchange, batcher, body)
         if rest is not None:
@@ -93,18 +65,27 @@ class EndpointRoute(Route):
     def _make(
         self, call: EndpointCall, exchange: Exchange, batcher: Batcher[Any], body: bytes
     ) -> Coroutine[Any, Any, None] | None:
-        """Makes a call; returns what must be awaited, or None if it is answered or suspended."""
         codec = self._codec_of(batcher)
         item = codec.item(exchange, body)
         metadata = HttpMetadata(self.name, exchange)
         if call.streams:
             return self._stream(call, exchange, codec, item, metadata)
         if call.is_suspended(item, metadata):
-            exchange.suspend(self, _resumed, (call, codec))
+            exchange.suspend(self, resumed, (self, call, codec))
             return None
         if call.has_ended:
-            return _answered(call, codec, exchange)
+            return self.written(exchange, codec, call.pending_result())
         return _wait(call, exchange, codec, item, metadata)
+
+    @override
+    def written(
+        self, exchange: Exchange, kept: Codec, result: Any
+    ) -> Coroutine[Any, Any, None] | None:
+        body = kept.body(exchange, result)
+        if body is None:
+            return kept.answer(exchange, result)
+        exchange.answer_directly(200, kept.media_type, body)
+        return None
 
     async def _stream(
         self,
@@ -179,12 +160,6 @@ _OF_CALLS: Final = frozenset(
 )
 
 
-async def within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
-    """Awaits the rest of a call inside of its ``with`` block."""
-    with call:
-        await rest
-
-
 async def _wait(
     call: EndpointCall, exchange: Exchange, codec: Codec, item: Any, metadata: HttpMetadata
 ) -> None:
@@ -195,28 +170,3 @@ async def _wait(
         await codec.answer(exchange, result)
     else:
         await exchange.answer(200, codec.media_type, body)
-
-
-def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-    """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
-    call: EndpointCall
-    codec: Codec
-    (call, codec), exchange.kept = exchange.kept, None
-    try:
-        rest = _answered(call, codec, exchange)
-    except BaseException:
-        with call:
-            raise
-    return None if rest is None else within(call, rest)
-
-
-def _answered(
-    call: EndpointCall, codec: Codec, exchange: Exchange
-) -> Coroutine[Any, Any, None] | None:
-    """Answers with the result of a call that has ended; returns what must be awaited for that."""
-    result = call.pending_result()
-    body = codec.body(exchange, result)
-    if body is None:
-        return codec.answer(exchange, result)
-    exchange.answer_directly(200, codec.media_type, body)
-    return None

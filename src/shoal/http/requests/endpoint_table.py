@@ -9,12 +9,12 @@ from typing_extensions import override
 
 from shoal.http.requests.codec import Codecs
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
-from shoal.http.requests.routing import PathTable, Route
+from shoal.http.requests.routing import Found, PathTable, Route
+from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shoal.http.requests.routing import Found
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -70,6 +70,14 @@ class EndpointTable:
             self._version = self._controller.version
             self._routes = self._current_routes()
         return self._routes.at(path, method)
+
+    def elsewhere(self, path: str) -> Found[Route] | None:
+        """Returns the route of the protocol to which a path without routes belongs, if any."""
+        for protocol in self._protocols if self._has_others else ():
+            route = protocol.elsewhere(path)
+            if route is not None:
+                return Found(dict.fromkeys(METHODS, route), {})
+        return None
 
     @cached_property
     def _protocols(self) -> list[ProtocolRoutes]:

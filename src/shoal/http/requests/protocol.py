@@ -32,6 +32,14 @@ class ProtocolRoutes(ABC):
         """Yields the routes that belong to no endpoint, such as one that lists them."""
         return ()
 
+    def elsewhere(self, path: str) -> Route | None:
+        """Returns the route that refuses requests at a path that has no route.
+
+        None if the path is not the protocol's, so that Shoal's own refuses them. What the user has
+        mounted at the path comes first.
+        """
+        return None
+
 
 class HttpProtocol(ABC):
     """A protocol that an application speaks."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import orjson
+from starlette.responses import Response
 
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.calls.stream import ResultStream
@@ -45,7 +46,7 @@ from shoal.http.websocket.messages import (
 )
 from shoal.http.websocket.outbox import Outbox
 from shoal.http.websocket.problems import CANCELLED, too_many
-from shoal.http.websocket.request import SocketRequest
+from shoal.http.websocket.request import ItemHeaders, SocketRequest
 from shoal.http.websocket.signal import Signal
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
 
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.call import EndpointCalls
     from shoal.http.requests.codec import Codecs
     from shoal.http.requests.dispatch import RouteDispatcher
-    from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.json_codec import JsonCodec
 
 _HOLDING: Final = holding()
@@ -80,6 +80,7 @@ class SocketConnection:
     Attributes:
         id: The id of the connection, for the log.
         http_scope: The handshake, as a request over HTTP.
+        item_headers: The headers of its requests.
         loop: The event loop.
         parking: The event loop's way to wait.
         settings: The options of the server.
@@ -101,6 +102,7 @@ class SocketConnection:
         self._count = dispatcher.answers.count
         self._headers = headers
         self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
+        self.item_headers = ItemHeaders.of(self.http_scope)
         self.id = dispatcher.new_id().decode("ascii")
         self.settings = dispatcher.settings
         self.loop = EventLoop.here()
@@ -254,7 +256,7 @@ class SocketConnection:
     ) -> None:
         """Makes the call of a request."""
         call = request.call
-        request.codec = codec = cast("JsonCodec", self._codecs.of(batcher))
+        codec = cast("JsonCodec", self._codecs.of(batcher))
         try:
             item = item_of(codec, request, new, text)
         except Violation as violation:
@@ -302,7 +304,7 @@ class SocketConnection:
 
     async def _wait(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
         result = await request.call.result(item, metadata)
-        self._end(request, b"result", self._written(request, result))
+        self._end(request, b"result", _written(result))
 
     async def _relay(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
         async with request.call.stream(item, metadata) as stream:
@@ -337,19 +339,11 @@ class SocketConnection:
         self._ended.append(request)
         self._to_send.set()
 
-    def _written(self, request: SocketRequest, result: Any) -> bytes:
-        body = request.codec.body(cast("Exchange", request), result)
-        if body is None:
-            raise TypeError(
-                f"the result is a {type(result).__name__}, which only HTTP can answer with"
-            )
-        return body
-
     def _result_of(self, request: SocketRequest) -> None:
         """Ends a request whose call has ended."""
         try:
             with _HOLDING, request.call as call:
-                text = self._written(request, call.pending_result())
+                text = _written(call.pending_result())
         except Exception as error:
             self._fail(request, error)
         else:
@@ -437,3 +431,14 @@ class SocketConnection:
             self._fail(request, ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
         self._to_send.set()
+
+
+def _written(result: Any) -> bytes:
+    """Returns the JSON of a result.
+
+    Raises:
+        TypeError: It can't be written.
+    """
+    if isinstance(result, Response):
+        raise TypeError(f"the result is a {type(result).__name__}, which only HTTP can answer with")
+    return encoded(result)

@@ -122,6 +122,8 @@ def quickly_read(text: bytes) -> NewRequest | None:
     if found is None or not text.endswith(b"}"):
         return None
     body = text[found.end() : -1]
+    if not body:
+        return None  # no JSON, but a reader may take it for a body that is left out
     if b'"credit"' in body or b'"timeout_s"' in body or b'"priority"' in body:
         return None  # in the item, or behind it
     return NewRequest(found[1], body)

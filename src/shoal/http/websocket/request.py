@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import anyio
 
@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.batching.loops.parking import Parking
     from shoal.http.requests.call import EndpointCall
-    from shoal.http.requests.json_codec import JsonCodec
     from shoal.http.websocket.messages import NewRequest
     from shoal.serving.http_options import HttpOptions
 
 # How much of one stream may wait to be sent, in messages.
 _MOST_UNSENT: Final = 16
-_OF_TEXT: Final[Mapping[bytes, bytes]] = {b"content-type": JSON}
-_OF_BYTES: Final[Mapping[bytes, bytes]] = {b"content-type": NPY}
+# What the headers of a handshake say of its own body, and not of a request's.
+_OF_HANDSHAKE: Final = frozenset({b"content-encoding", b"content-length"})
 
 
 def _never(_callback: Callable[[], object] | None) -> None:
@@ -37,11 +36,30 @@ def _never(_callback: Callable[[], object] | None) -> None:
 _DEPARTURE: Final = Departure(anyio.sleep_forever, _never)
 
 
+class ItemHeaders(NamedTuple):
+    """The headers of the requests of one connection, as if they came over HTTP.
+
+    Attributes:
+        of_text: Those of an item in JSON.
+        of_bytes: Those of an item in a binary message.
+    """
+
+    of_text: Mapping[bytes, bytes]
+    of_bytes: Mapping[bytes, bytes]
+
+    @classmethod
+    def of(cls, http_scope: Scope) -> ItemHeaders:
+        """Returns the headers by those of the handshake."""
+        given = {n: value for n, value in http_scope["headers"] if n not in _OF_HANDSHAKE}
+        return cls({**given, b"content-type": JSON}, {**given, b"content-type": NPY})
+
+
 class Connection(Protocol):
     """What a request needs of its connection; see `SocketConnection`."""
 
     id: str
     http_scope: Scope
+    item_headers: ItemHeaders
     loop: EventLoop
     parking: Parking
     settings: HttpOptions
@@ -68,10 +86,9 @@ class SocketRequest:
 
     Attributes:
         id: Its id, as JSON.
-        headers: Headers that describe the item as one of HTTP, for the codec.
+        headers: The headers of the handshake, and of the item as if it came over HTTP.
         loop: The event loop.
         call: Its call, once that is made.
-        codec: The codec of its call, as soon as that is known.
         credit: How many more items of its stream may be sent.
         unsent: How many messages of its stream wait to be sent.
         changed: Set when the stream may go on.
@@ -81,19 +98,19 @@ class SocketRequest:
     """
 
     __slots__ = (
-        *("_connection", "_leave", "call", "changed", "codec", "credit", "headers", "id"),
+        *("_connection", "_leave", "call", "changed", "credit", "headers", "id"),
         *("has_ended", "is_cancelled", "loop", "task_scope", "unsent"),
     )
 
     call: EndpointCall
-    codec: JsonCodec
     method: Final = "POST"
 
     def __init__(self, connection: Connection, new: NewRequest) -> None:
         self._connection = connection
         self._leave: Callable[[], object] | None = None
         self.id = new.id
-        self.headers = _OF_BYTES if new.is_binary else _OF_TEXT
+        headers = connection.item_headers
+        self.headers = headers.of_bytes if new.is_binary else headers.of_text
         self.loop = connection.loop
         self.credit = new.credit
         self.unsent = 0

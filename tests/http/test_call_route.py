@@ -1,0 +1,28 @@
+"""The routes of calls: a call for whose end no task waits is counted as any other."""
+
+import httpx
+import pytest
+from live_server import live
+
+import shoal
+
+pytestmark = pytest.mark.anyio
+
+ROW = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}
+
+
+@pytest.mark.parametrize(("path", "asked"), [("/m", 1), ("/v2/models/m/infer", ROW)])
+async def test_a_suspended_call_that_fails_is_counted_as_failed(path, asked):
+    app = shoal.App(protocols=["oip"])
+
+    @app.endpoint("/m", name="m")
+    async def fails(items: list[int]) -> list[int]:
+        raise ValueError("no")
+
+    async with (
+        live(app) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as asking,
+    ):
+        assert (await asking.post(path, json=asked)).status_code == 500
+        endpoint = app.controller.endpoints["m"]
+        assert (endpoint.requests, endpoint.errors) == (1, 1)
