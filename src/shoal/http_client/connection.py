@@ -157,7 +157,7 @@ class Connection:
         answer.disconnect()
         warnings.warn(
             f"a stream of {self.url} was not closed; "
-            "use it as: async with handle.stream(x) as stream: ...",
+            "use it as: async with ... .stream(...) as stream: ...",
             ResourceWarning,
             stacklevel=2,
         )
