@@ -169,6 +169,26 @@ def test_a_result_that_is_not_what_it_is_said_to_be_is_no_result(body, media_typ
         result_of(body, media_type, None, "u")
 
 
+def files_of_no_array():
+    file, archive = io.BytesIO(), io.BytesIO()
+    np.save(file, np.arange(3))
+    np.savez(archive, a=np.arange(3))
+    good = file.getvalue()
+    return {
+        "an archive": archive.getvalue(),
+        "half of an archive": archive.getvalue()[:100],
+        "a shape of terabytes": good.replace(b"(3,), }" + 13 * b" ", b"(99999999999999,), }"),
+        "a header that does not end": good.replace(b"'fortran_order'", b"'''rtran_order'"),
+        "a part of the data": good[:-4],
+    }
+
+
+@pytest.mark.parametrize("what", files_of_no_array())
+def test_a_file_that_is_no_array_is_no_result(what):
+    with pytest.raises(ConnectionError, match="u did not answer with application/x-npy"):
+        result_of(files_of_no_array()[what], "application/x-npy", None, "u")
+
+
 @pytest.mark.parametrize(
     ("item", "error", "words"),
     [
