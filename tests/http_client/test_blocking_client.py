@@ -127,7 +127,7 @@ async def test_a_fork_leaves_the_streams_of_its_parent_alone():
                 del stream
                 gc.collect()
             os._exit(0)
-        assert os.waitpid(child, 0) == (child, 0)
+        assert os.waitpid(child, 0) == (child, 0)  # noqa: ASYNC222 (it waits for no task)
         has_forked.set()
         async with stream:
             assert await anext(stream) == 2

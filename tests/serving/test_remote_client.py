@@ -750,16 +750,19 @@ async def test_closing_waits_for_no_thread_that_blocks_on_the_client(fake):
 
     fake.answer = answer
     anyio.to_thread.current_default_thread_limiter().total_tokens = 1
-    async with served(admin_listener(fake)) as url, anyio.create_task_group() as tasks:
-        async with connect(url) as client:
-            handle = await client.get_handle("e")
+    async with (
+        served(admin_listener(fake)) as url,
+        anyio.create_task_group() as tasks,
+        connect(url) as client,
+    ):
+        handle = await client.get_handle("e")
 
-            async def block():
-                with pytest.raises(errors.ShutDown):
-                    await anyio.to_thread.run_sync(handle.sync.call)
+        async def block():
+            with pytest.raises(errors.ShutDown):
+                await anyio.to_thread.run_sync(handle.sync.call)
 
-            tasks.start_soon(block)
-            await began.wait()
+        tasks.start_soon(block)
+        await began.wait()
 
 
 @pytest.mark.trio

@@ -44,6 +44,8 @@ def json_bytes(value: Any, plain: Callable[[Any], Any]) -> bytes:
             value, default=plain, allow_nan=False, ensure_ascii=False, separators=(",", ":")
         )
         return text.encode()
+    except RecursionError:
+        raise ValueError("this can't be sent as JSON: it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"this can't be sent as JSON: {error}") from None
 
@@ -57,7 +59,17 @@ def check_keys(what: str, value: Any) -> None:
 
     Raises:
         TypeError: A key is not text.
+        ValueError: The value is nested too deeply, or contains itself.
     """
+    try:
+        _check_keys(what, value)
+    except RecursionError:
+        raise ValueError(
+            f"{what} can't be sent as JSON: it is nested too deeply, or contains itself"
+        ) from None
+
+
+def _check_keys(what: str, value: Any) -> None:
     if isinstance(value, Mapping):
         for key, one in cast("Mapping[object, Any]", value).items():
             if not isinstance(key, str):
@@ -65,11 +77,11 @@ def check_keys(what: str, value: Any) -> None:
                     f"{what} can't be sent as JSON: the key {key!r} of a dict would arrive as "
                     "text; write text for keys"
                 )
-            check_keys(what, one)
+            _check_keys(what, one)
     elif isinstance(value, (list, tuple)):
         for one in cast("Sequence[Any]", value):
             if isinstance(one, (Mapping, list, tuple)):
-                check_keys(what, one)
+                _check_keys(what, one)
 
 
 def body_of(item: Any) -> tuple[bytes, str]:
@@ -80,7 +92,7 @@ def body_of(item: Any) -> tuple[bytes, str]:
 
     Raises:
         TypeError: It can't be sent.
-        ValueError: It can't be sent as JSON.
+        ValueError: It can't be sent as JSON, is nested too deeply, or contains itself.
     """
     if isinstance(item, (bytes, bytearray, memoryview)):
         return bytes(cast("bytes", item)), BYTES

@@ -142,9 +142,7 @@ class PortalThread:
         if self._portal is not None:
             with anyio.CancelScope(shield=True):
                 # All threads of the usual limiter may be blocked in calls that end only by this.
-                await anyio.to_thread.run_sync(
-                    self.close, last, limiter=anyio.CapacityLimiter(1)
-                )
+                await anyio.to_thread.run_sync(self.close, last, limiter=anyio.CapacityLimiter(1))
         self._is_closed = True
 
     def _started(self) -> PortalBridge:
