@@ -692,6 +692,11 @@ def test_a_thread_reads_a_stream(fake):
         stream = client.get_handle("e").stream()
         with pytest.raises(RuntimeError, match="enter the stream"):
             next(stream)
+        with stream:
+            asked = len(fake.asked)
+            with stream as same:
+                assert next(same) == 1
+            assert len(fake.asked) == asked
 
 
 @pytest.mark.real_time

@@ -201,9 +201,10 @@ class BlockingStream:
         self._stream: AsyncStream | None = None
 
     def __enter__(self) -> Self:
-        self._stream = self._bridge.run(
-            self._enter, f"async with {self._owner}.stream(...) as stream:"
-        )
+        if self._stream is None:
+            self._stream = self._bridge.run(
+                self._enter, f"async with {self._owner}.stream(...) as stream:"
+            )
         return self
 
     def __exit__(self, *exc_info: object) -> None:
