@@ -31,13 +31,16 @@ def split_url(url: str) -> tuple[str, str | None]:
         if not path:
             raise ValueError(f"{url!r} has no path of a socket; {right}")
         return "http://localhost", path
+    wrong = ValueError(f"{url!r} is not a server's URL; {right}")
+    if not url.isprintable() or " " in url:  # `urlsplit` drops line breaks
+        raise wrong
     try:
         parts = urlsplit(url)
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # a host or a port of the wrong form
-        is_one = False
-    if not is_one or not url.isprintable() or " " in url:
-        raise ValueError(f"{url!r} is not a server's URL; {right}")
+        _ = parts.port
+    except ValueError:  # the host or the port has another form
+        raise wrong from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise wrong
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError(f"a server's URL can't have a user, query or fragment; {right}")
     return url.rstrip("/"), None
