@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
-from shoal.http_client.npy import NPY, array_of, npy_of
+from shoal.core.npy import NPY, array_of, npy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """Numpy arrays as items, from nested lists or the bytes of a ``.npy`` file; and as such a file.
 
-Such files are read by `shoal.http_client.npy`, which trusts no header.
+Such files are read by `shoal.core.npy`, which trusts no header.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any, Final, get_args, get_origin
 
-from shoal.http_client import npy
+from shoal.core import npy
 
 NPY: Final = npy.NPY.encode()
 """The media type of a ``.npy`` file."""

@@ -1,4 +1,4 @@
-"""Arrays as ``.npy`` files, and back, for both ends of a connection.
+"""Arrays as ``.npy`` files, and back, for the server and its client.
 
 Unlike `numpy.load`, this does not trust a file: an array of objects would be unpickled, an archive
 has other contents than an array, and a header may declare a shape for which memory would be
