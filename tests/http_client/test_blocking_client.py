@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
+import os
 import threading
+from contextlib import suppress
 
 import anyio
 import anyio.from_thread
@@ -18,6 +21,7 @@ from shoal.http_client import RetryOptions, connect, connect_sync
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
+FORKS = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -103,6 +107,48 @@ async def test_a_stream_that_is_left_is_left_at_the_server():
             anyio.from_thread.run(steps.ended.wait)
 
     async with served(app_of(steps=steps)) as url:
+        await in_a_thread(use, url)
+
+
+@FORKS
+async def test_a_fork_leaves_the_streams_of_its_parent_alone():
+    has_forked = anyio.Event()
+
+    async def steps(items: list[int]):
+        yield items
+        await has_forked.wait()
+        yield items
+
+    async with served(app_of(steps=steps)) as url, connect(url) as client:
+        stream = await client.stream("/steps", 2).__aenter__()
+        assert await anext(stream) == 2
+        if (child := os.fork()) == 0:
+            with suppress(BaseException):
+                del stream
+                gc.collect()
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)  # noqa: ASYNC222 (it waits for no task)
+        has_forked.set()
+        async with stream:
+            assert await anext(stream) == 2
+
+
+@FORKS
+async def test_a_fork_can_not_use_the_client_of_its_parent():
+    def use(url):
+        with connect_sync(url) as client:
+            assert client.call("/doubled", 1) == 2
+            if (child := os.fork()) == 0:
+                with suppress(BaseException):
+                    with pytest.raises(errors.ShutDown, match="a fork"):
+                        client.call("/doubled", 2)
+                    client.close()
+                    os._exit(0)
+                os._exit(1)
+            assert os.waitpid(child, 0) == (child, 0)
+            assert client.call("/doubled", 3) == 6
+
+    async with served(app_of(doubled=doubled)) as url:
         await in_a_thread(use, url)
 
 

@@ -15,6 +15,7 @@ from socket_server import PROBLEM, SocketServer
 import shoal
 from shoal import errors
 from shoal.http_client import RetryOptions, connect
+from shoal.http_client.websocket.frames import Frames
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -358,6 +359,60 @@ async def test_what_the_block_raises_is_no_group():
             async with client.websocket("/x"):
                 await anyio.sleep_forever()
         assert scope.cancelled_caught
+
+
+async def test_calls_end_with_the_scope_of_the_websocket_whoever_makes_them():
+    server = SocketServer()
+    is_open, failed = anyio.Event(), anyio.Event()
+    sockets, scope = [], anyio.CancelScope()
+
+    async def hold(client):
+        with scope:
+            async with client.websocket("/x") as socket:
+                sockets.append(socket)
+                is_open.set()
+                with anyio.move_on_after(5, shield=True):
+                    await failed.wait()
+
+    async def call():
+        with pytest.raises(ConnectionError, match="may have run"):
+            await sockets[0].call("a")
+        failed.set()
+
+    async with (
+        served(server, lifespan=False) as url,
+        connect(url, timeout_s=None) as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(hold, client)
+        await is_open.wait()
+        tasks.start_soon(call)
+        await server.next()
+        scope.cancel()
+
+
+def test_the_pieces_of_a_message_are_bounded():
+    frames = Frames(5)
+    assert list(frames.received(b"\x01\x02\xc3\xbc" + 1000 * b"\x00\x00" + b"\x80\x01x")) == [
+        "\u00fcx"
+    ]
+    with pytest.raises(ConnectionError, match="more than 5 bytes"):
+        list(frames.received(b"\x81\x06" + 3 * b"\xc3\xbc"))
+
+
+async def test_a_stream_on_a_websocket_takes_the_limits_of_other_streams():
+    server = SocketServer()
+    async with opened(server) as socket, anyio.create_task_group() as tasks:
+
+        async def serve():
+            await server.say(id=(await server.next())["id"], end=True)
+
+        for wrong, error in ((-1, ValueError), ("1", TypeError)):
+            with pytest.raises(error, match="timeout_s"):
+                socket.stream("x", timeout_s=wrong)
+        tasks.start_soon(serve)
+        async with socket.stream("x", timeout_s=None) as stream:
+            assert [item async for item in stream] == []
 
 
 async def test_a_websocket_is_entered_once_and_used_within():

@@ -169,6 +169,39 @@ def test_a_result_that_is_not_what_it_is_said_to_be_is_no_result(body, media_typ
         result_of(body, media_type, None, "u")
 
 
+def nested(depth, kind=list):
+    found = None
+    for _ in range(depth):
+        found = [found] if kind is list else {"": found}
+    return found
+
+
+def itself():
+    found = []
+    found.append(found)
+    return found
+
+
+def files_of_no_array():
+    file, archive = io.BytesIO(), io.BytesIO()
+    np.save(file, np.arange(3))
+    np.savez(archive, a=np.arange(3))
+    good = file.getvalue()
+    return {
+        "an archive": archive.getvalue(),
+        "half of an archive": archive.getvalue()[:100],
+        "a shape of terabytes": good.replace(b"(3,), }" + 13 * b" ", b"(99999999999999,), }"),
+        "a header that does not end": good.replace(b"'fortran_order'", b"'''rtran_order'"),
+        "a part of the data": good[:-4],
+    }
+
+
+@pytest.mark.parametrize("what", files_of_no_array())
+def test_a_file_that_is_no_array_is_no_result(what):
+    with pytest.raises(ConnectionError, match="u did not answer with application/x-npy"):
+        result_of(files_of_no_array()[what], "application/x-npy", None, "u")
+
+
 @pytest.mark.parametrize(
     ("item", "error", "words"),
     [
@@ -177,6 +210,9 @@ def test_a_result_that_is_not_what_it_is_said_to_be_is_no_result(body, media_typ
         (Place, TypeError, "can't be sent as JSON"),
         (float("nan"), ValueError, "can't be sent as JSON"),
         ("\ud800", ValueError, "surrogates not allowed"),
+        (nested(100_000), ValueError, "nested too deeply"),
+        (nested(100_000, dict), ValueError, "nested too deeply"),
+        (itself(), ValueError, "too deeply, or contains itself"),
         (np.array([{}], dtype=object), TypeError, "array of objects"),
     ],
 )
@@ -509,6 +545,54 @@ async def test_a_path_that_leads_elsewhere_is_refused(path):
     async with connect("http://x") as client:
         with pytest.raises((TypeError, ValueError), match="path of an endpoint"):
             await client.call(path)
+
+
+@pytest.mark.parametrize("path", ["/a\nb", "/" + 70_000 * "a", "/a\x00"])
+async def test_a_path_that_can_not_be_sent_is_refused(path):
+    async with connect("http://x") as client:
+        for make in (client.call, client.stream, client.websocket):
+            with pytest.raises(ValueError, match="the path of an endpoint") as caught:
+                await make(path)
+            assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"result": "xml"}, ValueError, "result must be .* not 'xml'"),
+        ({"method": "GE T"}, ValueError, "an HTTP method .* not 'GE T'"),
+        ({"method": 5}, TypeError, "an HTTP method .* not 5"),
+        ({"headers": "X-A: 1"}, TypeError, "headers must be a mapping, such as .* not of type str"),
+    ],
+)
+async def test_an_option_that_can_not_be_sent_is_refused(options, error, words):
+    async with connect("http://x") as client:
+        with pytest.raises(error, match=words):
+            await client.call("/x", **options)
+        if "result" not in options:
+            with pytest.raises(error, match=words):
+                client.stream("/x", **options)
+
+
+def test_options_of_the_wrong_type_are_refused():
+    for options in ({"retries": 3}, {"tls": True}, {"headers": "X-A: 1"}):
+        [name] = options
+        with pytest.raises(TypeError, match=f"{name} must be"):
+            connect("http://x", **options)
+    for url in ("http://x:abc", "http://x:99999", "http://x\ny", "http://a b", "http://[::1"):
+        with pytest.raises(ValueError, match=r"shoal\.sock"):
+            connect(url)
+
+
+async def test_items_that_can_not_be_had_fail_as_they_do():
+    def items():
+        yield 1
+        raise ZeroDivisionError
+
+    async with served(app_of(echo=echo)) as url, connect(url) as client:
+        with pytest.raises(ZeroDivisionError):
+            await client.map("/echo", items())
+        assert await client.map("/echo", iter([1, 2]), max_concurrent=10**9) == [1, 2]
 
 
 # Ways to the server

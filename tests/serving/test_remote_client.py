@@ -262,10 +262,11 @@ async def test_an_api_that_is_off_is_said_to_be(fake):
 
 
 @pytest.mark.anyio
-async def test_an_answer_that_is_no_json_is_of_no_shoal():
+@pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000])
+async def test_an_answer_that_is_no_json_is_of_no_shoal(body):
     async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"<html>"})
+        await send({"type": "http.response.body", "body": body})
 
     client = RemoteClient("http://localhost", transport=httpx.ASGITransport(app=app))
     with pytest.raises(ConnectionError, match="not Shoal's admin API"):
@@ -303,6 +304,25 @@ async def test_a_server_that_breaks_off_may_have_done_it():
         tasks.cancel_scope.cancel()
 
 
+@pytest.mark.anyio
+async def test_a_server_that_answers_bit_by_bit_has_no_longer_than_another():
+    class Dripping(httpx.AsyncByteStream):
+        async def __aiter__(self):
+            while True:
+                await anyio.sleep(1)
+                yield b" "
+
+    drip = httpx.MockTransport(lambda _: httpx.Response(200, stream=Dripping()))
+    client = RemoteClient("http://x", timeout_s=5, transport=drip)
+    with anyio.fail_after(60):
+        with pytest.raises(TimeoutError, match="http://x took too long"):
+            await client.status()
+        handle = await client.get_handle("e", missing_ok=True)
+        with pytest.raises(TimeoutError, match="http://x took too long"):
+            await handle.options(timeout_s=5).call()
+    await client.aclose()
+
+
 @pytest.mark.parametrize(
     "url",
     ["localhost:80", "ftp://x", "http://", "unix:", "http://u:p@x", "http://x/?a=1", "", "//x"],
@@ -319,6 +339,10 @@ def test_arguments_of_the_wrong_type_are_refused():
         connect("http://x", token=b"x")
     with pytest.raises(ValueError, match="printable"):
         connect("http://x", token="a b")
+    with pytest.raises(TypeError, match="timeout_s"):
+        connect("http://x", timeout_s="5")
+    with pytest.raises(ValueError, match="timeout_s"):
+        connect("http://x", timeout_s=-1)
 
 
 @pytest.mark.anyio
@@ -668,6 +692,11 @@ def test_a_thread_reads_a_stream(fake):
         stream = client.get_handle("e").stream()
         with pytest.raises(RuntimeError, match="enter the stream"):
             next(stream)
+        with stream:
+            asked = len(fake.asked)
+            with stream as same:
+                assert next(same) == 1
+            assert len(fake.asked) == asked
 
 
 @pytest.mark.real_time
@@ -714,6 +743,31 @@ async def test_a_worker_thread_of_an_event_loop_may_block(fake):
         found = await anyio.to_thread.run_sync(handle.sync.call, 1)
         assert found == {"args": [1], "kwargs": {}}
         assert fake.asked[-1][-1] == {"shard_key": "u"}
+
+
+@pytest.mark.trio
+async def test_closing_waits_for_no_thread_that_blocks_on_the_client(fake):
+    began = trio.Event()
+
+    async def answer():
+        began.set()
+        await trio.sleep_forever()
+
+    fake.answer = answer
+    anyio.to_thread.current_default_thread_limiter().total_tokens = 1
+    async with (
+        served(admin_listener(fake)) as url,
+        anyio.create_task_group() as tasks,
+        connect(url) as client,
+    ):
+        handle = await client.get_handle("e")
+
+        async def block():
+            with pytest.raises(errors.ShutDown):
+                await anyio.to_thread.run_sync(handle.sync.call)
+
+        tasks.start_soon(block)
+        await began.wait()
 
 
 @pytest.mark.trio

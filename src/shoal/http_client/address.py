@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import Final
 from urllib.parse import urlsplit
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE: Final = re.compile(r"[\t\x20-\x7e]*")
+# httpx refuses URLs above 65,536 characters.
+_LONGEST_PATH: Final = 60_000
 # What the connection itself sets.
 _OF_CONNECTIONS: Final = frozenset({"connection", "content-length", "host", "transfer-encoding"})
 
@@ -31,9 +31,16 @@ def split_url(url: str) -> tuple[str, str | None]:
         if not path:
             raise ValueError(f"{url!r} has no path of a socket; {right}")
         return "http://localhost", path
-    parts = urlsplit(url)
+    wrong = ValueError(f"{url!r} is not a server's URL; {right}")
+    if not url.isprintable() or " " in url:  # `urlsplit` drops line breaks
+        raise wrong
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:  # the host or the port has another form
+        raise wrong from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is not a server's URL; {right}")
+        raise wrong
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError(f"a server's URL can't have a user, query or fragment; {right}")
     return url.rstrip("/"), None
@@ -44,13 +51,34 @@ def checked_path(path: str) -> str:
 
     Raises:
         TypeError: It is not text.
-        ValueError: It does not begin with one slash.
+        ValueError: It does not begin with one slash, or can't be sent.
     """
     if not isinstance(path, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
         raise TypeError(f"the path of an endpoint must be text, such as '/embed', not {path!r}")
     if not path.startswith("/") or path.startswith("//"):
-        raise ValueError(f"the path of an endpoint begins with one slash, as '/embed': {path!r}")
+        raise ValueError(
+            f"the path of an endpoint begins with one slash, as '/embed': {path[:100]!r}"
+        )
+    if not path.isprintable() or "#" in path or len(path) > _LONGEST_PATH:
+        raise ValueError(
+            f"the path of an endpoint has at most {_LONGEST_PATH} printable characters, without "
+            f"'#'; quote others, as '/embed?text=a%0Ab': {path[:100]!r}"
+        )
     return path
+
+
+def checked_method(method: str) -> str:
+    """Checks the method of a request.
+
+    Raises:
+        TypeError: It is not text.
+        ValueError: It is no word that can be sent.
+    """
+    if not isinstance(method, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
+        raise TypeError(f"an HTTP method must be text, such as 'PUT', not {method!r}")
+    if not _NAME.fullmatch(method):
+        raise ValueError(f"an HTTP method must be one word, such as 'PUT', not {method[:100]!r}")
+    return method
 
 
 def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
@@ -60,10 +88,15 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
         The headers, by names in lower case.
 
     Raises:
-        TypeError: A name or a value is not text.
+        TypeError: They are no mapping, or a name or a value is not text.
         ValueError: A name or a value is invalid, or the connection sets this header.
     """
     found: dict[str, str] = {}
+    if headers is not None and not isinstance(headers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
+        raise TypeError(
+            f"headers must be a mapping, such as {{'X-Priority': '1'}}, not of type "
+            f"{type(headers).__name__}"
+        )
     for name, value in (headers or {}).items():
         if {type(name), type(value)} != {str}:
             raise TypeError(

@@ -37,6 +37,7 @@ class StreamingAnswer:
         self._pieces = response.aiter_bytes()
         self._max_bytes = max_bytes
         self._broken = broken
+        self._process = os.getpid()
         network = response.extensions.get("network_stream")
         self._socket: Any = None if network is None else network.get_extra_info("socket")
 
@@ -87,7 +88,12 @@ class StreamingAnswer:
         return bytes(body)
 
     def disconnect(self) -> None:
-        """Shuts the connection down, so that the server cancels the call; in any thread."""
+        """Shuts the connection down, so that the server cancels the call; in any thread.
+
+        Not in a fork, as the process that was forked may still read.
+        """
+        if os.getpid() != self._process:
+            return
         with suppress(OSError):
             if self._socket is not None:
                 with socket.socket(fileno=os.dup(self._socket.fileno())) as same:

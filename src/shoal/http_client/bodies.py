@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+
+from shoal.core.npy import NPY, array_of, npy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 JSON: Final = "application/json"
 JSON_LINES: Final = "application/x-ndjson"
-NPY: Final = "application/x-npy"
 BYTES: Final = "application/octet-stream"
 
 ResultType: TypeAlias = Literal["json", "npy", "bytes"]
@@ -44,6 +44,8 @@ def json_bytes(value: Any, plain: Callable[[Any], Any]) -> bytes:
             value, default=plain, allow_nan=False, ensure_ascii=False, separators=(",", ":")
         )
         return text.encode()
+    except RecursionError:
+        raise ValueError("this can't be sent as JSON: it is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"this can't be sent as JSON: {error}") from None
 
@@ -57,7 +59,17 @@ def check_keys(what: str, value: Any) -> None:
 
     Raises:
         TypeError: A key is not text.
+        ValueError: The value is nested too deeply, or contains itself.
     """
+    try:
+        _check_keys(what, value)
+    except RecursionError:
+        raise ValueError(
+            f"{what} can't be sent as JSON: it is nested too deeply, or contains itself"
+        ) from None
+
+
+def _check_keys(what: str, value: Any) -> None:
     if isinstance(value, Mapping):
         for key, one in cast("Mapping[object, Any]", value).items():
             if not isinstance(key, str):
@@ -65,11 +77,11 @@ def check_keys(what: str, value: Any) -> None:
                     f"{what} can't be sent as JSON: the key {key!r} of a dict would arrive as "
                     "text; write text for keys"
                 )
-            check_keys(what, one)
+            _check_keys(what, one)
     elif isinstance(value, (list, tuple)):
         for one in cast("Sequence[Any]", value):
             if isinstance(one, (Mapping, list, tuple)):
-                check_keys(what, one)
+                _check_keys(what, one)
 
 
 def body_of(item: Any) -> tuple[bytes, str]:
@@ -80,12 +92,14 @@ def body_of(item: Any) -> tuple[bytes, str]:
 
     Raises:
         TypeError: It can't be sent.
-        ValueError: It can't be sent as JSON.
+        ValueError: It can't be sent as JSON, is nested too deeply, or contains itself.
     """
     if isinstance(item, (bytes, bytearray, memoryview)):
         return bytes(cast("bytes", item)), BYTES
     if type(item).__module__ == "numpy" and type(item).__name__ == "ndarray":
-        return _npy(item), NPY
+        if item.dtype.hasobject:
+            raise TypeError("an array of objects can't be sent; send numbers, or a list")
+        return npy_of(item), NPY
     check_keys("an item", item)
     return json_bytes(item, _plain), JSON
 
@@ -109,25 +123,12 @@ def result_of(body: bytes, media_type: str, wanted: ResultType | None, url: str)
     try:
         if is_json:
             value = json.loads(body)
-            return value if wanted != "npy" else _numpy().asarray(value)
+            return value if wanted != "npy" else importlib.import_module("numpy").asarray(value)
         if media_type == NPY and wanted != "json":
-            # `allow_pickle` is off: objects would run code of the server's choice.
-            return _numpy().load(io.BytesIO(body), allow_pickle=False)
-    except (ValueError, RecursionError, EOFError) as error:
+            return array_of(body)
+    except (ValueError, RecursionError) as error:
         raise ConnectionError(f"{url} did not answer with {media_type}: {error}") from None
     raise TypeError(f"{url} answered with {media_type or 'no media type'}, not with {wanted}")
-
-
-def _npy(array: Any) -> bytes:
-    if array.dtype.hasobject:
-        raise TypeError("an array of objects can't be sent; send numbers, or a list")
-    file = io.BytesIO()
-    _numpy().save(file, array, allow_pickle=False)
-    return file.getvalue()
-
-
-def _numpy() -> Any:
-    return importlib.import_module("numpy")
 
 
 def _plain(value: Any) -> Any:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import ssl
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
 
 import anyio
 import anyio.lowlevel
 
-from shoal.core.options.checks import seconds, whole
+from shoal.core.options.checks import one_of, seconds, whole
 from shoal.errors import DeadlineExceeded
-from shoal.http_client.address import checked_headers, checked_path, checked_token
-from shoal.http_client.bodies import ACCEPTED, JSON_LINES, body_of, result_of
+from shoal.http_client.address import checked_headers, checked_method, checked_path, checked_token
+from shoal.http_client.bodies import ACCEPTED, JSON_LINES, ResultType, body_of, result_of
 from shoal.http_client.connection import SILENCE_S, Connection, needs
 from shoal.http_client.limits import TimeLimit, request_of, trace_of
 from shoal.http_client.problems import Failure, error_of, failure_of
@@ -21,7 +22,6 @@ from shoal.http_client.stream import HttpStream
 from shoal.http_client.websocket.socket import HttpSocket
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Awaitable, Callable, Iterable, Mapping
     from typing import Unpack
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from shoal.core.request import Request
     from shoal.http_client.answer import StreamingAnswer
-    from shoal.http_client.bodies import ResultType
     from shoal.http_client.keywords import CallKeywords
 
 T = TypeVar("T")
@@ -130,8 +129,9 @@ class HttpClient:
         if token is not None:
             of_all["authorization"] = f"Bearer {checked_token(token)}"
         self._timeout_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
-        self._retries = RetryOptions() if retries is None else retries
-        self._backoff = Backoff(self._retries)
+        self._backoff = Backoff(
+            _checked("retries", RetryOptions() if retries is None else retries, RetryOptions)
+        )
         self._connection = Connection(
             url,
             of_all,
@@ -139,7 +139,7 @@ class HttpClient:
             max_connections=max_connections
             if max_connections is None
             else whole("max_connections", max_connections, least=1),
-            tls=tls,
+            tls=tls if tls is None else _checked("tls", tls, ssl.SSLContext),
             transport=transport,
         )
 
@@ -204,6 +204,8 @@ class HttpClient:
         Cancellation: closes the connection, and the server cancels the call. Checkpoint: always.
         """
         given_s = self._timeout_s if timeout_s is None else timeout_s
+        if result is not None:
+            one_of("result", result, _RESULTS)
         make = self._prepared(path, item, headers, method, request, accept=ACCEPTED[result])
 
         async def attempt(limit: TimeLimit) -> Any:
@@ -326,6 +328,7 @@ class HttpClient:
         Cancellation: all of the calls are cancelled. Checkpoint: always.
         """
         whole("max_concurrent", max_concurrent, least=1)
+        items = list(items)
         waiting = iter(enumerate(items))
         results: dict[int, Any] = {}
         errors: dict[int, Exception] = {}
@@ -340,7 +343,7 @@ class HttpClient:
 
         await anyio.lowlevel.checkpoint()
         async with anyio.create_task_group() as tasks:
-            for _ in range(max_concurrent):
+            for _ in range(min(max_concurrent, len(items))):
                 tasks.start_soon(make_calls)
         if errors and not return_exceptions:
             raise errors[min(errors)]
@@ -374,7 +377,9 @@ class HttpClient:
             **trace_of(request_of(request)),
             **checked_headers(headers),
         }
-        method = method or ("GET" if content is None else "POST")
+        if method is None:
+            method = "GET" if content is None else "POST"
+        checked_method(method)
 
         async def send(limit: TimeLimit, silence_s: float | None) -> StreamingAnswer:
             of_attempt = {**limit.header(), **of_request}
@@ -421,7 +426,14 @@ class HttpClient:
         return self._backoff.delay_s(attempts, failure.retry_after_s)
 
 
+_RESULTS: Final[tuple[str, ...]] = get_args(ResultType)
 _STREAMS: Final = (JSON_LINES, "text/event-stream")
+
+
+def _checked(name: str, value: T, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}, not {value!r}")
+    return value
 
 
 def _failure(answer: StreamingAnswer, body: bytes) -> Failure:

@@ -16,6 +16,8 @@ import warnings
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+import anyio
+
 from shoal.errors import ShutDown
 from shoal.http_client.address import split_url
 from shoal.http_client.answer import StreamingAnswer
@@ -73,6 +75,7 @@ class Connection:
         self._client: httpx.AsyncClient | None = None
         # Streams that were garbage-collected; their connections are shut down already.
         self._dropped: list[StreamingAnswer] = []
+        self._waits: set[anyio.CancelScope] = set()
         self._closed: str | None = None
 
     def close_to(self, reason: str) -> None:
@@ -85,8 +88,10 @@ class Connection:
         return self._closed is not None
 
     async def aclose(self) -> None:
-        """Closes the connections. Idempotent."""
+        """Closes the connections; requests that wait for an answer end. Idempotent."""
         self.close_to("this client is closed")
+        for wait in self._waits:  # httpx would connect again for those that wait for a connection
+            wait.cancel()
         await self._close_dropped()
         client, self._client = self._client, None
         if client is not None:
@@ -112,7 +117,7 @@ class Connection:
             silence_s: For how long the server may send nothing, in seconds; None for no limit.
 
         Raises:
-            ShutDown: The client is closed.
+            ShutDown: The client is closed, or was before the answer came.
             ConnectionRefusedError: No server could be reached; nothing was sent.
             ConnectionError: The connection broke.
             TimeoutError: The server was silent for too long.
@@ -121,9 +126,9 @@ class Connection:
         """
         import httpx
 
+        await self._close_dropped()
         if self._closed is not None:
             raise ShutDown(self._closed)
-        await self._close_dropped()
         if self._client is None:
             self._client = self._new_client()
         request = self._client.build_request(
@@ -135,11 +140,16 @@ class Connection:
                 connect=_CONNECT_TIMEOUT_S, read=silence_s, write=SILENCE_S, pool=None
             ),
         )
-        try:
-            response = await self._client.send(request, stream=True)
-        except httpx.RequestError as error:
-            raise self._broken(error) from error
-        return StreamingAnswer(response, self.max_answer_bytes, self._broken)
+        with anyio.CancelScope() as wait:
+            self._waits.add(wait)
+            try:
+                response = await self._client.send(request, stream=True)
+            except httpx.RequestError as error:
+                raise self._broken(error) from error
+            finally:
+                self._waits.discard(wait)
+            return StreamingAnswer(response, self.max_answer_bytes, self._broken)
+        raise ShutDown(f"{self._closed}; the request may have been carried out")
 
     def drop(self, answer: StreamingAnswer) -> None:
         """Disconnects a stream that was garbage-collected unclosed; in any thread."""
@@ -147,7 +157,7 @@ class Connection:
         answer.disconnect()
         warnings.warn(
             f"a stream of {self.url} was not closed; "
-            "use it as: async with handle.stream(x) as stream: ...",
+            "use it as: async with ... .stream(...) as stream: ...",
             ResourceWarning,
             stacklevel=2,
         )

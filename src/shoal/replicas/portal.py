@@ -141,7 +141,8 @@ class PortalThread:
         """
         if self._portal is not None:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self.close, last)
+                # All threads of the usual limiter may be blocked in calls that end only by this.
+                await anyio.to_thread.run_sync(self.close, last, limiter=anyio.CapacityLimiter(1))
         self._is_closed = True
 
     def _started(self) -> PortalBridge:
@@ -200,9 +201,10 @@ class BlockingStream:
         self._stream: AsyncStream | None = None
 
     def __enter__(self) -> Self:
-        self._stream = self._bridge.run(
-            self._enter, f"async with {self._owner}.stream(...) as stream:"
-        )
+        if self._stream is None:
+            self._stream = self._bridge.run(
+                self._enter, f"async with {self._owner}.stream(...) as stream:"
+            )
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -1,18 +1,16 @@
 """Numpy arrays as items, from nested lists or the bytes of a ``.npy`` file; and as such a file.
 
-Their declared types and shapes are not trusted: an array of objects would be unpickled, and a
-header may declare a shape for which memory would be allocated before the missing data is noticed.
+Such files are read by `shoal.core.npy`, which trusts no header.
 """
 
 from __future__ import annotations
 
 import importlib
-import io
-import math
-import warnings
 from typing import Any, Final, get_args, get_origin
 
-NPY: Final = b"application/x-npy"
+from shoal.core import npy
+
+NPY: Final = npy.NPY.encode()
 """The media type of a ``.npy`` file."""
 
 # Booleans, signed and unsigned integers, floats, complex numbers.
@@ -35,9 +33,7 @@ def as_npy(value: Any) -> bytes | None:
     array = np.asarray(value)
     if array.dtype.hasobject:  # it would be pickled
         return None
-    file = io.BytesIO()
-    np.lib.format.write_array(file, array, allow_pickle=False)
-    return file.getvalue()
+    return npy.npy_of(array)
 
 
 class Arrays:
@@ -74,26 +70,7 @@ class Arrays:
         Raises:
             ValueError: They are not an array of this type.
         """
-        form = self._np.lib.format
-        file = io.BytesIO(body)
-        version = form.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"version {version} of the format is not supported; send 1.0 or 2.0")
-        read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a client's odd header must not warn here
-                shape, in_columns, dtype = read(file)
-        except Exception:  # it is parsed as a Python literal, which can raise many errors
-            raise ValueError("its header can't be read") from None
-        # Numpy takes True for a dimension here, but not where the array is made.
-        if any(type(one) is not int for one in shape):
-            raise ValueError("the shape in its header does not consist of integers")
-        if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body) - file.tell():
-            raise ValueError("its header does not match its data, or it contains objects")
-        flat = self._np.frombuffer(body[file.tell() :], dtype=dtype)
-        # A copy, since handlers may write to their items.
-        return self._checked(flat.reshape(shape, order="F" if in_columns else "C").copy())
+        return self._checked(npy.array_of(body))
 
     def _checked(self, array: Any) -> Any:
         if array.dtype.kind not in _KINDS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,7 +65,8 @@ class Frames:
 
         self._frames = wsproto.connection.Connection(wsproto.connection.ConnectionType.CLIENT)
         self._max_bytes = max_bytes
-        self._pieces: list[Any] = []
+        # Not a list of pieces, of which a server can send any number that are empty.
+        self._message = io.StringIO()
         self._size = 0
 
     def received(self, data: bytes) -> Iterator[str | bytes]:
@@ -132,15 +134,14 @@ class Frames:
 
     def _joined(self, event: Any) -> str | None:
         """Returns a message that is whole, of which this is the last piece."""
-        self._size += len(event.data)
+        text: str = event.data
+        self._size += len(text) if text.isascii() else len(text.encode())
         if self._size > self._max_bytes:
             raise ConnectionError(
                 f"the server sent more than {self._max_bytes} bytes; set max_answer_bytes"
             )
-        self._pieces.append(event.data)
+        self._message.write(text)
         if not event.message_finished:
             return None
-        text = "".join(self._pieces)
-        self._pieces.clear()
-        self._size = 0
-        return text
+        whole, self._message, self._size = self._message.getvalue(), io.StringIO(), 0
+        return whole

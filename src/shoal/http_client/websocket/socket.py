@@ -6,12 +6,13 @@ frame behind. Neither raises: when the connection ends, every call on it fails.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
-from shoal.core.options.checks import whole
+from shoal.core.options.checks import seconds, whole
 from shoal.errors import DeadlineExceeded
 from shoal.http_client.bodies import JSON, body_of
 from shoal.http_client.connection import SILENCE_S
@@ -145,16 +146,16 @@ class HttpSocket:
         return await self._made(attempt, self._timeout_s if timeout_s is None else timeout_s)
 
     def stream(
-        self, item: Any, *, timeout_s: float = float("inf"), priority: int | None = None
+        self, item: Any, *, timeout_s: float | None = None, priority: int | None = None
     ) -> SocketStream:
         """Returns the stream of a call, which is made when the stream is entered.
 
         Args:
             item: As for `call`.
-            timeout_s: How long the whole stream may take, in seconds; infinity for no limit of its
-                own.
+            timeout_s: How long the whole stream may take, in seconds; None for no limit of its own.
             priority: As for `call`.
         """
+        given_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
         link = self._opened()
         body = body_of(item)
         if priority is not None:
@@ -176,7 +177,7 @@ class HttpSocket:
                 )
             return request, limit.own
 
-        return SocketStream(link, lambda: self._made(attempt, timeout_s))
+        return SocketStream(link, lambda: self._made(attempt, given_s))
 
     def _opened(self) -> _Link:
         if self._link is None:
@@ -324,6 +325,8 @@ class _Link:
         except Exception as error:
             await self._fail(error)
         finally:
+            # Cancelled with the block of the WebSocket, while tasks elsewhere may wait for calls.
+            self.requests.fail(self._broken_by("its block was cancelled"))
             self._has_ended.set()
 
     async def end(self) -> None:
@@ -341,8 +344,8 @@ class _Link:
         self._to_send.set()
 
     async def _fail(self, error: Exception) -> None:
-        told = str(error) or type(error).__name__
-        self.requests.fail(
-            f"the WebSocket to {self.answer.url} broke ({told}); its calls may have run"
-        )
+        self.requests.fail(self._broken_by(str(error) or type(error).__name__))
         await self.answer.aclose()
+
+    def _broken_by(self, cause: str) -> str:
+        return f"the WebSocket to {self.answer.url} broke ({cause}); its calls may have run"

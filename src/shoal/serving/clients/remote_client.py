@@ -45,8 +45,9 @@ def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600
             verbs wait until replicas are ready. Calls have their own time limits.
 
     Raises:
-        TypeError: The URL or the token is not text.
-        ValueError: The URL has none of these forms, or the token has invalid characters.
+        TypeError: The URL or the token is not text, or the time is no number.
+        ValueError: The URL has none of these forms, the token has invalid characters, or the time
+            is negative.
         ModuleNotFoundError: httpx is not installed.
     """
     return RemoteClient(url, token=token, timeout_s=timeout_s)

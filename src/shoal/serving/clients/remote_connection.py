@@ -9,6 +9,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import anyio
+
+from shoal.core.options.checks import seconds
 from shoal.errors import ItemTooLarge, NotAllowed
 from shoal.http_client.address import checked_token
 from shoal.http_client.bodies import JSON, JSON_LINES
@@ -54,8 +57,9 @@ class AdminConnection:
         pool: The connections to the server.
 
     Raises:
-        TypeError: The URL or the token is not text.
-        ValueError: The URL has none of these forms, or the token has invalid characters.
+        TypeError: The URL or the token is not text, or the time is no number.
+        ValueError: The URL has none of these forms, the token has invalid characters, or the time
+            is negative.
         ModuleNotFoundError: httpx is not installed.
     """
 
@@ -66,7 +70,7 @@ class AdminConnection:
         timeout_s: float | None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s = None if timeout_s is None else seconds("timeout_s", timeout_s)
         headers = {"accept": JSON}
         if token is not None:
             headers["authorization"] = f"Bearer {checked_token(token)}"
@@ -126,11 +130,14 @@ class AdminConnection:
         return RuntimeError(f"{self.url} answered {status}: {text}")
 
     async def _ask(self, method: str, path: str, body: Any, patience_s: float | None) -> Any:
-        answer = await self._open(method, path, body, patience_s, {})
-        parsed = _parsed(answer, await answer.read())
-        if answer.is_success:
-            return parsed
-        raise self.error_of(answer.status, parsed)
+        # httpx limits only the time in which nothing comes.
+        with anyio.move_on_after(patience_s):
+            answer = await self._open(method, path, body, patience_s, {})
+            parsed = _parsed(answer, await answer.read())
+            if answer.is_success:
+                return parsed
+            raise self.error_of(answer.status, parsed)
+        raise TimeoutError(f"{self.url} took too long; the request may still be carried out")
 
     async def _open(
         self,
@@ -151,7 +158,7 @@ def _parsed(answer: StreamingAnswer, body: bytes) -> Any:
     """Returns the JSON of a response; an empty mapping for an error response without JSON."""
     try:
         parsed: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         if answer.is_success:
             raise ConnectionError(
                 f"{answer.url} did not answer with JSON: it is not Shoal's admin API"
