@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
 from shoal.core.traffic import Shadow, Traffic
-from shoal.http.app.declarations import (
-    Declarations,
-    EndpointDeclaration,
-    ShadowDeclaration,
-)
+from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
 from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
@@ -123,8 +119,9 @@ class App:
         self._has_middleware = bool(middleware)
         entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
         self._entered = AppGuard(entered, self._dispatcher, self._sockets)
-        pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
-        pages.add_to(self._pages)
+        own = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
+        own.add_to(self._pages)
+        self._openapi = own.document
 
     @classmethod
     def of_file(cls, file: AppFile) -> App:
@@ -293,9 +290,8 @@ class App:
         declared = self._endpoint_to_change(endpoint)
         found("backend", backend, self._declared.backends)
         Shadow(backend, proportion)
-        declared.shadows.append(
-            ShadowDeclaration(backend=backend, proportion=proportion, compare=compare)
-        )
+        shadow = ShadowDeclaration(backend=backend, proportion=proportion, compare=compare)
+        declared.shadows.append(shadow)
 
     def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:
         """Serves another ASGI application under a prefix, except at paths of endpoints.
@@ -313,6 +309,10 @@ class App:
             path, 'app.mount("/static", application)', may_have_parameters=False
         ).rstrip("/")
         self._mounts.add(prefix, Mounted(app) if lifespan else app)
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the OpenAPI document as it is now, without a prefix; see `merged_openapi`."""
+        return self._openapi()
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
         self._check_not_open(name)
