@@ -8,7 +8,7 @@ import pytest
 from starlette.middleware import Middleware
 
 import shoal
-from examples.access.app import app
+from examples.access.app import NEEDED, app
 from examples.access.limits import BodyLimit, RateLimit
 from shoal.testing.asgi import Call, ask, calling
 
@@ -70,6 +70,24 @@ async def test_a_page_may_ask_for_its_origin_without_a_key():
 async def test_health_needs_no_key():
     async with app.lifespan():
         assert (await ask(app, "/-/healthz", method="GET")).status == 200
+
+
+async def test_the_document_says_which_scopes_an_endpoint_needs():
+    async with app.lifespan():
+        headers = bearer(READER)
+        refusal = await ask(app, "/-/openapi.json", method="GET")
+        answer = await ask(app, "/-/openapi.json", method="GET", headers=headers)
+    assert refusal.status == 401
+    document = answer.json()
+    schemes = document["components"]["securitySchemes"]
+    assert schemes["bearer"] == {"type": "http", "scheme": "bearer"}
+    assert schemes["key"] == {"type": "apiKey", "in": "header", "name": "X-API-Key"}
+    needed = {path: item for path, item in NEEDED.items() if not path.startswith("/-/")}
+    assert {*document["paths"]} == {*needed}
+    for path, scopes in needed.items():
+        for operation in document["paths"][path].values():
+            assert operation["security"] == [{"bearer": scopes}, {"key": scopes}]
+            assert {"401", "403"} <= {*operation["responses"]}
 
 
 def limited(*middleware):
