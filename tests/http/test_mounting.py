@@ -117,6 +117,37 @@ async def test_fastapi_is_mounted_with_its_lifespan_and_state(prefix):
     assert log == ["api opens", "api closes"]
 
 
+async def test_what_middleware_says_of_a_request_stays_in_its_state():
+    log = []
+
+    def telling(app):
+        async def tell(scope, receive, send):
+            scope.setdefault("state", {})["user"] = "eel"
+            await app(scope, receive, send)
+
+        return tell
+
+    inner = api(log)
+
+    @inner.get("/user")
+    async def user(request: Request) -> list[str]:
+        return [request.state.user, request.state.name]
+
+    outer = shoal.App(middleware=[telling])
+    outer.mount("/api", inner, lifespan=True)
+    async with outer.lifespan():
+        assert (await ask(outer, "/api/user", method="GET")).json() == ["eel", "api"]
+
+
+async def test_a_lifespan_can_not_be_mounted_when_it_would_not_run():
+    outer = models()
+    async with outer.lifespan():
+        with pytest.raises(RuntimeError, match="^/api: with a lifespan, mount before the app"):
+            outer.mount("/api", api([]), lifespan=True)
+        outer.mount("/other", api([]))
+        assert (await ask(outer, "/other/openapi.json", method="GET")).status == 200
+
+
 async def test_mounted_lifespans_end_in_the_reverse_order():
     log = []
     outer = models()

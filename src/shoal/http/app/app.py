@@ -119,9 +119,8 @@ class App:
         self._has_middleware = bool(middleware)
         entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
         self._entered = AppGuard(entered, self._dispatcher, self._sockets)
-        own = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
-        own.add_to(self._pages)
-        self._openapi = own.document
+        self._own = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
+        self._own.add_to(self._pages)
 
     @classmethod
     def of_file(cls, file: AppFile) -> App:
@@ -172,8 +171,7 @@ class App:
         """
         from shoal.http.app.code import declared_on
 
-        line = f'@app.endpoint("/{str(path).strip("/")}")'
-        checked_path(path, line)
+        checked_path(path, f'@app.endpoint("/{str(path).strip("/")}")')
         capitals = checked_methods(methods)
         refuse_unknown(config, beside=("methods", "name", "batch", "security", "responses"))
         documented = documented_as(security, responses, self.settings)
@@ -304,15 +302,17 @@ class App:
         Raises:
             TypeError: An argument has the wrong type.
             ValueError: The path is malformed, or is taken by another mount.
+            RuntimeError: The application is open already, so that the lifespan would not run.
         """
-        prefix = checked_path(
-            path, 'app.mount("/static", application)', may_have_parameters=False
-        ).rstrip("/")
+        example = 'app.mount("/static", application)'
+        prefix = checked_path(path, example, may_have_parameters=False).rstrip("/")
+        if lifespan and self._is_up():
+            raise RuntimeError(f"{path}: with a lifespan, mount before the application is opened")
         self._mounts.add(prefix, Mounted(app) if lifespan else app)
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document as it is now, without a prefix; see `merged_openapi`."""
-        return self._openapi()
+        return self._own.document()
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
         self._check_not_open(name)

@@ -36,7 +36,8 @@ class Mounted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the application."""
         if self._lifespan is not None:
-            scope = {**scope, "state": self._lifespan.state.copy()}
+            # With what middleware has said of this request.
+            scope = {**scope, "state": {**scope.get("state", {}), **self._lifespan.state}}
         await self.app(scope, receive, send)
 
     async def start(self, tasks: TaskGroup) -> LifespanFailed | None:
