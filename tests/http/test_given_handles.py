@@ -114,6 +114,25 @@ async def test_what_it_calls_is_cancelled_with_it():
             await ended.wait()
 
 
+def first(items: list[int], second: shoal.Handle) -> list[int]:
+    return [second.sync.call(items[0])]
+
+
+async def second(items: list[int], first: shoal.Handle) -> list[int]:
+    return [await first.call(items[0])]
+
+
+async def test_a_cycle_ends_with_the_time_limit_of_the_first_call():
+    app = shoal.App(answer_timeout_s=0.05)
+    for code in (first, second):
+        app.endpoint(f"/{code.__name__}")(code)
+    async with app.lifespan():
+        for path in ("/first", "/second", "/first"):  # nothing is left behind that waits
+            assert (await ask(app, path, 1)).status == 504
+        ready = (await ask(app, "/-/readyz", method="GET")).json()
+    assert ready["status"] == "ready"
+
+
 async def test_a_name_that_does_not_exist_is_told_at_the_start():
     app = application(given_code.steps)
 
