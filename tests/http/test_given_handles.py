@@ -72,6 +72,24 @@ async def test_arguments_go_before_what_is_given():
         assert [await handle.call("abc") for handle in handles] == [12, 18]
 
 
+class Several:
+    def __init__(self, embeds: list[shoal.Handle], other: shoal.Handle | None = None) -> None:
+        self.embeds, self.other = embeds, other
+
+    async def __call__(self, text: str) -> int:
+        return sum([await embed.call(text) for embed in self.embeds])
+
+
+async def test_a_constructor_may_be_passed_several_handles():
+    async with shoal.start() as client:
+        await client.create_backend("embed", given_code.embed)
+        await client.create_endpoint("embed", backend="embed")
+        handle = await client.get_handle("embed")
+        await client.create_backend("several", Several, [handle, handle])
+        await client.create_endpoint("several", backend="several")
+        assert await (await client.get_handle("several")).call("abc") == 6
+
+
 async def test_code_by_its_import_path_is_given_handles():
     app = shoal.App()
     app.backend("embed", "given_code:embed")
@@ -164,6 +182,21 @@ async def test_an_annotation_with_no_name_is_refused():
         with pytest.raises(
             TypeError, match=r'must give one name, as in Annotated\[Handle, "name"\]'
         ):
+            shoal.App().endpoint("/x")(code)
+
+
+async def test_an_annotation_that_only_contains_handles_is_refused():
+    async def optional(text: str, embed: shoal.Handle | None = None) -> int:
+        return 0
+
+    async def several(text: str, embeds: list[shoal.Handle]) -> int:
+        return 0
+
+    async def named(text: str, embed: Annotated[shoal.Handle, "a"] | None = None) -> int:
+        return 0
+
+    for code in (optional, several, named):
+        with pytest.raises(TypeError, match=r"'embeds?' of .* must be Handle itself, or Annotated"):
             shoal.App().endpoint("/x")(code)
 
 

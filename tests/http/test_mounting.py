@@ -142,7 +142,7 @@ async def test_what_middleware_says_of_a_request_stays_in_its_state():
 async def test_a_lifespan_can_not_be_mounted_when_it_would_not_run():
     outer = models()
     async with outer.lifespan():
-        with pytest.raises(RuntimeError, match="^/api: with a lifespan, mount before the app"):
+        with pytest.raises(RuntimeError, match=r"^/api: with a lifespan, mount before the app"):
             outer.mount("/api", api([]), lifespan=True)
         outer.mount("/other", api([]))
         assert (await ask(outer, "/other/openapi.json", method="GET")).status == 200
