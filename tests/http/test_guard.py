@@ -6,13 +6,13 @@ import h2.events
 import pytest
 from echo_app import EchoApp
 from live_server import Http2Client, live, request
-from socket_in_memory import Socket
 
 import shoal
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import Call
+from socket_in_memory import Socket
 
 pytestmark = [pytest.mark.anyio]
 
