@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
+import anyio
 import httpx
 import pytest
 from fastapi import FastAPI, Request
@@ -202,6 +203,25 @@ async def test_a_failure_at_its_end_is_logged(caplog):
     async with outer.lifespan():
         pass
     assert "OSError: the disk is full" in caplog.text
+
+
+async def test_one_that_does_not_end_is_cancelled(caplog):
+    ended = []
+
+    @asynccontextmanager
+    async def staying(_):
+        yield
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    outer = models()
+    outer.mount("/api", FastAPI(lifespan=staying), lifespan=True)
+    async with outer.lifespan():
+        pass
+    assert ended == [True]
+    assert "did not shut down within 10.0 s" in caplog.text
 
 
 async def test_an_application_without_a_lifespan_may_be_mounted_so():

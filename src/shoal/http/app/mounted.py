@@ -53,7 +53,8 @@ class Mounted:
         assert lifespan is not None
         await lifespan.stop(_STOPS_WITHIN_S)
         if lifespan.failure is not None:
-            _log.error("of a mounted application: %s", lifespan.failure.details)
+            failure = lifespan.failure
+            _log.error("a mounted application: %s", failure.details or failure)
 
 
 @asynccontextmanager
