@@ -247,3 +247,14 @@ def test_what_is_not_installed_is_said(capsys, monkeypatch):
     monkeypatch.setattr("shoal.commands.server.reload.find_spec", lambda name: None)
     assert main(["serve", "mine:app", "--reload"]) == 1
     assert "--reload needs watchfiles, which is not installed" in capsys.readouterr().err
+
+
+def test_files_that_can_not_be_watched_are_said(capsys, monkeypatch, tmp_path):
+    def awatch(*_, **__):
+        raise OSError("OS file watch limit reached.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("watchfiles.awatch", awatch)
+    assert main(["serve", "mine:app", "--reload", "--port", "0"]) == 1
+    said = capsys.readouterr().err
+    assert "can't watch .: OS file watch limit reached.; see --reload-dir" in said

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 
+import anyio
 import pytest
 from starlette.middleware import Middleware
 
 import shoal
-from examples.access.app import app
+from examples.access.app import NEEDED, app
 from examples.access.limits import BodyLimit, RateLimit
 from shoal.testing.asgi import Call, ask, calling
+from socket_in_memory import opened
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -72,6 +74,24 @@ async def test_health_needs_no_key():
         assert (await ask(app, "/-/healthz", method="GET")).status == 200
 
 
+async def test_the_document_says_which_scopes_an_endpoint_needs():
+    async with app.lifespan():
+        headers = bearer(READER)
+        refusal = await ask(app, "/-/openapi.json", method="GET")
+        answer = await ask(app, "/-/openapi.json", method="GET", headers=headers)
+    assert refusal.status == 401
+    document = answer.json()
+    schemes = document["components"]["securitySchemes"]
+    assert schemes["bearer"] == {"type": "http", "scheme": "bearer"}
+    assert schemes["key"] == {"type": "apiKey", "in": "header", "name": "X-API-Key"}
+    needed = {path: item for path, item in NEEDED.items() if not path.startswith("/-/")}
+    assert {*document["paths"]} == {*needed}
+    for path, scopes in needed.items():
+        for operation in document["paths"][path].values():
+            assert operation["security"] == [{"bearer": scopes}, {"key": scopes}]
+            assert {"401", "403"} <= {*operation["responses"]}
+
+
 def limited(*middleware):
     limited = shoal.App(middleware=middleware)
 
@@ -128,3 +148,42 @@ async def test_a_large_body_is_refused_by_its_length_or_while_it_comes():
         declared = [("content-length", "20")]
         assert (await ask(small, "/length", "eel", headers=declared)).status == 413
         assert (await ask(small, "/-/healthz", method="GET")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("limit", "items", "closed"),
+    [
+        (Middleware(RateLimit, rate="3/hour"), ["eel"] * 3, (1008, "the caller sends too often")),
+        (
+            Middleware(BodyLimit, most={"/length": 40}),
+            ["eel", "e" * 40],
+            (1009, "more than 40 bytes"),
+        ),
+    ],
+)
+async def test_limits_hold_for_each_request_on_a_websocket(limit, items, closed):
+    app = limited(limit)
+    async with app.lifespan(), opened(app, "/length") as socket:
+        for n, item in enumerate(items[:-1], 1):
+            socket.say(id=n, item=item)
+            assert await socket.read() == {"id": n, "result": 3}
+        socket.say(id=len(items), item=items[-1])
+        assert await socket.closed() == closed
+
+
+async def test_a_websocket_sends_nothing_after_its_end():
+    app = limited(Middleware(RateLimit, rate="2/hour"))
+    release = anyio.Event()
+
+    @app.endpoint("/held")
+    async def held(texts: list[str]) -> list[str]:
+        await release.wait()
+        return texts
+
+    async with app.lifespan(), opened(app, "/held") as socket:
+        socket.say(id=1, item="eel")
+        socket.say(id=2, item="eel")
+        assert await socket.closed() == (1008, "the caller sends too often")
+        release.set()
+        await socket.returned.wait()
+        assert not socket.sent

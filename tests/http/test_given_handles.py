@@ -72,6 +72,24 @@ async def test_arguments_go_before_what_is_given():
         assert [await handle.call("abc") for handle in handles] == [12, 18]
 
 
+class Several:
+    def __init__(self, embeds: list[shoal.Handle], other: shoal.Handle | None = None) -> None:
+        self.embeds, self.other = embeds, other
+
+    async def __call__(self, text: str) -> int:
+        return sum([await embed.call(text) for embed in self.embeds])
+
+
+async def test_a_constructor_may_be_passed_several_handles():
+    async with shoal.start() as client:
+        await client.create_backend("embed", given_code.embed)
+        await client.create_endpoint("embed", backend="embed")
+        handle = await client.get_handle("embed")
+        await client.create_backend("several", Several, [handle, handle])
+        await client.create_endpoint("several", backend="several")
+        assert await (await client.get_handle("several")).call("abc") == 6
+
+
 async def test_code_by_its_import_path_is_given_handles():
     app = shoal.App()
     app.backend("embed", "given_code:embed")
@@ -114,6 +132,25 @@ async def test_what_it_calls_is_cancelled_with_it():
             await ended.wait()
 
 
+def first(items: list[int], second: shoal.Handle) -> list[int]:
+    return [second.sync.call(items[0])]
+
+
+async def second(items: list[int], first: shoal.Handle) -> list[int]:
+    return [await first.call(items[0])]
+
+
+async def test_a_cycle_ends_with_the_time_limit_of_the_first_call():
+    app = shoal.App(answer_timeout_s=0.05)
+    for code in (first, second):
+        app.endpoint(f"/{code.__name__}")(code)
+    async with app.lifespan():
+        for path in ("/first", "/second", "/first"):  # nothing is left behind that waits
+            assert (await ask(app, path, 1)).status == 504
+        ready = (await ask(app, "/-/readyz", method="GET")).json()
+    assert ready["status"] == "ready"
+
+
 async def test_a_name_that_does_not_exist_is_told_at_the_start():
     app = application(given_code.steps)
 
@@ -145,6 +182,21 @@ async def test_an_annotation_with_no_name_is_refused():
         with pytest.raises(
             TypeError, match=r'must give one name, as in Annotated\[Handle, "name"\]'
         ):
+            shoal.App().endpoint("/x")(code)
+
+
+async def test_an_annotation_that_only_contains_handles_is_refused():
+    async def optional(text: str, embed: shoal.Handle | None = None) -> int:
+        return 0
+
+    async def several(text: str, embeds: list[shoal.Handle]) -> int:
+        return 0
+
+    async def named(text: str, embed: Annotated[shoal.Handle, "a"] | None = None) -> int:
+        return 0
+
+    for code in (optional, several, named):
+        with pytest.raises(TypeError, match=r"'embeds?' of .* must be Handle itself, or Annotated"):
             shoal.App().endpoint("/x")(code)
 
 

@@ -6,13 +6,13 @@ import h2.events
 import pytest
 from echo_app import EchoApp
 from live_server import Http2Client, live, request
-from socket_in_memory import Socket
 
 import shoal
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import Call
+from socket_in_memory import Socket
 
 pytestmark = [pytest.mark.anyio]
 
@@ -43,6 +43,40 @@ def test_a_loopback_address_answers_for_loopback_names(name, host):
 def test_a_loopback_address_answers_for_no_other(host):
     assert status(LOCAL, "GET", host) == 421
     assert status(PUBLIC, "GET", host) is None
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"localhost:80@evil.test", b"localhost:x", b"[::1]evil.test", b"[::1]:80@evil", b"[::1"],
+)
+def test_an_allowed_name_with_something_else_behind_it_is_another_host(host):
+    assert status(LOCAL, "GET", host) == 421
+
+
+@pytest.mark.parametrize(
+    ("headers", "refused"),
+    [
+        ([(b"host", b"localhost"), (b"host", b"localhost")], None),
+        ([(b"host", b"localhost"), (b"host", b"evil.test")], 421),
+        ([(b"host", b"evil.test"), (b"host", b"localhost")], 421),
+        (
+            [
+                (b"host", b"localhost"),
+                (b"origin", b"http://evil"),
+                (b"origin", b"http://localhost"),
+            ],
+            403,
+        ),
+    ],
+)
+def test_headers_that_contradict_each_other_are_refused(headers, refused):
+    guard = RequestGuard(HttpOptions(), LOCAL)
+    if refused is None:
+        guard.check_headers("POST", headers)
+        return
+    with pytest.raises(BadRequest) as raised:
+        guard.check_headers("POST", headers)
+    assert raised.value.status == refused
 
 
 @pytest.mark.parametrize("name", [LOCAL, PUBLIC])

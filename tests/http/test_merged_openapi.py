@@ -6,11 +6,13 @@ import copy
 import json
 import re
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from shoal.http.openapi.merge import merged
+import shoal
+from shoal.http import merged_openapi
 
 
 def reference(name, kind="schemas"):
@@ -40,14 +42,14 @@ INNER = document(
 
 
 def test_paths_are_below_the_prefix():
-    made = merged(OUTER, INNER, "/ml/")
+    made = merged_openapi(OUTER, INNER, "/ml/")
     assert list(made["paths"]) == ["/hello", "/ml/embed", "/ml/hello"]
     assert made["info"] == {"title": "outer"}
-    assert list(merged(OUTER, INNER, "/")["paths"]) == ["/hello", "/embed"]
+    assert list(merged_openapi(OUTER, INNER, "/")["paths"]) == ["/hello", "/embed"]
 
 
 def test_what_has_the_same_name_and_is_something_else_gets_another():
-    made = merged(OUTER, INNER, "/ml")
+    made = merged_openapi(OUTER, INNER, "/ml")
     schemas = made["components"]["schemas"]
     assert set(schemas) == {"Item", "Same", "Other", "ml.Item"}
     assert schemas["Item"] == {"type": "string"}
@@ -61,14 +63,14 @@ def test_what_has_the_same_name_and_is_something_else_gets_another():
 def test_what_refers_to_something_else_is_something_else():
     outer = document({}, {"Item": {"type": "string"}, "Items": {"items": reference("Item")}})
     inner = document({}, {"Item": {"type": "null"}, "Items": {"items": reference("Item")}})
-    schemas = merged(outer, inner, "/ml")["components"]["schemas"]
+    schemas = merged_openapi(outer, inner, "/ml")["components"]["schemas"]
     assert schemas["Items"] == {"items": reference("Item")}
     assert schemas["ml.Items"] == {"items": reference("ml.Item")}
 
 
 def test_the_given_documents_stay_as_they_are():
     before = copy.deepcopy((OUTER, INNER))
-    merged(OUTER, INNER, "/ml")
+    merged_openapi(OUTER, INNER, "/ml")
     assert before == (OUTER, INNER)
 
 
@@ -80,19 +82,19 @@ def test_security_for_all_is_said_of_each_operation():
     inner = {**copy.deepcopy(INNER), "security": [{"auth": ["read"]}]}
     inner["components"]["securitySchemes"] = {"auth": key}
     inner["paths"]["/hello"]["post"]["security"] = []
-    made = merged(outer, inner, "/ml")
+    made = merged_openapi(outer, inner, "/ml")
     assert made["components"]["securitySchemes"] == {"auth": bearer, "ml.auth": key}
     assert made["paths"]["/ml/embed"]["post"]["security"] == [{"ml.auth": ["read"]}]
     assert made["paths"]["/ml/hello"]["post"]["security"] == []
     assert "security" not in made["paths"]["/hello"]["post"]
-    without = merged(outer, INNER, "/ml")
+    without = merged_openapi(outer, INNER, "/ml")
     assert without["paths"]["/ml/embed"]["post"]["security"] == []
 
 
 def test_tags_are_kept_once():
     outer = {**OUTER, "tags": [{"name": "a"}]}
     inner = {**INNER, "tags": [{"name": "a", "description": "x"}, {"name": "b"}]}
-    assert merged(outer, inner, "/ml")["tags"] == [{"name": "a"}, {"name": "b"}]
+    assert merged_openapi(outer, inner, "/ml")["tags"] == [{"name": "a"}, {"name": "b"}]
 
 
 def test_documents_of_fastapi_are_merged_whole():
@@ -110,7 +112,7 @@ def test_documents_of_fastapi_are_merged_whole():
         made.post("/show")(show)
         return made.openapi()
 
-    made = merged(site("a"), site("b"), "/ml")
+    made = merged_openapi(site("a"), site("b"), "/ml")
     pointers = re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(made))
     schemas = made["components"]["schemas"]
     assert {*pointers} <= {*schemas}
@@ -120,4 +122,57 @@ def test_documents_of_fastapi_are_merged_whole():
 
 def test_a_prefix_is_a_path():
     with pytest.raises(ValueError, match="prefix must be a path such as \"/ml\", not 'ml'"):
-        merged(OUTER, INNER, "ml")
+        merged_openapi(OUTER, INNER, "ml")
+
+
+@pytest.mark.anyio
+async def test_the_docs_page_of_fastapi_shows_both():
+    class Fish(BaseModel):
+        name: str
+
+    key = {"type": "apiKey", "in": "header", "name": "X-API-Key"}
+    models = shoal.App(security_schemes={"key": key}, security={"key": []})
+
+    async def weigh(fishes):
+        return [len(fish.name) for fish in fishes]
+
+    weigh.__annotations__ = {"fishes": list[Fish], "return": list[int]}
+    models.endpoint("/weigh", methods=("POST",))(weigh)
+    site = FastAPI(lifespan=models.lifespan, title="Fish")
+
+    @site.get("/hello")
+    async def hello() -> str:
+        return "hello"
+
+    site.mount("/ml", models)
+    site.openapi = lambda: merged_openapi(FastAPI.openapi(site), models.openapi(), "/ml")
+    transport = httpx.ASGITransport(app=site)
+    async with (
+        site.router.lifespan_context(site),
+        httpx.AsyncClient(transport=transport, base_url="http://site") as client,
+    ):
+        assert "/openapi.json" in (await client.get("/docs")).text
+        made = (await client.get("/openapi.json")).json()
+        assert made["info"]["title"] == "Fish"
+        assert list(made["paths"]) == ["/hello", "/ml/weigh"]
+        assert made["paths"]["/ml/weigh"]["post"]["security"] == [{"key": []}]
+        assert "security" not in made["paths"]["/hello"]["get"]
+        pointers = re.findall(r'"#/components/([^/"]+)/([^"]+)"', json.dumps(made))
+        assert ("schemas", "Fish") in pointers
+        assert all(name in made["components"][kind] for kind, name in pointers)
+        # What is added while it runs is shown as well.
+        assert models.controller is not None
+        await models.controller.create_endpoint("late", backend="weigh", route="/late")
+        assert "/ml/late" in (await client.get("/openapi.json")).json()["paths"]
+        assert (await client.post("/ml/weigh", json={"name": "eel"})).json() == 3
+
+
+def test_an_application_that_is_not_open_has_the_document_of_what_it_declares():
+    app = shoal.App(openapi=False, title="Closed")
+
+    @app.post("/length")
+    async def length(text: str) -> int:
+        return len(text)
+
+    assert app.openapi()["info"]["title"] == "Closed"
+    assert list(app.openapi()["paths"]) == ["/length"]

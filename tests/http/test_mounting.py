@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
+import anyio
 import httpx
 import pytest
 from fastapi import FastAPI, Request
@@ -117,6 +118,37 @@ async def test_fastapi_is_mounted_with_its_lifespan_and_state(prefix):
     assert log == ["api opens", "api closes"]
 
 
+async def test_what_middleware_says_of_a_request_stays_in_its_state():
+    log = []
+
+    def telling(app):
+        async def tell(scope, receive, send):
+            scope.setdefault("state", {})["user"] = "eel"
+            await app(scope, receive, send)
+
+        return tell
+
+    inner = api(log)
+
+    @inner.get("/user")
+    async def user(request: Request) -> list[str]:
+        return [request.state.user, request.state.name]
+
+    outer = shoal.App(middleware=[telling])
+    outer.mount("/api", inner, lifespan=True)
+    async with outer.lifespan():
+        assert (await ask(outer, "/api/user", method="GET")).json() == ["eel", "api"]
+
+
+async def test_a_lifespan_can_not_be_mounted_when_it_would_not_run():
+    outer = models()
+    async with outer.lifespan():
+        with pytest.raises(RuntimeError, match=r"^/api: with a lifespan, mount before the app"):
+            outer.mount("/api", api([]), lifespan=True)
+        outer.mount("/other", api([]))
+        assert (await ask(outer, "/other/openapi.json", method="GET")).status == 200
+
+
 async def test_mounted_lifespans_end_in_the_reverse_order():
     log = []
     outer = models()
@@ -171,6 +203,25 @@ async def test_a_failure_at_its_end_is_logged(caplog):
     async with outer.lifespan():
         pass
     assert "OSError: the disk is full" in caplog.text
+
+
+async def test_one_that_does_not_end_is_cancelled(caplog):
+    ended = []
+
+    @asynccontextmanager
+    async def staying(_):
+        yield
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(True)
+
+    outer = models()
+    outer.mount("/api", FastAPI(lifespan=staying), lifespan=True)
+    async with outer.lifespan():
+        pass
+    assert ended == [True]
+    assert "did not shut down within 10.0 s" in caplog.text
 
 
 async def test_an_application_without_a_lifespan_may_be_mounted_so():

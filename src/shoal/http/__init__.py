@@ -8,7 +8,8 @@ rest.
 
 The names here are for the annotations of handlers: where a value comes from (`Header`, `Path`,
 `Query`, `Cookie`), a file of a form (`Upload`), and the media type of a result (`MediaType`). And
-`HttpProtocol` and `ProtocolRoutes` are what a protocol of one's own is made of.
+`HttpProtocol` and `ProtocolRoutes` are what a protocol of one's own is made of. `merged_openapi`
+adds the OpenAPI document of a mounted application to that of the application around it.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from shoal.http.openapi.merge import merged_openapi
     from shoal.http.requests.marks import Cookie, Header, MediaType, Path, Query
     from shoal.http.requests.multipart import Upload
     from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
@@ -29,6 +31,7 @@ __all__ = [
     "ProtocolRoutes",
     "Query",
     "Upload",
+    "merged_openapi",
 ]
 
 _WHERE: Final = {
@@ -40,6 +43,7 @@ _WHERE: Final = {
     "ProtocolRoutes": "shoal.http.requests.protocol",
     "Query": "shoal.http.requests.marks",
     "Upload": "shoal.http.requests.multipart",
+    "merged_openapi": "shoal.http.openapi.merge",
 }
 
 __getattr__, __dir__ = _lazy_names(__name__, _WHERE)

@@ -182,6 +182,7 @@ class Reloader:
         self._stopped = anyio.Event()
         self._exit_code = 0
         self._forced_by: int | None = None
+        self._unwatched: Exception | None = None
 
     def to_its_end(self) -> int:
         """Serves until a signal ends it, or the operator shuts down the version that serves.
@@ -206,9 +207,13 @@ class Reloader:
             raise CommandError(f"can't listen at {where}: {error.strerror or error}", 1) from None
         try:
             bound.socket.listen(_BACKLOG)
-            return anyio.run(partial(self._run, bound), backend="trio")
+            exit_code = anyio.run(partial(self._run, bound), backend="trio")
         finally:
             bound.close()
+        if self._unwatched is not None:
+            where = ", ".join(map(str, self._directories))
+            raise CommandError(f"can't watch {where}: {self._unwatched}; see --reload-dir", 1)
+        return exit_code
 
     async def _run(self, bound: BoundSocket) -> int:
         async with anyio.create_task_group() as tasks:
@@ -273,14 +278,18 @@ class Reloader:
     async def _watch(self) -> None:
         from watchfiles import PythonFilter, awatch
 
-        changes = awatch(
-            *self._directories,
-            watch_filter=PythonFilter(extra_extensions=_EXTENSIONS),
-            stop_event=self._stopped,
-        )
-        async for found in changes:
-            self._changed.extend(sorted(path for _, path in found))
-            self._has_changed.set()
+        try:
+            changes = awatch(
+                *self._directories,
+                watch_filter=PythonFilter(extra_extensions=_EXTENSIONS),
+                stop_event=self._stopped,
+            )
+            async for found in changes:
+                self._changed.extend(sorted(path for _, path in found))
+                self._has_changed.set()
+        except (OSError, RuntimeError) as error:  # too many directories; errors of its Rust part
+            self._unwatched = error
+            self._stopped.set()
 
     async def _heed_signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:

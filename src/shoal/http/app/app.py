@@ -16,11 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
 from shoal.core.traffic import Shadow, Traffic
-from shoal.http.app.declarations import (
-    Declarations,
-    EndpointDeclaration,
-    ShadowDeclaration,
-)
+from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
 from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
@@ -123,8 +119,8 @@ class App:
         self._has_middleware = bool(middleware)
         entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
         self._entered = AppGuard(entered, self._dispatcher, self._sockets)
-        pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
-        pages.add_to(self._pages)
+        self._own = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
+        self._own.add_to(self._pages)
 
     @classmethod
     def of_file(cls, file: AppFile) -> App:
@@ -175,8 +171,7 @@ class App:
         """
         from shoal.http.app.code import declared_on
 
-        line = f'@app.endpoint("/{str(path).strip("/")}")'
-        checked_path(path, line)
+        checked_path(path, f'@app.endpoint("/{str(path).strip("/")}")')
         capitals = checked_methods(methods)
         refuse_unknown(config, beside=("methods", "name", "batch", "security", "responses"))
         documented = documented_as(security, responses, self.settings)
@@ -293,9 +288,8 @@ class App:
         declared = self._endpoint_to_change(endpoint)
         found("backend", backend, self._declared.backends)
         Shadow(backend, proportion)
-        declared.shadows.append(
-            ShadowDeclaration(backend=backend, proportion=proportion, compare=compare)
-        )
+        shadow = ShadowDeclaration(backend=backend, proportion=proportion, compare=compare)
+        declared.shadows.append(shadow)
 
     def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:
         """Serves another ASGI application under a prefix, except at paths of endpoints.
@@ -308,11 +302,17 @@ class App:
         Raises:
             TypeError: An argument has the wrong type.
             ValueError: The path is malformed, or is taken by another mount.
+            RuntimeError: The application is open already, so that the lifespan would not run.
         """
-        prefix = checked_path(
-            path, 'app.mount("/static", application)', may_have_parameters=False
-        ).rstrip("/")
+        example = 'app.mount("/static", application)'
+        prefix = checked_path(path, example, may_have_parameters=False).rstrip("/")
+        if lifespan and self._is_up():
+            raise RuntimeError(f"{path}: with a lifespan, mount before the application is opened")
         self._mounts.add(prefix, Mounted(app) if lifespan else app)
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the OpenAPI document as it is now, without a prefix; see `merged_openapi`."""
+        return self._own.document()
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
         self._check_not_open(name)

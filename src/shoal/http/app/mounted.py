@@ -36,7 +36,8 @@ class Mounted:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the application."""
         if self._lifespan is not None:
-            scope = {**scope, "state": self._lifespan.state.copy()}
+            # With what middleware has said of this request.
+            scope = {**scope, "state": {**scope.get("state", {}), **self._lifespan.state}}
         await self.app(scope, receive, send)
 
     async def start(self, tasks: TaskGroup) -> LifespanFailed | None:
@@ -52,7 +53,8 @@ class Mounted:
         assert lifespan is not None
         await lifespan.stop(_STOPS_WITHIN_S)
         if lifespan.failure is not None:
-            _log.error("of a mounted application: %s", lifespan.failure.details)
+            failure = lifespan.failure
+            _log.error("a mounted application: %s", failure.details or failure)
 
 
 @asynccontextmanager

@@ -97,6 +97,11 @@ class Pages:
         if self._settings.landing_page:
             table.add("/", ("GET",), Page(self._answer_landing))
 
+    def document(self) -> dict[str, Any]:
+        """Returns the OpenAPI document of the endpoints as they are now."""
+        found: dict[str, Any] = orjson.loads(self._unprefixed.as_json(self._endpoints(), ""))
+        return found
+
     def _statistics(self) -> Iterator[tuple[str, BatcherStatistics]]:
         _, controller = self._now()
         if controller is not None:
@@ -163,6 +168,13 @@ class Pages:
 
     @cached_property
     def _document(self) -> Document:
+        return self._new_document()
+
+    @cached_property
+    def _unprefixed(self) -> Document:  # the other one is made anew when its prefix has changed
+        return self._new_document()
+
+    def _new_document(self) -> Document:
         from shoal.http.openapi.document import Document
 
         return Document(self._settings)

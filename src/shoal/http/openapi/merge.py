@@ -14,7 +14,9 @@ _Components: TypeAlias = "Mapping[str, Mapping[str, Any]]"
 _METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace")
 
 
-def merged(outer: Mapping[str, Any], inner: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def merged_openapi(
+    outer: Mapping[str, Any], inner: Mapping[str, Any], prefix: str
+) -> dict[str, Any]:
     """Returns the document of an application together with that of one which is mounted in it.
 
     The outer one decides where both say something: its ``info``, ``servers``, and what it has at
@@ -24,7 +26,7 @@ def merged(outer: Mapping[str, Any], inner: Mapping[str, Any], prefix: str) -> d
 
     Args:
         outer: The document of the application around.
-        inner: The document of the mounted application, as of OpenAPI 3.1.
+        inner: The document of the mounted application, as `shoal.App.openapi` returns it.
         prefix: The path that it is mounted at.
 
     Raises:

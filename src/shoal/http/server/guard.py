@@ -10,6 +10,7 @@ may change something, or by a WebSocket. Elsewhere the operator says which hosts
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.http.server.http1.bad_request import BadRequest
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _MOST_KNOWN: Final = 256
+_HOST: Final = re.compile(r"(?:\[([^\]]*)\]|([^:\[]*))(?::[0-9]*)?")
 
 
 class RequestGuard:
@@ -66,8 +68,11 @@ class RequestGuard:
             self._known.add((host, origin))
 
     def check_headers(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Checks a request by its headers; see `check`."""
-        found = {name: value for name, value in headers if name in (b"host", b"origin")}
+        """Checks a request by its headers; see `check`. Two different hosts are none."""
+        found: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name in (b"host", b"origin") and found.setdefault(name, value) != value:
+                found[name] = b""
         self.check(method, found.get(b"host", b""), found.get(b"origin"))
 
     def _is_from(self, origin: bytes, host: bytes) -> bool:
@@ -83,11 +88,9 @@ def _names(given: Iterable[str], default: Iterable[str]) -> frozenset[str] | Non
 
 
 def _host_of(given: bytes) -> str:
-    """Returns a host without its port and brackets, in lower case."""
-    host = given.decode("latin-1").lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+    """Returns a host without its port and brackets, in lower case; empty if it is malformed."""
+    found = _HOST.fullmatch(given.decode("latin-1").lower())
+    return "" if found is None else found[1] or found[2]
 
 
 def _is_loopback(host: str) -> bool:

@@ -45,7 +45,8 @@ def given_names(code: Any) -> dict[str, str]:
         code: A function or a class; of a class those of its constructor.
 
     Raises:
-        TypeError: An annotation gives more than one name, or one that is no text.
+        TypeError: An annotation gives more than one name, or one that is no text; or that of a
+            function only contains a handle, as ``list[Handle]`` does.
     """
     return {name: named for name, (named, _) in _given(code).items()}
 
@@ -73,8 +74,10 @@ def _given(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
         annotation: Any = parameter.annotation
         names: tuple[Any, ...] = getattr(annotation, "__metadata__", ())
         kind = typing.get_args(annotation)[0] if names else annotation
-        make = vars(kind).get(_MARK) if inspect.isclass(kind) else None
+        make = _maker(kind)
         if make is None:
+            if not is_class:  # whose init arguments may be anything that has handles
+                _refuse_inner(code, parameter)
             continue
         if len(names) > 1 or not all(isinstance(name, str) for name in names):
             raise TypeError(
@@ -85,3 +88,21 @@ def _given(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
             raise TypeError(f"{parameter.name!r} of {code!r} can't be given by its name")
         found[parameter.name] = (names or (parameter.name,))[0], make
     return found
+
+
+def _maker(annotation: Any) -> Callable[[str], Any] | None:
+    """Returns what makes the handle of an annotation; None if it is of no marked class."""
+    return vars(annotation).get(_MARK) if inspect.isclass(annotation) else None
+
+
+def _refuse_inner(code: Any, parameter: inspect.Parameter) -> None:
+    """Refuses an annotation with a marked class inside of it, such as ``Handle | None``."""
+    inner = [*typing.get_args(parameter.annotation)]
+    while inner:
+        one = inner.pop()
+        if _maker(one) is not None:
+            raise TypeError(
+                f"the annotation of {parameter.name!r} of {code!r} must be {one.__name__} itself, "
+                f'or Annotated[{one.__name__}, "name"], not {parameter.annotation!r}'
+            )
+        inner += typing.get_args(one)
