@@ -353,6 +353,19 @@ def test_a_request_must_leave_by_the_run_times_measured_while_a_slot_waits() -> 
     assert former.admit(new(1.0, deadline=25.0)).ring
 
 
+def test_run_times_that_are_measured_between_two_arrivals_count_for_the_second() -> None:
+    batches: dict[Any, float] = {object(): 0.0}
+    former = Former(BatchOptions.of({"max_batch_size": 8, "batch_wait_timeout_s": 9}), batches)
+    former.reform(idle_slots=1)
+    former.model.observe(1, 1.0)
+    admit(former, new())
+    former.decide(0.0)
+    assert not former.admit(new(1.0, deadline=1000.0)).ring
+    for _ in range(200):
+        former.model.observe(1, 20.0)
+    assert former.admit(new(1.0, deadline=25.0)).ring
+
+
 # What is left behind
 
 

@@ -284,23 +284,19 @@ class Slots(ABC, Generic[RunT]):
 
     def _end(self, batch: Batch, scope: Scope) -> float:
         """Ends a batch whose requests have all ended; returns when, in seconds."""
+        former = self._former
         started = self.batches.pop(batch)
         now = self._parking.now()
         run_s = now - started
         self._counters.run_s.observe(run_s)
-        self._observe(batch, run_s, now, was_interrupted=scope.cancel_called)
-        batch.members = []  # not cleared, since it may be iterated just now
-        return now
-
-    def _observe(self, batch: Batch, run_s: float, now: float, *, was_interrupted: bool) -> None:
-        """Records how long a batch has run, for later decisions."""
-        former = self._former
-        if was_interrupted:
+        if scope.cancel_called:
             former.model.interrupted(batch.load, run_s)
         else:
             former.model.observe(batch.load, run_s)
             running = len(self.batches)
             former.regathering.ended(batch.members, run_s, now, former.calls, running)
+        batch.members = []  # not cleared, since it may be iterated just now
+        return now
 
     def _add_slot(self) -> None:
         """Starts a slot, which will ask for the turn at the queue, if the limit allows it."""
