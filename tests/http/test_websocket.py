@@ -9,7 +9,6 @@ import anyio
 import numpy as np
 import pytest
 from pydantic import BaseModel
-from socket_in_memory import OFFERED, Socket, opened
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -17,6 +16,7 @@ import shoal
 from shoal.http import Cookie, Header, Path, Query
 from shoal.http.websocket import messages
 from shoal.testing import settle
+from socket_in_memory import OFFERED, Socket, opened
 
 pytestmark = pytest.mark.anyio
 
