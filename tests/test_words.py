@@ -89,8 +89,11 @@ def sources() -> list[tuple[str, str]]:
 
 
 def uses(text: str, word: Word) -> Iterator[tuple[int, str]]:
+    pattern = re.compile(word.pattern)
+    if not pattern.search(text):
+        return
     for number, line in enumerate(text.splitlines(), 1):
-        if re.search(word.pattern, re.sub(word.but, "", line)):
+        if pattern.search(line) and pattern.search(re.sub(word.but, "", line)):
             yield number, line.strip()
 
 
