@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.batching.retrying import retrying
     from shoal.core.batch import Batch, DispatchReason
     from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
+    from shoal.core.events import BatchObserver, BatchRecord
     from shoal.core.latency_model import LatencyModelSnapshot
     from shoal.core.options.options import BatchOptions
     from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
@@ -87,8 +88,10 @@ __all__ = [
     "BackendStatus",
     "BackendUnavailable",
     "Batch",
+    "BatchObserver",
     "BatchOptions",
     "BatchPolicy",
+    "BatchRecord",
     "BatchedFunction",
     "BatchedGenerator",
     "Batcher",
@@ -179,8 +182,10 @@ _WHERE: Final = {
     "BackendStatus": "shoal.serving.status",
     "BackendUnavailable": "shoal.errors",
     "Batch": "shoal.core.batch",
+    "BatchObserver": "shoal.core.events",
     "BatchOptions": "shoal.core.options.options",
     "BatchPolicy": "shoal.core.policy",
+    "BatchRecord": "shoal.core.events",
     "BatchedFunction": "shoal.batching.decorator.batched",
     "BatchedGenerator": "shoal.batching.decorator.batched",
     "Batcher": "shoal.batching.batcher",

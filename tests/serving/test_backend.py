@@ -11,6 +11,7 @@ import pytest
 
 from batching.scenes import PENDING, line_up, settle
 from serving.scenes import Stage, echo, never, slowly
+from shoal.core.events import Observers
 from shoal.errors import ShoalError
 from shoal.replicas.code.definition import Definition
 from shoal.serving.backends.backend import Backend
@@ -27,7 +28,12 @@ pytestmark = pytest.mark.anyio
 async def running(code: Any, stage: Stage, **config: Any) -> AsyncGenerator[Backend]:
     """Runs a backend for as long as the block takes, and cancels it then."""
     backend = Backend(
-        "b", Definition(code), BackendConfig(placement=stage, **config), lambda _: None
+        "b",
+        Definition(code),
+        BackendConfig(placement=stage, **config),
+        prepare=lambda _: None,
+        enter=lambda: None,
+        observers=Observers(),
     )
 
     async def run(*, task_status: Any) -> None:

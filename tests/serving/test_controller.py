@@ -9,6 +9,7 @@ import pytest
 
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, Stage, at_once, echo, never, serving, slowly
+from shoal.core.events import BatchObserver, BatchRecord
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied, ShutDown
 from shoal.serving.controller.controller import Controller
@@ -650,3 +651,23 @@ async def test_a_scaling_ends_when_the_block_is_cancelled() -> None:
         await anyio.sleep(1000)
         assert scaling.outcome is None  # there is one replica less, however the other one ended
         tasks.cancel_scope.cancel()
+
+
+async def test_its_observers_are_told_of_the_batches_of_all_backends() -> None:
+    class Told(BatchObserver):
+        def __init__(self) -> None:
+            self.records: list[BatchRecord] = []
+
+        def batch_ended(self, record: BatchRecord, requests: Any) -> None:
+            self.records.append(record)
+
+    async with Controller() as controller:
+        controller.observers.add(told := Told())
+        for tag in ("a", "b"):
+            await add_backend(controller, tag)
+            await controller.create_endpoint(tag, backend=tag)
+            await (await controller.get_handle(tag)).remote(1)
+    assert [(record.batcher, record.size, record.finished) for record in told.records] == [
+        ("a", 1, 1),
+        ("b", 1, 1),
+    ]

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from shoal.batching.running.capacity import Room
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics
+    from shoal.core.events import Observers
     from shoal.core.options.options import BatchOptions, OptionKeywords
 
 logger: Final = logging.getLogger("shoal")
@@ -70,8 +71,7 @@ class Batcher(Generic[C_co]):
         async with shoal.Batcher(handler, max_batch_size=64) as call:
             result = await call(item)
 
-    or run it in your own nursery or task group: ``call = await nursery.start(batcher.run)``. A
-    batcher can be opened only once.
+    or run it, once, in your own nursery or task group: ``call = await nursery.start(batcher.run)``.
 
     Args:
         handler: The function of a list: plain, async, or a generator function; or its `Handler`.
@@ -84,10 +84,12 @@ class Batcher(Generic[C_co]):
             async function of an `OpenBatch`.
         streams: Whether an open or continuous handler answers calls with streams.
         room: Tells when the handler can take another batch; None for whenever a slot is free.
+        observers: What is told of its batches, where batchers share it; None for its own.
         **options: As in `BatchOptions`.
 
     Attributes:
         name: The name in messages and metrics.
+        observers: What is told of its batches; add a `BatchObserver`.
 
     Raises:
         TypeError: The handler is no function of a list, or an option is unknown or of a wrong type.
@@ -116,7 +118,7 @@ class Batcher(Generic[C_co]):
     @overload
     def __init__(self: Batcher[UnaryCall[[], R]], handler: Callable[[], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[Any], handler: Callable[..., Any] | Handler, *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, room: Room | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    def __init__(self: Batcher[Any], handler: Callable[..., Any] | Handler, *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, room: Room | None = None, observers: Observers | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     # fmt: on
     def __init__(
         self,
@@ -127,6 +129,7 @@ class Batcher(Generic[C_co]):
         fill: Fill = "closed",
         streams: bool = False,
         room: Room | None = None,
+        observers: Observers | None = None,
         **options: Any,
     ) -> None:
         adapted_handler = (
@@ -146,7 +149,8 @@ class Batcher(Generic[C_co]):
         self.name = name or adapted_handler.name
         self._handler = adapted_handler
         self._options = checked_options(held_as_handler(options, adapted_handler), adapted_handler)
-        self._counters = Counters()
+        self._counters = Counters(observers)
+        self.observers = self._counters.observers
         self._room = room
         self._session: Session | None = None
         self._closed_unopened = False
@@ -188,8 +192,7 @@ class Batcher(Generic[C_co]):
 
         Args:
             tasks: The task group.
-            on_broken: Called when the batcher breaks, instead of cancelling the task group; None to
-                cancel it.
+            on_broken: Called when the batcher breaks; None to cancel the task group then.
 
         Raises:
             RuntimeError: The batcher is or was open already.
@@ -231,8 +234,7 @@ class Batcher(Generic[C_co]):
                 answered; None for the value of ``drop_queued_on_shutdown``.
 
         Returns:
-            How the requests ended that were in the batcher when closing began. Totals since opening
-            are in `statistics`.
+            How those requests ended that were in it when closing began; `statistics` has totals.
 
         Cancellation: closing continues without the caller.
         """
@@ -307,9 +309,8 @@ class Batcher(Generic[C_co]):
     def drain(self) -> None:
         """Stops waiting for batches to fill, for good: a free slot takes what is queued.
 
-        Calls are still accepted. A server does this first when it shuts down, so that requests in a
-        long batching window do not delay it. If ``drop_queued_on_shutdown`` is set, the queued
-        requests fail with `BatcherClosed`.
+        Calls are still accepted. A server does this first when it shuts down. With
+        ``drop_queued_on_shutdown`` the queued requests fail with `BatcherClosed`.
 
         Raises:
             NotOpen: The batcher is open in another event loop.

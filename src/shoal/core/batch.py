@@ -67,12 +67,15 @@ class Batch(RequestBatch):
         reason: Why the batch was dispatched.
         members: Its requests; internal to the engine, which reads them after the handler has run.
         size: The number of its requests.
+        arrived_at: When the oldest of the requests it began with arrived, in seconds on the event
+            loop's clock; 0 until it begins.
+        failure: The first error that one of its requests ended with; internal to the engine.
         load: The sum of their costs, including padding.
         draining: Set when the batcher starts to close. A handler of endless streams should end them
             then; what still runs after ``graceful_shutdown_timeout_s`` is cancelled.
     """
 
-    __slots__ = ("draining", "id", "load", "members", "reason", "size")
+    __slots__ = ("arrived_at", "draining", "failure", "id", "load", "members", "reason", "size")
 
     def __init__(
         self,
@@ -87,6 +90,8 @@ class Batch(RequestBatch):
         self.reason = reason
         self.members = requests
         self.size = len(requests)
+        self.arrived_at = 0.0
+        self.failure: BaseException | None = None
         self.load: float = self.size if load is None else load
         self.active = self.size
         self.on_left = None

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from shoal.core.batch import DispatchReason
+from shoal.core.events import Observers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -152,7 +153,7 @@ class BatcherStatistics:
 
 
 class Counters:
-    """The running totals of one batcher."""
+    """The running totals of one batcher, and its observers."""
 
     __slots__ = (
         "batch_size",
@@ -162,6 +163,7 @@ class Counters:
         "expired",
         "failed",
         "finished",
+        "observers",
         "rejected",
         "run_s",
         "shared",
@@ -169,7 +171,8 @@ class Counters:
         "wait_s",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, observers: Observers | None = None) -> None:
+        self.observers = Observers() if observers is None else observers
         self.finished = 0
         self.failed = 0
         self.cancelled = 0

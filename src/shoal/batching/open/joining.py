@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import anyio.lowlevel
 
 from shoal.core.batch import DispatchReason
+from shoal.core.events import Outcomes
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Joining(ABC):
     Attributes:
         batch: As above.
         joined: Its requests that the handler has not taken yet.
+        outcomes: How its requests have ended.
         has_ended: Whether the handler has ended, and takes no more requests.
         is_leaving: Whether it takes no more requests, and ends when the present ones have ended.
     """
@@ -61,6 +63,7 @@ class Joining(ABC):
         self._has_turn = True
         # The total cost of the requests that use room in the batch.
         self._size = sum([request.cost for request in batch.members])
+        self.outcomes = Outcomes()
 
     @property
     @abstractmethod
@@ -83,9 +86,10 @@ class Joining(ABC):
     async def wait(self) -> bool:
         """Waits until a request may have joined; returns False if no more will join."""
 
-    @abstractmethod
     def ended(self, request: Request) -> None:
         """Handles that one of the batch's requests has ended."""
+        self.outcomes.count(request)
+        self._queue.tell_ended(self.batch, request)
 
     async def pause(self) -> None:
         """Executes a checkpoint between two steps, so that callers can take places that are free.
@@ -125,6 +129,7 @@ class Joining(ABC):
         taken = self._queue.taken_within(self.room)
         if taken:
             self.batch.admit(taken)
+            self._queue.tell_joined(self.batch, taken)
             self.joined += taken
             self._size += sum([request.cost for request in taken])
             self.changed()
@@ -155,6 +160,7 @@ class OpenJoining(Joining):
         return self.is_closed and self.batch.active == 0
 
     def ended(self, request: Request) -> None:
+        super().ended(request)
         if request.state is State.CANCELLED:
             self._has_lost = True
         self.changed()
@@ -231,6 +237,7 @@ class ContinuousJoining(Joining):
         return False  # others may join, and restarting the handler is expensive
 
     def ended(self, request: Request) -> None:
+        super().ended(request)
         self._ended += 1
         self._size = self._size - request.cost if self.batch.active else 0
         self.changed()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.batching.loops.bell import Bell
     from shoal.batching.loops.parking import Parking
     from shoal.batching.running.turn import Turn
+    from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.request import Request
 
@@ -25,7 +26,7 @@ class OpenQueue:
         turn: The turn at the queue.
         bell: Rings when the queue has changed.
         parking: The event loop's way to wait.
-        counters: The counts of how requests ended.
+        counters: The counts of how requests ended, and the observers.
 
     Attributes:
         former: The queue itself.
@@ -46,6 +47,18 @@ class OpenQueue:
         self._bell = bell
         self._parking = parking
         self._counters = counters
+
+    def tell_joined(self, batch: Batch, requests: list[Request]) -> None:
+        """Tells the observers that requests have joined a batch."""
+        if (observers := self._counters.observers).all:
+            name, now = self._intake.name, self.now()
+            observers.tell(lambda each: each.requests_joined(name, batch, requests, now))
+
+    def tell_ended(self, batch: Batch, request: Request) -> None:
+        """Tells the observers that a request of a batch has ended."""
+        if (observers := self._counters.observers).all:
+            name, now = self._intake.name, self.now()
+            observers.tell(lambda each: each.request_ended(name, batch, request, now))
 
     def taken_within(self, room: float) -> list[Request]:
         """Takes the requests that fit and whose callers still wait from the queue, in order."""

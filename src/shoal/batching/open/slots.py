@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import anyio
 import anyio.lowlevel
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from shoal.batching.running.capacity import Room
     from shoal.batching.running.slots import SlotParts
     from shoal.core.batch import Batch
+    from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
 
 
 class OpenSlots(Slots[OpenRun]):
     """Slots that start the handler with the first request, and add others as they arrive."""
+
+    _are_open: ClassVar = True
 
     def __init__(
         self,
@@ -158,6 +161,9 @@ class OpenSlots(Slots[OpenRun]):
                 raise failure
         finally:
             del failure  # its traceback holds this frame
+
+    def _outcomes(self, batch: Batch) -> Outcomes:
+        return self._open[batch].outcomes
 
     def _are_at_work(self) -> bool:
         # A continuous handler never ends by itself: it is busy while it has a request.

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
@@ -250,6 +250,9 @@ class Run(ABC):
 
     def _fail(self, request: Request, error: BaseException) -> None:
         request.error = error
+        batch = cast("Batch", request.batch)
+        if batch.failure is None:
+            batch.failure = error
         self._end(request, State.FAILED)
         self.counters.failed += 1
         self.parking.wake_all((request,))

@@ -25,7 +25,7 @@ from abc import ABC, abstractmethod
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
 
@@ -34,6 +34,7 @@ from shoal.batching.failures.exceptions import is_cancellation
 from shoal.batching.running.run import Run
 from shoal.batching.running.turn import Turn
 from shoal.core.batch import Batch, DispatchReason
+from shoal.core.events import BatchRecord, Outcomes
 from shoal.core.policies.sizing import load_of
 from shoal.core.request import Request, State
 
@@ -101,6 +102,8 @@ class Slots(ABC, Generic[RunT]):
         draining: Set when the batcher begins to close; handlers can check it.
         ended: Set when the last slot has ended.
     """
+
+    _are_open: ClassVar = False
 
     def __init__(
         self,
@@ -295,8 +298,39 @@ class Slots(ABC, Generic[RunT]):
             former.model.observe(batch.load, run_s)
             running = len(self.batches)
             former.regathering.ended(batch.members, run_s, now, former.calls, running)
+        if self._counters.observers.all:
+            self._tell_ended(batch, started, now)
         batch.members = []  # not cleared, since it may be iterated just now
+        batch.failure = None  # its traceback may keep the batch
         return now
+
+    def _tell_ended(self, batch: Batch, began_at: float, now: float) -> None:
+        outcomes = self._outcomes(batch)
+        record = BatchRecord(
+            batcher=self.run.name,
+            id=batch.id,
+            reason=batch.reason,
+            is_open=self._are_open,
+            size=batch.size,
+            limit=self._former.options.max_batch_size,
+            load=batch.load,
+            arrived_at=batch.arrived_at,
+            began_at=began_at,
+            ended_at=now,
+            finished=outcomes.finished,
+            failed=outcomes.failed,
+            cancelled=batch.size - outcomes.finished - outcomes.failed,
+            error=batch.failure,
+        )
+        requests = batch.requests
+        self._counters.observers.tell(lambda each: each.batch_ended(record, requests))
+
+    def _outcomes(self, batch: Batch) -> Outcomes:
+        """Returns how the requests of a batch have ended."""
+        outcomes = Outcomes()
+        for request in batch.members:
+            outcomes.count(request)
+        return outcomes
 
     def _add_slot(self) -> None:
         """Starts a slot, which will ask for the turn at the queue, if the limit allows it."""
@@ -332,7 +366,11 @@ class Slots(ABC, Generic[RunT]):
         oldest_at = requests[0].arrived_at
         if not self._former.takes_anyone:
             oldest_at = min([request.arrived_at for request in requests])
+        batch.arrived_at = oldest_at
         self._counters.wait_s.observe(now - oldest_at)
+        if self._counters.observers.all:
+            name = self.run.name
+            self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))
         return batch
 
     def _tell_idle(self) -> None:

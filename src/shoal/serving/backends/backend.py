@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.core.counters import BatcherStatistics
+    from shoal.core.events import Observers
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Method
     from shoal.replicas.contract import Replica
@@ -57,6 +58,7 @@ class Backend:
         config: The options it starts with.
         prepare: Called with each replica before it starts.
         enter: Called first in each task in which the code may run.
+        observers: What is told of its batches.
 
     Attributes:
         tag: The backend's name.
@@ -79,7 +81,8 @@ class Backend:
         definition: Definition,
         config: BackendConfig,
         prepare: Callable[[Replica], None],
-        enter: Callable[[], object] = lambda: None,
+        enter: Callable[[], object],
+        observers: Observers,
     ) -> None:
         self.tag = tag
         self.definition = definition
@@ -88,6 +91,7 @@ class Backend:
         self.method_batchers: dict[str, MethodBatcher] = {}
         self.is_closing = False
         self._enter = enter
+        self._observers = observers
         self._prepare = prepare
         self._opening = anyio.Lock()
         self._logged_oddity: str | None = None
@@ -218,7 +222,9 @@ class Backend:
                 handler = open_handler(self.pool, method, fill, streams, binding)
             options = self.batch_options(described, self.config)
             name = self.tag if method == CALL else f"{self.tag}/{method}"  # no tag has a slash
-            method_batcher = MethodBatcher(name, described, handler, self.pool, options)
+            method_batcher = MethodBatcher(
+                name, described, handler, self.pool, options, self._observers
+            )
             await self._tasks.start(method_batcher.run, self._enter)
             self.method_batchers[method] = method_batcher
             return method_batcher

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.handlers.handler import Handler
+    from shoal.core.events import Observers
     from shoal.replicas.code.description import Method
     from shoal.serving.replica_set.pool import Pool
 
@@ -43,12 +44,20 @@ class MethodBatcher:
     """
 
     def __init__(
-        self, name: str, method: Method, handler: Handler, pool: Pool, options: dict[str, Any]
+        self,
+        name: str,
+        method: Method,
+        handler: Handler,
+        pool: Pool,
+        options: dict[str, Any],
+        observers: Observers,
     ) -> None:
         self.method = method
         self._handler = handler
         room = PoolRoom(pool, self._largest_batch)
-        self.batcher: Batcher[Any] = Batcher(handler, name=name, room=room, **options)
+        self.batcher: Batcher[Any] = Batcher(
+            handler, name=name, room=room, observers=observers, **options
+        )
         self.streams = self.batcher.streams
 
     def check(self, options: dict[str, Any]) -> None:

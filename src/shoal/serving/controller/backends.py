@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from shoal.core.events import Observers
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.contract import Replica
     from shoal.serving.backends.backend import Backend
@@ -68,18 +69,24 @@ class Backends:
         lifetime: The controller's lifetime, with its tasks.
         prepare: Called with each replica before it starts.
         enter: Called first in each task in which code of a backend may run.
+        observers: What is told of their batches.
 
     Attributes:
         by_tag: The backends that can get traffic, by tag, in the order in which they were added.
     """
 
     def __init__(
-        self, lifetime: Lifetime, prepare: Callable[[Replica], None], enter: Callable[[], object]
+        self,
+        lifetime: Lifetime,
+        prepare: Callable[[Replica], None],
+        enter: Callable[[], object],
+        observers: Observers,
     ) -> None:
         self.by_tag: dict[str, Backend] = {}
         self._lifetime = lifetime
         self._prepare = prepare
         self._enter = enter
+        self._observers = observers
         self._reserved: set[str] = set()
         self._deletions: dict[str, Deletion] = {}
 
@@ -99,7 +106,7 @@ class Backends:
         """Starts a backend, without waiting until it is ready."""
         from shoal.serving.backends.backend import Backend
 
-        backend = Backend(tag, code, config, self._prepare, self._enter)
+        backend = Backend(tag, code, config, self._prepare, self._enter, self._observers)
         await self._lifetime.start(self._run, backend)
         return backend
 

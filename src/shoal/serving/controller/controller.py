@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import anyio
 
+from shoal.core.events import Observers
 from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Traffic
 from shoal.errors import InUse
@@ -56,8 +57,10 @@ class Controller(Client):
         state: The file to keep declarations in and restore them from; None to keep nothing.
         imports: Checks which import paths of the state file may be loaded; None to allow all.
         program: The program's own declarations, which may always be restored.
+        observers: What is told of the batches of all backends; None for its own.
 
     Attributes:
+        observers: As above; add a `shoal.BatchObserver`.
         url: The URL at which it is served over HTTP; None if it is not.
     """
 
@@ -66,13 +69,15 @@ class Controller(Client):
         state: StateFile | None = None,
         imports: ImportRule | None = None,
         program: Program | None = None,
+        observers: Observers | None = None,
     ) -> None:
+        self.observers = Observers() if observers is None else observers
         self.url: str | None = None
         self._declarations = Journal(state, imports, program)
         self._declaring = anyio.Lock()
         self._lifetime = Lifetime(self._restore, self._drained, self._declarations.close)
         self._endpoints = Endpoints()
-        self._backends = Backends(self._lifetime, self._prepare, self._enter)
+        self._backends = Backends(self._lifetime, self._prepare, self._enter, self.observers)
 
     async def __aenter__(self) -> Self:
         await self._lifetime.open()

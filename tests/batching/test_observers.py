@@ -1,0 +1,162 @@
+"""What observers are told of batches."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import settle
+from shoal import BatchObserver, BatchRecord, DispatchReason
+from shoal.core.events import Observers
+
+pytestmark = pytest.mark.anyio
+
+
+class Told(BatchObserver):
+    """Notes all that it is told; it keeps items, not requests."""
+
+    def __init__(self) -> None:
+        self.began: list[tuple[str, int, list[Any]]] = []
+        self.joined: list[list[Any]] = []
+        self.ended: list[tuple[Any, str]] = []
+        self.records: list[BatchRecord] = []
+        self.of_records: list[list[Any]] = []
+
+    def batch_began(self, batcher, batch, now):
+        self.began.append((batcher, batch.id, [request.item for request in batch.requests]))
+
+    def requests_joined(self, batcher, batch, requests, now):
+        self.joined.append([request.item for request in requests])
+
+    def request_ended(self, batcher, batch, request, now):
+        self.ended.append((request.item, request.state.value))
+
+    def batch_ended(self, record, requests):
+        self.records.append(record)
+        self.of_records.append([request.item for request in requests])
+
+
+async def double(items: list[int]) -> list[Any]:
+    await anyio.sleep(2)
+    return [KeyError("three") if item == 3 else item * 2 for item in items]
+
+
+async def test_a_batch_is_recorded_when_it_ends():
+    batcher = shoal.Batcher(double, max_batch_size=8, batch_wait_timeout_s=1, name="double")
+    batcher.observers.add(told := Told())
+    async with batcher as call, anyio.create_task_group() as tasks:
+
+        async def fail():
+            with pytest.raises(KeyError):
+                await call(3)
+
+        began_at = anyio.current_time()
+        tasks.start_soon(call, 1)
+        tasks.start_soon(fail)
+        with anyio.CancelScope() as left:
+            left.deadline = began_at + 2
+            await call(5)
+    (record,) = told.records
+    ((name, number, items),) = told.began
+    assert (name, number, sorted(items)) == ("double", record.id, [1, 3, 5])
+    assert sorted(told.of_records[0]) == [1, 3, 5]
+    assert (record.batcher, record.reason, record.is_open) == (
+        "double",
+        DispatchReason.TIMER,
+        False,
+    )
+    assert (record.size, record.limit, record.load) == (3, 8, 3)
+    assert (record.finished, record.failed, record.cancelled) == (1, 1, 1)
+    assert isinstance(record.error, KeyError)
+    assert record.arrived_at == pytest.approx(began_at)
+    assert record.wait_s == pytest.approx(1)
+    assert record.run_s == pytest.approx(2)
+    assert told.joined == told.ended == []
+
+
+@pytest.mark.parametrize("fill", ["open", "continuous"])
+async def test_requests_of_an_open_batch_are_told_of_one_by_one(fill):
+    async def handle(batch: shoal.OpenBatch[int, int]) -> None:
+        async for request in batch:
+            await anyio.sleep(1)
+            if request.item == 2:
+                request.fail(KeyError("two"))
+            else:
+                request.finish(request.item)
+
+    options = {"batch_wait_timeout_s": 3} if fill == "open" else {}
+    batcher = shoal.Batcher(handle, fill=fill, max_batch_size=4, name="open", **options)
+    batcher.observers.add(told := Told())
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 1)
+        await settle()
+
+        async def fail():
+            with pytest.raises(KeyError):
+                await call(2)
+
+        tasks.start_soon(fail)
+        with anyio.move_on_after(0.5):
+            await call(3)
+    assert [items for _, _, items in told.began] == [[1]]
+    assert sorted(item for items in told.joined for item in items) in ([2], [2, 3])
+    assert sorted(told.ended)[:2] == [(1, "finished"), (2, "failed")]
+    (record,) = told.records
+    assert record.is_open
+    assert (record.finished, record.failed) == (1, 1)
+    assert isinstance(record.error, KeyError)
+    assert record.cancelled == record.size - 2
+
+
+async def test_a_batch_that_is_interrupted_is_recorded():
+    async def wait(items: list[int]) -> list[int]:
+        await anyio.sleep_forever()
+        return items
+
+    batcher = shoal.Batcher(wait, handler_timeout_s=1)
+    batcher.observers.add(told := Told())
+    async with batcher as call:
+        with pytest.raises(shoal.HandlerTimeout):
+            await call(1)
+    (record,) = told.records
+    assert (record.finished, record.failed, record.cancelled) == (0, 1, 0)
+    assert isinstance(record.error, shoal.HandlerTimeout)
+
+
+async def test_an_observer_that_raises_is_logged_once_and_harms_nobody(caplog):
+    class Raises(BatchObserver):
+        calls = 0
+
+        def batch_began(self, batcher, batch, now):
+            self.calls += 1
+            raise ZeroDivisionError
+
+    batcher = shoal.Batcher(double, batch_wait_timeout_s=0)
+    batcher.observers.add(raises := Raises())
+    batcher.observers.add(told := Told())
+    with caplog.at_level(logging.ERROR, "shoal"):
+        async with batcher as call:
+            assert await call(1) == 2
+            assert await call(2) == 4
+    assert raises.calls == 1
+    assert len(told.records) == 2
+    (logged,) = caplog.records
+    assert "is not called again" in logged.getMessage()
+
+
+async def test_batchers_can_share_their_observers_and_one_that_is_removed_is_told_nothing():
+    observers = Observers()
+    observers.add(told := Told())
+    first = shoal.Batcher(double, name="first", observers=observers)
+    second = shoal.Batcher(double, name="second", observers=observers)
+    async with first as call, second as other:
+        await call(1)
+        await other(1)
+        observers.remove(told)
+        observers.remove(told)
+        await call(1)
+    assert [record.batcher for record in told.records] == ["first", "second"]
