@@ -7,6 +7,7 @@ import json
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 from served import served
@@ -221,6 +222,26 @@ async def test_a_stream_that_is_left_is_cancelled_and_its_items_dropped():
         async with socket.stream("x") as stream:
             assert await anext(stream) == 0
         assert await socket.call("y") == "still open"
+
+
+@pytest.mark.filterwarnings("ignore:a stream of")
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_a_stream_that_nobody_refers_to_is_cancelled(in_thread):
+    server = SocketServer()
+    async with opened(server) as socket, anyio.create_task_group() as tasks:
+
+        async def serve():
+            message = await server.next()
+            await server.say(id=message["id"], next=0)
+            assert await server.next() == {"id": message["id"], "cancel": True}
+
+        tasks.start_soon(serve)
+        held = [await socket.stream("x").__aenter__()]
+        if in_thread:
+            await anyio.to_thread.run_sync(held.clear)
+        else:
+            with pytest.warns(ResourceWarning, match="a stream of .*/x was not closed"):
+                held.clear()
 
 
 async def test_a_stream_that_fails_gives_what_came_before():

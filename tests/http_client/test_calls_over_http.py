@@ -6,11 +6,13 @@ import dataclasses
 import io
 import pickle
 import ssl
+from contextlib import suppress
 
 import anyio
 import numpy as np
 import pydantic
 import pytest
+from raw_server import raw_server
 from served import served
 from starlette.applications import Starlette
 from starlette.requests import Request  # noqa: TC002 (handlers are read at run time)
@@ -642,6 +644,37 @@ async def test_connections_are_kept_and_bounded():
     async with served(app_of(seen=seen)) as url, connect(url, max_connections=2) as client:
         await client.map("/seen", [{}] * 20)
     assert len(peers) <= 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_connection_of_a_stream_that_was_read_is_kept(fails):
+    peers = set()
+
+    async def steps(items: list[Request]):
+        peers.update(item.client.port for item in items)
+        yield [1 for _ in items]
+        if fails:
+            raise errors.Overloaded("inside")
+
+    async with served(app_of(steps=steps)) as url, connect(url) as client:
+        for _ in range(3):
+            async with client.stream("/steps", {}) as stream:
+                with suppress(errors.Overloaded):
+                    assert [item async for item in stream] == [1]
+    assert len(peers) == 1
+
+
+async def test_a_stream_whose_body_goes_on_after_its_end_is_over():
+    async def answer(stream):
+        await stream.receive()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\n\r\n"
+        await stream.send(head + b'{"item":1}\n{"end":true}\n{"item":2}\n')
+        await stream.receive()
+
+    async with raw_server(answer) as url, connect(url) as client:
+        async with client.stream("/x", 1) as stream:
+            assert [item async for item in stream] == [1]
+        assert not client._connection._client._transport._pool.connections
 
 
 # The end

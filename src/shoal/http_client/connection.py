@@ -12,7 +12,6 @@ is cancelled, so the server would go on with the call.
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -155,12 +154,6 @@ class Connection:
         """Disconnects a stream that was garbage-collected unclosed; in any thread."""
         self._dropped.append(answer)
         answer.disconnect()
-        warnings.warn(
-            f"a stream of {self.url} was not closed; "
-            "use it as: async with ... .stream(...) as stream: ...",
-            ResourceWarning,
-            stacklevel=2,
-        )
 
     async def _close_dropped(self) -> None:
         while self._dropped:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
 from shoal.core.options.checks import seconds, whole
-from shoal.errors import DeadlineExceeded
 from shoal.http_client.bodies import JSON, body_of
 from shoal.http_client.connection import SILENCE_S
 from shoal.http_client.problems import Failure, failure_of, failure_of_problem
+from shoal.http_client.stream import HttpStream
 from shoal.http_client.websocket.frames import Frames, Handshake
 from shoal.http_client.websocket.requests import SocketRequests
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -147,7 +149,7 @@ class HttpSocket:
 
     def stream(
         self, item: Any, *, timeout_s: float | None = None, priority: int | None = None
-    ) -> SocketStream:
+    ) -> HttpStream:
         """Returns the stream of a call, which is made when the stream is entered.
 
         Args:
@@ -175,9 +177,9 @@ class HttpSocket:
                 raise TypeError(
                     f"{link.answer.url} does not answer with a stream; use socket.call(...)"
                 )
-            return request, limit.own
+            return _Results(link, request), limit.own
 
-        return SocketStream(link, lambda: self._made(attempt, given_s))
+        return HttpStream(partial(self._made, attempt, given_s))
 
     def _opened(self) -> _Link:
         if self._link is None:
@@ -187,75 +189,31 @@ class HttpSocket:
         return self._link
 
 
-class SocketStream:
-    """The results of a stream: ``async with socket.stream(...) as stream: async for r in stream``.
+class _Results:
+    """The results of a stream on a WebSocket; see `shoal.http_client.stream.StreamSource`."""
 
-    The server sends at most 64 items ahead of the reader.
-
-    Raises (on entering, or from the iteration, after the results that came before):
-        ConnectionError: The connection ended before the stream.
-        DeadlineExceeded: The call's time limit has passed.
-        Exception: As for a call with one result.
-
-    Cancellation: a wait that is cancelled ends the stream, and not the WebSocket.
-
-    Args:
-        link: The connection.
-        open_: Makes the call. Returns its request, and when the stream must have ended, on the
-            event loop's clock.
-    """
-
-    def __init__(
-        self, link: _Link, open_: Callable[[], Awaitable[tuple[SocketRequest, float]]]
-    ) -> None:
+    def __init__(self, link: _Link, request: SocketRequest) -> None:
         self._link = link
-        self._open = open_
-        self._request: SocketRequest | None = None
-        self._over = False
+        self._request = request
 
-    async def __aenter__(self) -> Self:
-        if self._request is None and not self._over:
-            self._request, self._deadline = await self._open()
-        return self
+    @property
+    def url(self) -> str:
+        return self._link.answer.url
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        if self._over:
-            raise StopAsyncIteration
-        if self._request is None:
-            raise RuntimeError("enter the stream first: async with ... .stream(...) as stream: ...")
-        try:
-            message = await self._next(self._request)
-        except BaseException:
-            await self.aclose()
-            raise
+    async def next(self) -> Any:
+        message = await self._request.next()
         if "next" in message:
             self._link.requests.taken(self._request)
             return message["next"]
-        await self.aclose()
         if "error" in message:
-            raise failure_of_problem(self._link.answer.url, 500, message["error"]).error
+            raise failure_of_problem(self.url, 500, message["error"]).error
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Ends the stream, so that the server cancels it. Idempotent."""
-        self._over = True
-        request, self._request = self._request, None
-        if request is not None:
-            self._link.requests.leave(request)
+        self._link.requests.leave(self._request)
 
-    async def _next(self, request: SocketRequest) -> Mapping[str, Any]:
-        message: Mapping[str, Any] | None = None
-        with anyio.CancelScope(deadline=self._deadline):
-            message = await request.next()
-        if message is None:
-            raise DeadlineExceeded(f"the stream from {self._link.answer.url} did not end in time")
-        return message
+    def drop(self) -> None:
+        self._link.soon(self._link.requests.leave, self._request)
 
 
 class _Link:
@@ -264,10 +222,12 @@ class _Link:
     Attributes:
         answer: The answer to the handshake.
         requests: The requests.
+        soon: Schedules a call of a function in its event loop, from any thread.
     """
 
     def __init__(self, answer: StreamingAnswer, max_requests: int, max_message_bytes: int) -> None:
         self.answer = answer
+        _, self.soon = loop_of_caller()
         self.requests = SocketRequests(self._send, max_requests)
         self._frames = Frames(max_message_bytes)
         self._outbox: deque[bytes] = deque()
