@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import pickle
 import ssl
 from contextlib import suppress
 
 import anyio
+import httpx
 import numpy as np
 import pydantic
 import pytest
@@ -24,6 +26,7 @@ from shoal import errors
 from shoal.http.requests.problem import problem_of
 from shoal.http_client import RetryOptions, connect
 from shoal.http_client.bodies import check_keys, result_of
+from shoal.http_client.connection import SILENCE_S
 from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -224,6 +227,35 @@ async def test_an_item_that_cannot_be_sent_is_refused(item, error, words):
             await client.call("/echo", item)
         with pytest.raises(error, match=words):
             client.stream("/echo", item)
+
+
+@pytest.mark.parametrize("size", [10, 2**20])
+async def test_a_body_is_sent_in_pieces_that_each_have_the_time_of_a_write(size):
+    pieces = []
+
+    class Transport(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            pieces.extend([piece async for piece in request.stream])
+            assert request.headers["content-length"] == str(size)
+            assert "transfer-encoding" not in request.headers
+            assert request.extensions["timeout"]["write"] == SILENCE_S
+            return httpx.Response(200, json=len(b"".join(pieces)))
+
+    async with connect("http://x", transport=Transport()) as client:
+        assert await client.call("/x", bytes(size)) == size
+    assert max(map(len, pieces)) <= 2**17
+
+
+async def test_a_body_that_is_not_taken_can_be_left():
+    async def answer(stream):
+        await stream.receive()
+        await anyio.sleep_forever()
+
+    async with raw_server(answer) as url, connect(url) as client:
+        with anyio.move_on_after(0.05) as scope:
+            await client.call("/x", bytes(2**25))
+        assert scope.cancelled_caught
+        gc.collect()
 
 
 async def test_many_calls_are_made_at_once_and_answered_in_order():

@@ -108,6 +108,7 @@ class HttpClient:
     - `HttpProblem`: the server answered with an error that has no class;
     - `ConnectionRefusedError`: no server was reached, so the call has not run;
     - `ConnectionError`: the connection broke, and the call may have run;
+    - `TimeoutError`: the server took less than 128 KiB of the item in 60 s; the call may have run;
     - `ShutDown`: this client is closed.
 
     Cancellation: closes the call's connection, and the server cancels the call.
