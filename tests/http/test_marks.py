@@ -9,7 +9,7 @@ import fastapi
 import httpx
 import pytest
 from live_server import live
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.authentication import (
     AuthCredentials,
     AuthenticationBackend,
@@ -374,3 +374,93 @@ async def test_text_from_the_path_is_text_whatever_the_type_in_the_route(route, 
         for path, item in ((f"/field/{text}", {}), (f"/parameter/{text}", None)):
             answer = await ask(app, path, item)
             assert (answer.status, answer.json()) == (200, text)
+
+
+def split(value):
+    return value.split(",") if isinstance(value, str) else value
+
+
+class Listed(BaseModel):
+    all: Annotated[list[int], Path()]
+
+
+class Split(BaseModel):
+    all: Annotated[list[int], Path(), BeforeValidator(split)]
+
+
+def elsewhere(comment: Comment) -> str:
+    return comment.text
+
+
+def of_another_name(user: Annotated[int, Path("id")]) -> int:
+    return user
+
+
+def beside(point: Point, user: Annotated[str, Query()]) -> str:
+    return user
+
+
+@pytest.mark.parametrize(
+    ("path", "handler", "words"),
+    [
+        ("/comments", elsewhere, "'user' is marked.*'user'.*none at all; write {user} in the path"),
+        ("/comments/{users}", elsewhere, "has only users"),
+        ("/comments/{user:int}/{user_id}", of_another_name, "'id'.*has only user, user_id"),
+        ("/points/{user}", beside, "'x'"),
+    ],
+)
+def test_a_mark_that_names_no_parameter_of_the_path_is_refused(path, handler, words):
+    app = shoal.App()
+    with pytest.raises(ValueError, match=words):
+        app.post(path)(handler)
+    assert not app.openapi()["paths"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Annotated[list[str], Cookie()], "'several' is a list, and a cookie has one value"),
+        (Annotated[set[str] | None, Cookie("x")], "a cookie has one value"),
+        (Annotated[tuple[int, ...], Path()], "a parameter of the path has one value"),
+        (Annotated[list[str], fastapi.Cookie(min_length=1)], "a cookie has one value"),
+    ],
+)
+def test_a_list_of_what_has_one_value_is_refused(annotation, words):
+    def handler(several):
+        return several
+
+    handler.__annotations__ = {"several": annotation}
+    app = shoal.App()
+    with pytest.raises(TypeError, match=words):
+        app.post("/of/{several}")(handler)
+    with pytest.raises(TypeError, match="a parameter of the path has one value"):
+        app.get("/of/{all}")(of_list)
+
+
+def of_list(item: Listed) -> list[int]:
+    return item.all
+
+
+async def test_a_validator_may_make_a_list_of_one_value():
+    app = shoal.App()
+
+    @app.get("/sum/{all}")
+    def add(item: Split) -> int:
+        return sum(item.all)
+
+    async with app.lifespan():
+        assert (await ask(app, "/sum/1,2,3", method="GET")).json() == 6
+
+
+async def test_a_list_takes_each_header_and_leaves_commas_alone():
+    app = shoal.App()
+
+    @app.get("/languages")
+    def languages(accept_language: Annotated[list[str], Header()]) -> list[str]:
+        return accept_language
+
+    headers = [("accept-language", "de, en"), ("accept-language", "fr")]
+    async with app.lifespan():
+        answer = await ask(app, "/languages", method="GET", headers=headers)
+        assert answer.json() == ["de, en", "fr"]
+        assert (await ask(app, "/languages", method="GET")).status == 422

@@ -176,9 +176,11 @@ class Declarations:
 
         Raises:
             NameTaken: The name or the path is taken.
-            ValueError: The batched function is served already.
-            TypeError: JSON can't be checked against an annotation.
+            ValueError: The batched function is served already, or a mark names no parameter of the
+                path.
+            TypeError: JSON can't be checked against an annotation, or a mark against a list.
         """
+        from shoal.http.requests.mark_check import check_marks
         from shoal.http.requests.payload import reader_for
 
         for there in self.endpoints.values():
@@ -187,7 +189,7 @@ class Declarations:
                     f"{target!r} has one batcher, and {there.path} serves it already; decorate "
                     "the handler a second time for another"
                 )
-        reader_for(code.signature)
+        check_marks(reader_for(code.signature), path)
         endpoint = EndpointDeclaration(
             name=name,
             path=path,

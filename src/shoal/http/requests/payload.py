@@ -134,6 +134,7 @@ class MarkedRecordReader(Reader):
         annotation: As above.
         marked: As above.
         source_of: The part of the request, and the name there, of each key of a marked field.
+        lists: The fields that take nothing but a list.
 
     Raises:
         TypeError: JSON can't be checked against the type.
@@ -148,6 +149,7 @@ class MarkedRecordReader(Reader):
         self.marked = marked
         adapter = adapter_of(annotation)
         self._type = JsonType(adapter, forms=_forms(by_key(adapter, of_body)))
+        self.lists = self._type.lists
         keys = self._type.keys
         # By the key that the record reads, and by all keys that it could read.
         self._key = {name: keys.get(name, [name])[0] for name in marked.sources}
@@ -210,6 +212,7 @@ class MarkedReader(Reader):
         marked: As above.
         rest: As above.
         source_of: The part of the request, and the name there, of each marked parameter.
+        lists: The marked parameters that take nothing but a list.
 
     Raises:
         TypeError: Text can't be checked against an annotation.
@@ -223,6 +226,7 @@ class MarkedReader(Reader):
         self.takes = rest.takes
         self.media_types = rest.media_types
         self._type = JsonType(fields_adapter(self.parameters))
+        self.lists = self._type.lists
         self._key = {name: self._type.keys[name][0] for name in marked.sources}
         self.source_of = {self._key[n]: source for n, source in marked.sources.items()}
 
