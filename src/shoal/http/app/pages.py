@@ -145,6 +145,9 @@ class Pages:
     async def _answer_metrics(self, exchange: Exchange) -> None:
         from prometheus_client.exposition import choose_encoder
 
+        _, controller = self._now()
+        if controller is not None:
+            self._dispatcher.keep_counts_of(controller.endpoints)
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
         await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)
