@@ -14,7 +14,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 async def endpoints_in(app):
     text = (await ask(app, "/-/metrics", method="GET")).body.decode()
-    return set(re.findall(r'^(shoal_\w+)_(?:count|total)\{.*endpoint="([^"]+)"', text, re.MULTILINE))
+    series = r'^(shoal_\w+)_(?:count|total)\{.*endpoint="([^"]+)"'
+    return set(re.findall(series, text, re.MULTILINE))
 
 
 async def test_what_was_counted_of_a_deleted_endpoint_is_forgotten():
