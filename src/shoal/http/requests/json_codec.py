@@ -70,7 +70,7 @@ class JsonCodec(Codec):
             return
         accept = exchange.headers.get(b"accept", b"")
         media_type, body = written(result, accept, self._of_bytes)
-        headers = [] if media_type is JSON else [_NOT_JSON]
+        headers: list[tuple[bytes, bytes]] = [] if media_type is JSON else [_NOT_JSON]
         if accept not in _ASKS_FOR_NOTHING and type(result) not in BYTES_TYPES:
             headers.append(VARIES)
         await exchange.answer(200, media_type, body, headers)
