@@ -290,7 +290,8 @@ class App:
         Args:
             path: The prefix of its paths; ``"/"`` for all that nothing else answers.
             app: The application.
-            lifespan: Whether its lifespan is run within this one; else the program opens it.
+            lifespan: Whether its lifespan is run within this one, after those of applications that
+                were mounted before; else the program opens it.
 
         Raises:
             TypeError: An argument has the wrong type.
