@@ -228,11 +228,13 @@ class Declarations:
         """
         self._check_given(controller)
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
+        controller.announce_endpoints([*self.endpoints])
         for tags in self._groups():
             await self._open_side_by_side(controller, lending, tags, lacking)
         for endpoint in self.endpoints.values():
             if declared_endpoint(endpoint.name) in lacking:
                 await _create(controller, endpoint)
+        controller.announce_endpoints(())
 
     def _check_given(self, controller: Controller) -> None:
         """Checks that there are the endpoints whose handles code is given."""
