@@ -10,6 +10,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 import pytest
+from raw_server import raw_server
 from served import served
 from socket_server import PROBLEM, SocketServer
 
@@ -468,23 +469,17 @@ async def test_a_server_that_speaks_no_shoal_is_named():
 
 async def test_an_answer_to_another_handshake_is_none():
     async def answer(stream):
-        async with stream:
-            await stream.receive()
-            await stream.send(
-                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
-                b"Connection: upgrade\r\nSec-WebSocket-Accept: AAAA\r\n"
-                b"Sec-WebSocket-Protocol: shoal.v1\r\n\r\n"
-            )
-            await anyio.sleep_forever()
+        await stream.receive()
+        await stream.send(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
+            b"Connection: upgrade\r\nSec-WebSocket-Accept: AAAA\r\n"
+            b"Sec-WebSocket-Protocol: shoal.v1\r\n\r\n"
+        )
+        await anyio.sleep_forever()
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, answer)
-        async with connect(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(ConnectionError, match="did not accept"):
-                await client.websocket("/x").__aenter__()
-        tasks.cancel_scope.cancel()
+    async with raw_server(answer) as url, connect(url) as client:
+        with pytest.raises(ConnectionError, match="did not accept"):
+            await client.websocket("/x").__aenter__()
 
 
 async def test_our_own_server_speaks_it():

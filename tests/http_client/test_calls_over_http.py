@@ -16,6 +16,7 @@ import pydantic
 import pytest
 from raw_server import raw_server
 from served import served
+from simple_app import Held, Steps, app_of, headers_of
 from starlette.applications import Starlette
 from starlette.requests import Request  # noqa: TC002 (handlers are read at run time)
 from starlette.responses import Response
@@ -45,46 +46,6 @@ class Place:
     y: int
 
 
-class Held:
-    """A handler that waits until it is let go."""
-
-    def __init__(self):
-        self.began = anyio.Event()
-        self.go = anyio.Event()
-        self.cancelled = anyio.Event()
-
-    async def __call__(self, items: list[int]) -> list[int]:
-        self.began.set()
-        try:
-            await self.go.wait()
-        except anyio.get_cancelled_exc_class():
-            self.cancelled.set()
-            raise
-        return items
-
-
-class Steps:
-    """A stream that waits after its first item."""
-
-    def __init__(self):
-        self.ended = anyio.Event()
-
-    async def __call__(self, items: list[int]):
-        try:
-            yield [item + 1 for item in items]
-            await anyio.sleep_forever()
-        finally:
-            self.ended.set()
-
-
-def app_of(**handlers):
-    """An application with these endpoints, each without batching."""
-    app = shoal.App()
-    for name, handler in handlers.items():
-        app.endpoint(f"/{name}", name=name, max_batch_size=1)(handler)
-    return app
-
-
 def echo(items: list) -> list:
     return items
 
@@ -109,10 +70,6 @@ def npy(array):
     file = io.BytesIO()
     np.save(file, array)
     return Response(file.getvalue(), media_type="application/x-npy")
-
-
-def headers_of(items: list[Request]) -> list[dict]:
-    return [dict(item.headers) for item in items]
 
 
 # Items and results
@@ -342,16 +299,10 @@ async def test_a_connection_that_breaks_is_not_called_again():
 
     async def hang_up(stream):
         came.append(await stream.receive())
-        await stream.aclose()
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, hang_up)
-        async with connect(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(ConnectionError, match="may have been carried out"):
-                await client.call("/x", 1)
-        tasks.cancel_scope.cancel()
+    async with raw_server(hang_up) as url, connect(url) as client:
+        with pytest.raises(ConnectionError, match="may have been carried out"):
+            await client.call("/x", 1)
     assert len(came) == 1
 
 

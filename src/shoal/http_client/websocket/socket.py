@@ -128,13 +128,10 @@ class HttpSocket:
 
         Cancellation: cancels the call at the server; the WebSocket stays open. Checkpoint: always.
         """
-        link = self._opened()
-        body = body_of(item)
-        if priority is not None:
-            whole("priority", priority, least=1)
+        link, begin = self._prepared(item, priority)
 
         async def attempt(limit: TimeLimit) -> Any:
-            request = await link.begin(body, limit, priority)
+            request = await begin(limit)
             try:
                 message = await request.next()
             finally:
@@ -158,13 +155,10 @@ class HttpSocket:
             priority: As for `call`.
         """
         given_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
-        link = self._opened()
-        body = body_of(item)
-        if priority is not None:
-            whole("priority", priority, least=1)
+        link, begin = self._prepared(item, priority)
 
         async def attempt(limit: TimeLimit) -> Any:
-            request = await link.begin(body, limit, priority)
+            request = await begin(limit)
             try:
                 message = await request.next()  # which says whether it was refused
                 request.put_back(message)
@@ -181,12 +175,17 @@ class HttpSocket:
 
         return HttpStream(partial(self._made, attempt, given_s))
 
-    def _opened(self) -> _Link:
+    def _prepared(
+        self, item: Any, priority: int | None
+    ) -> tuple[_Link, Callable[[TimeLimit], Awaitable[SocketRequest]]]:
+        """Returns the connection, and a function that sends a request on it once."""
         if self._link is None:
             raise RuntimeError(
                 "the WebSocket is not open: async with client.websocket(...) as socket: ..."
             )
-        return self._link
+        if priority is not None:
+            whole("priority", priority, least=1)
+        return self._link, partial(self._link.begin, body_of(item), priority)
 
 
 class _Results:
@@ -235,7 +234,7 @@ class _Link:
         self._has_ended = anyio.Event()
 
     async def begin(
-        self, body: tuple[bytes, str], limit: TimeLimit, priority: int | None
+        self, body: tuple[bytes, str], priority: int | None, limit: TimeLimit
     ) -> SocketRequest:
         """Sends a request, once there is a place for it."""
         options: dict[str, Any] = {} if priority is None else {"priority": priority}
