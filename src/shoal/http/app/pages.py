@@ -226,9 +226,10 @@ def _takes(endpoint: ServedEndpoint) -> str | None:
     from shoal.http.requests.payload import reader_for
 
     try:
-        return reader_for(endpoint.signature).takes
+        reader = reader_for(endpoint.signature)
     except TypeError:  # it can be called by handles only, even if it has a route
         return None
+    return "form" if "multipart/form-data" in reader.media_types else reader.takes
 
 
 def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
