@@ -416,6 +416,46 @@ def test_a_mark_that_names_no_parameter_of_the_path_is_refused(path, handler, wo
     assert not app.openapi()["paths"]
 
 
+def of_two(user: str, text: str) -> str:
+    return user + text
+
+
+def of_one(user: int | None = None) -> int | None:
+    return user
+
+
+async def of_many(user: list[int]) -> list[int]:
+    return user
+
+
+def of_whole(user: Comment) -> str:
+    return user.text
+
+
+def of_bytes(user: bytes) -> int:
+    return len(user)
+
+
+def of_query(user: Annotated[str, Query()], text: str) -> str:
+    return user + text
+
+
+@pytest.mark.parametrize("handler", [of_two, of_one, of_many])
+def test_a_parameter_with_the_name_of_one_of_the_path_is_marked(handler):
+    app = shoal.App()
+    words = (
+        r"'user' has the name of a parameter of the path /x/\{user:int\}.*Annotated\[.*, Path\(\)\]"
+    )
+    with pytest.raises(ValueError, match=words):
+        app.endpoint("/x/{user:int}")(handler)
+    app.endpoint("/x/{other}")(handler)
+
+
+@pytest.mark.parametrize("handler", [of_whole, of_bytes, of_query])
+def test_it_need_not_be_where_it_is_clear_whence_it_comes(handler):
+    shoal.App().endpoint("/x/{user:int}")(handler)
+
+
 @pytest.mark.parametrize(
     ("annotation", "words"),
     [

@@ -158,8 +158,8 @@ class App:
         Raises:
             TypeError: The code is not a handler, JSON can't be checked against its annotation, or
                 an argument has the wrong type.
-            ValueError: The path or the name is taken or malformed, a mark names no parameter of the
-                path, or an option is out of range.
+            ValueError: The path or the name is taken or malformed, the handler's parameters do not
+                fit the path, or an option is out of range.
             RuntimeError: The application is open.
         """
         from shoal.http.app.code import declared_on

@@ -176,12 +176,11 @@ class Declarations:
 
         Raises:
             NameTaken: The name or the path is taken.
-            ValueError: The batched function is served already, or a mark names no parameter of the
-                path.
+            ValueError: The batched function is served already, or the parameters and the path
+                do not fit.
             TypeError: JSON can't be checked against an annotation, or a mark against a list.
         """
         from shoal.http.requests.mark_check import check_marks
-        from shoal.http.requests.payload import reader_for
 
         for there in self.endpoints.values():
             if code.face is not None and there.code is not None and there.code.face is code.face:
@@ -189,7 +188,7 @@ class Declarations:
                     f"{target!r} has one batcher, and {there.path} serves it already; decorate "
                     "the handler a second time for another"
                 )
-        check_marks(reader_for(code.signature), path)
+        check_marks(code.signature, path)
         endpoint = EndpointDeclaration(
             name=name,
             path=path,

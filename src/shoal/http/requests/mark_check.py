@@ -1,32 +1,61 @@
 """Whether marks can be obeyed at all, checked where an endpoint is declared.
 
-A mark that can't would refuse every request with 422.
+A mark that can't would refuse every request with 422. So would a parameter without a mark that is
+meant to come from the path, as in other frameworks.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.http.requests.payload import MarkedReader, MarkedRecordReader
+from starlette.requests import Request
+
+from shoal.http.requests.arrays import is_array
+from shoal.http.requests.marks import mark_of, stripped
+from shoal.http.requests.payload import MarkedReader, MarkedRecordReader, reader_for
+from shoal.http.requests.queries import is_record
 from shoal.serving.names import parameter_names
 
 if TYPE_CHECKING:
+    from inspect import Signature
+    from typing import Any
+
     from shoal.http.requests.payload import ItemSource
 
 
-def check_marks(reader: ItemSource, path: str) -> None:
+def check_marks(signature: Signature, path: str) -> None:
     """Checks the marks of a handler's parameters, and of the fields of its item.
 
     Args:
-        reader: Reads the handler's items.
+        signature: The signature of a call with one item.
         path: The path of the endpoint.
 
     Raises:
-        TypeError: A list is marked as what has one value.
-        ValueError: A mark names no parameter of the path.
+        TypeError: A list is marked as what has one value, or JSON can't be checked against an
+            annotation.
+        ValueError: A mark names no parameter of the path, or a parameter without a mark has the
+            name of one.
     """
+    _check(reader_for(signature), path)
+    for name in parameter_names(path):
+        parameter = signature.parameters.get(name)
+        if parameter is not None and _may_be_of_path(parameter.annotation):
+            raise ValueError(
+                f"{name!r} has the name of a parameter of the path {path}, and would come from the "
+                f"body or the query; mark it, as in {name}: Annotated[str, Path()], with Path of "
+                "shoal.http, or give it another name"
+            )
+
+
+def _may_be_of_path(annotation: Any) -> bool:
+    kind = stripped(annotation)
+    is_whole = kind is bytes or kind is Request or is_array(kind) or is_record(kind)
+    return mark_of(annotation) is None and not is_whole
+
+
+def _check(reader: ItemSource, path: str) -> None:
     if isinstance(reader, MarkedReader):
-        check_marks(reader.rest, path)
+        _check(reader.rest, path)
     if not isinstance(reader, MarkedReader | MarkedRecordReader):
         return
     in_path = parameter_names(path)
