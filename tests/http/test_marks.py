@@ -504,3 +504,43 @@ async def test_a_list_takes_each_header_and_leaves_commas_alone():
         answer = await ask(app, "/languages", method="GET", headers=headers)
         assert answer.json() == ["de, en", "fr"]
         assert (await ask(app, "/languages", method="GET")).status == 422
+
+
+class Marks(BaseModel):
+    text: Annotated[str, fastapi.Form()]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "words"),
+    [
+        (Annotated[int, fastapi.Depends(int)], ..., r"Depends\(\) of FastAPI.*callers could set"),
+        (Annotated[int, fastapi.Security(int)], ..., r"Security\(\) of FastAPI.*callers could set"),
+        (Annotated[str, fastapi.Body()], ..., r"Body\(\) of FastAPI.*comes from the body"),
+        (Annotated[str, fastapi.Form()], ..., r"Form\(\) of FastAPI"),
+        (Annotated[bytes, fastapi.File()], ..., r"File\(\) of FastAPI.*shoal.http.Upload"),
+        (Marks, ..., r"'text' is marked with Form\(\) of FastAPI"),
+        (fastapi.UploadFile, ..., r"'one' is an UploadFile.*shoal.http.Upload"),
+        (list[fastapi.UploadFile], ..., "'one' is an UploadFile"),
+        (
+            int,
+            fastapi.Depends(int),
+            r"'one' has Depends\(\) as its default.*Annotated\[..., Depends",
+        ),
+        (int, fastapi.Query(5), r"'one' has Query\(\) as its default"),
+        (int, Query(), r"'one' has Query\(\) as its default"),
+    ],
+)
+@pytest.mark.parametrize("others", [False, True])
+def test_what_only_fastapi_obeys_is_refused(annotation, default, words, others):
+    def alone(one=default):
+        return one
+
+    def beside(text: str, one=default):
+        return one
+
+    handler = beside if others else alone
+    handler.__annotations__["one"] = annotation
+    if default is ...:
+        handler.__defaults__ = None
+    with pytest.raises(TypeError, match=words):
+        shoal.App().post("/x")(handler)

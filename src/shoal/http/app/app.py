@@ -11,7 +11,7 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
@@ -144,8 +144,8 @@ class App:
 
         Args:
             path: The endpoint's path. It may have parameters, as in Starlette:
-                ``/users/{id:int}``. The code finds them as ``"path_params"`` in its request's
-                metadata, or in a Starlette `Request`.
+                ``/users/{id:int}``. The code takes them by `shoal.http.Path`; they are also
+                ``"path_params"`` in its request's metadata, and in a Starlette `Request`.
             methods: The HTTP methods of the endpoint.
             name: The name in messages and metrics; the handler's name by default.
             security: What it needs of its callers, as the option ``security`` of `HttpOptions`,
@@ -164,7 +164,8 @@ class App:
         """
         from shoal.http.app.code import declared_on
 
-        checked_path(path, f'@app.endpoint("/{str(path).strip("/")}")')
+        given = path.strip("/") if isinstance(cast("object", path), str) else "x"
+        checked_path(path, f'@app.endpoint("/{given}")')
         capitals = checked_methods(methods)
         refuse_unknown(config, beside=("methods", "name", "batch", "security", "responses"))
         documented = documented_as(security, responses, self.settings)
