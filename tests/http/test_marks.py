@@ -544,3 +544,16 @@ def test_what_only_fastapi_obeys_is_refused(annotation, default, words, others):
         handler.__defaults__ = None
     with pytest.raises(TypeError, match=words):
         shoal.App().post("/x")(handler)
+
+
+async def test_a_dependency_is_never_what_a_caller_says():
+    def trusting(user: Annotated[str, fastapi.Depends(str)]) -> str:
+        return user
+
+    app = shoal.App()
+    app.backend("trusting", trusting)
+    app.route("trusting", backend="trusting", path="/x")
+    async with app.lifespan():
+        assert (await ask(app, "/x?user=admin", method="GET")).status == 500
+        assert (await ask(app, "/x", "admin")).status == 500
+        assert (await ask(app, "/x", {"user": "admin"})).status == 500

@@ -6,34 +6,21 @@ meant to come from the path, as in other frameworks.
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING
 
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from shoal.http.requests.arrays import is_array
-from shoal.http.requests.marks import Mark, element_of, fields_of, mark_of, metadata_of, stripped
+from shoal.http.requests.marks import mark_of, stripped
 from shoal.http.requests.payload import MarkedReader, MarkedRecordReader, reader_for
 from shoal.http.requests.queries import is_record
 from shoal.serving.names import parameter_names
 
 if TYPE_CHECKING:
     from inspect import Signature
+    from typing import Any
 
     from shoal.http.requests.payload import ItemSource
-
-_DEPENDENCY: Final = (
-    "callers could set the value: let middleware find it out, and read it from the request's "
-    "metadata"
-)
-_INSTEAD: Final = {
-    "Depends": _DEPENDENCY,
-    "Security": _DEPENDENCY,
-    "Body": "remove it: what has no mark comes from the body",
-    "Form": "remove it: what has no mark may be a field of a form with a file, a shoal.http.Upload",
-    "File": "remove it, and annotate the file as shoal.http.Upload",
-}
 
 
 def check_marks(signature: Signature, path: str) -> None:
@@ -44,16 +31,10 @@ def check_marks(signature: Signature, path: str) -> None:
         path: The path of the endpoint.
 
     Raises:
-        TypeError: A list is marked as what has one value, a mark is of a kind that is not known, or
-            is a default, or JSON can't be checked against an annotation.
+        TypeError: A list is marked as what has one value, or there is no reader for an annotation.
         ValueError: A mark names no parameter of the path, or a parameter without a mark has the
             name of one.
     """
-    for name, parameter in signature.parameters.items():
-        _check_known(name, parameter.annotation)
-        _check_default(name, parameter.default)
-        for field, annotation in fields_of(parameter.annotation).items():
-            _check_known(field, annotation)
     _check(reader_for(signature), path)
     for name in parameter_names(path):
         same = signature.parameters.get(name)
@@ -63,39 +44,6 @@ def check_marks(signature: Signature, path: str) -> None:
                 f"body or the query; mark it, as in {name}: Annotated[str, Path()], with Path of "
                 "shoal.http, or give it another name"
             )
-
-
-def _check_known(name: str, annotation: Any) -> None:
-    """Refuses what FastAPI would obey; a caller could set the value of a dependency."""
-    for one in metadata_of(annotation):
-        kind = _of_fastapi(one)
-        if kind is not None and mark_of(Annotated[Any, one]) is None:
-            instead = _INSTEAD.get(kind, "remove it")
-            raise TypeError(
-                f"{name!r} is marked with {kind}() of FastAPI, which is not obeyed; {instead}"
-            )
-    kind = element_of(annotation)[1]
-    if inspect.isclass(kind) and issubclass(kind, UploadFile):
-        raise TypeError(
-            f"{name!r} is an UploadFile, which is not supported; take shoal.http.Upload"
-        )
-
-
-def _check_default(name: str, default: Any) -> None:
-    kind = type(default).__name__ if isinstance(default, Mark) else _of_fastapi(default)
-    if kind is not None:
-        raise TypeError(
-            f"{name!r} has {kind}() as its default, which code would get as its value; write "
-            f"{name}: Annotated[..., {kind}()]"
-        )
-
-
-def _of_fastapi(one: object) -> str | None:
-    """Returns the name of the class of FastAPI's that something is an instance of, if any."""
-    for kind in type(one).__mro__:
-        if kind.__module__ == "fastapi.params":
-            return kind.__name__
-    return None
 
 
 def _may_be_of_path(annotation: Any) -> bool:

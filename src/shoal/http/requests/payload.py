@@ -37,6 +37,7 @@ from typing_extensions import TypedDict, override
 
 from shoal.http.requests.arrays import NPY, Arrays, is_array
 from shoal.http.requests.content_coding import decoded
+from shoal.http.requests.foreign_marks import check_no_foreign_marks
 from shoal.http.requests.json_type import JsonType, adapter_of, keys_of
 from shoal.http.requests.marks import Marked, element_of, fields_of
 from shoal.http.requests.msgpack import MsgpackForm, has_msgpack
@@ -332,8 +333,9 @@ def reader_for(signature: Signature) -> Reader:
         signature: The signature of a call with one item.
 
     Raises:
-        TypeError: JSON can't be checked against an annotation.
+        TypeError: JSON can't be checked against an annotation, or a mark would not be obeyed.
     """
+    check_no_foreign_marks(signature)
     parameters = list(signature.parameters.values())
     if not parameters:
         return NothingReader()
