@@ -62,7 +62,10 @@ LONG_TO_LOAD = {
     # with endpoints, which an application may begin without
     *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
     *("shoal.http.requests.endpoint", "shoal.http.requests.json_codec"),
+    "shoal.http.requests.mark_check",
     "shoal.http.websocket.route",
+    # with httpx
+    "shoal.http_client.upload",
     # with replicas in processes, and with a request for metrics
     *("shoal.serving.clients.in_replica", "shoal.observe.collector"),
     # with a reader of the pages for callers

@@ -234,6 +234,18 @@ def test_a_second_signal_ends_at_once(directory, signum, code):
         assert served.end() == (code, "")
 
 
+def test_a_drain_that_takes_long_says_how_it_can_be_cut_short(directory):
+    with serving(directory) as served, served.ask("/forever"):
+        served.signal(signal.SIGINT)
+        said = served.process.stderr.readline()
+        served.signal(signal.SIGINT)
+        assert served.end() == (130, "")
+    assert said == (
+        "Shoal is ending, and lets what runs finish, for at most 24 s; a second Ctrl+C, or "
+        "SIGTERM, ends it at once\n"
+    )
+
+
 def wait_until_refused(port):
     """The first signal has arrived when the server no longer listens."""
     while True:
@@ -321,6 +333,8 @@ def test_a_thread_that_cannot_be_interrupted_is_left_by_force(directory):
         code, said = served.end()
     assert code == 1
     assert said == (
+        "Shoal is ending, and lets what runs finish, for at most 4 s; a second Ctrl+C, or SIGTERM,"
+        " ends it at once\n"
         "Shoal ended by force: still busy 4 s after the signal, with a thread that can't be"
         " interrupted or a blocked event loop\n"
     )

@@ -37,6 +37,16 @@ class Sum:
         return await tenfold.call(text)
 
 
+class Hasty:
+    """Calls its handle when it is made."""
+
+    def __init__(self, embed: shoal.Handle) -> None:
+        self.size = embed.sync.call("abc")
+
+    def __call__(self, text: str) -> int:
+        return self.size
+
+
 async def counted(numbers: list[int], steps: shoal.Handle):
     async with steps.stream(numbers[0]) as stream:
         async for step in stream:

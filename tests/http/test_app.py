@@ -440,7 +440,7 @@ def test_a_refused_declaration_leaves_nothing_behind():
     app = shoal.App()
     with pytest.raises(TypeError):
         app.endpoint("/x")(odd)
-    assert app._at("/x", "POST") is None
+    assert app._router.at("/x", "POST") is None
 
 
 # Opening and ending

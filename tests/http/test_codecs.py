@@ -178,3 +178,75 @@ def test_a_wrong_protocol_is_refused():
         shoal.App(protocols=[3])
     with pytest.raises(TypeError, match=r"protocols must be a list of names .* not 'oip'"):
         shoal.App(protocols="oip")
+
+
+class FailingRoutes(TextRoutes):
+    def of(self, endpoint):
+        if endpoint.name == "bad":
+            yield from FAILURES[self.options.title]()
+        yield from super().of(endpoint)
+
+    def elsewhere(self, path):
+        raise ValueError("elsewhere")
+
+
+def raises():
+    raise ValueError("not this one")
+
+
+FAILURES = {
+    "raises": raises,
+    "no path": lambda: [("/text/{x}/{x}", "POST", NamesRoute(None))],
+    "no text": lambda: [(None, "POST", NamesRoute(None))],
+    "no route": lambda: [("/text/bad", "POST", lambda: None)],
+    "no triple": lambda: [("/text/bad",)],
+}
+
+
+class FailingProtocol(HttpProtocol):
+    def routes(self, controller, options):
+        return FailingRoutes(controller, options)
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+async def test_a_protocol_that_fails_later_fails_nothing_else(kind, caplog):
+    app = shoal.App(protocols=[FailingProtocol(), "oip"], title=kind)
+    app.endpoint("/d")(doubled)
+    async with app.lifespan():
+        assert (await ask(app, "/text/doubled", body=b"4")).body == b"8"
+        await app.controller.create_endpoint("bad", backend="doubled", route="/bad")
+        await app.controller.create_endpoint("good", backend="doubled")
+        assert (await ask(app, "/bad", 4)).json() == 8
+        for path in ("/text/doubled", "/text/good"):
+            assert (await ask(app, path, body=b"4")).body == b"8"
+        assert (await ask(app, "/text/bad", body=b"4")).status == 404
+        assert (await ask(app, "/text/none", body=b"4")).status == 404
+        assert (await ask(app, "/v2/models/bad/ready", method="GET")).status == 200
+        assert [one.name for one in caplog.records] == ["shoal.http"]
+        assert "FailingRoutes" in caplog.text
+        await app.controller.delete_endpoint("doubled")
+        assert (await ask(app, "/text/doubled", body=b"4")).status == 404
+        assert (await ask(app, "/text/good", body=b"4")).body == b"8"
+
+
+async def test_the_routes_of_a_protocol_that_fails_stay_as_they_were(monkeypatch):
+    app = shoal.App(protocols=[FailingProtocol()], title="raises")
+    app.endpoint("/d")(doubled)
+    app.endpoint("/bad", name="bad")(doubled)
+    with monkeypatch.context() as patched:
+        patched.setitem(FAILURES, "raises", list)
+        async with app.lifespan():
+            assert (await ask(app, "/text/bad", body=b"4")).body == b"8"
+            patched.undo()
+            await app.controller.create_endpoint("good", backend="doubled")
+            assert (await ask(app, "/text/bad", body=b"4")).body == b"8"
+            await app.controller.delete_endpoint("bad")
+            assert (await ask(app, "/text/bad", body=b"4")).status == 404
+
+
+async def test_a_protocol_that_fails_at_once_fails_the_start():
+    app = shoal.App(protocols=[FailingProtocol()], title="raises")
+    app.endpoint("/bad", name="bad")(doubled)
+    with pytest.raises(ValueError, match="not this one"):
+        async with app.lifespan():
+            pass

@@ -171,6 +171,19 @@ async def test_a_wrong_name_in_a_constructor_is_told_at_the_start():
             pass
 
 
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_a_call_in_a_constructor_is_told_to_be_too_early(placement):
+    app = application()
+    app.post("/hasty", placement=placement)(given_code.Hasty)
+    with pytest.raises(NoSuchName) as raised:
+        async with app.lifespan():
+            pass
+    assert str(raised.value) == (
+        "the endpoint 'embed' is not there yet: endpoints are created once all backends have "
+        "started; keep the handle in the constructor, and call it in the methods"
+    )
+
+
 async def test_an_annotation_with_no_name_is_refused():
     async def wrong(text: str, embed: Annotated[shoal.Handle, 1]) -> int:
         return 0

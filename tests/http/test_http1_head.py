@@ -189,6 +189,12 @@ def test_a_header_that_could_be_read_in_two_ways_is_refused(line, status):
     assert refused(head(line))[0] == status
 
 
+def test_a_length_of_more_digits_than_python_reads_is_refused():
+    assert parsed(f"Content-Length: {'0' * 4000}5").length == 5
+    long = refused(head(f"Content-Length: {'0' * 5000}5"))
+    assert long == (400, "a Content-Length of too many digits")
+
+
 def test_chunks_in_http_1_0_are_refused():
     assert refused(head("Transfer-Encoding: chunked", first="POST / HTTP/1.0"))[0] == 400
 

@@ -9,7 +9,7 @@ import fastapi
 import httpx
 import pytest
 from live_server import live
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.authentication import (
     AuthCredentials,
     AuthenticationBackend,
@@ -374,3 +374,186 @@ async def test_text_from_the_path_is_text_whatever_the_type_in_the_route(route, 
         for path, item in ((f"/field/{text}", {}), (f"/parameter/{text}", None)):
             answer = await ask(app, path, item)
             assert (answer.status, answer.json()) == (200, text)
+
+
+def split(value):
+    return value.split(",") if isinstance(value, str) else value
+
+
+class Listed(BaseModel):
+    all: Annotated[list[int], Path()]
+
+
+class Split(BaseModel):
+    all: Annotated[list[int], Path(), BeforeValidator(split)]
+
+
+def elsewhere(comment: Comment) -> str:
+    return comment.text
+
+
+def of_another_name(user: Annotated[int, Path("id")]) -> int:
+    return user
+
+
+def beside(point: Point, user: Annotated[str, Query()]) -> str:
+    return user
+
+
+@pytest.mark.parametrize(
+    ("path", "handler", "words"),
+    [
+        ("/comments", elsewhere, "'user' is marked.*'user'.*none at all; write {user} in the path"),
+        ("/comments/{users}", elsewhere, "has only users"),
+        ("/comments/{user:int}/{user_id}", of_another_name, "'id'.*has only user, user_id"),
+        ("/points/{user}", beside, "'x'"),
+    ],
+)
+def test_a_mark_that_names_no_parameter_of_the_path_is_refused(path, handler, words):
+    app = shoal.App()
+    with pytest.raises(ValueError, match=words):
+        app.post(path)(handler)
+    assert not app.openapi()["paths"]
+
+
+def of_two(user: str, text: str) -> str:
+    return user + text
+
+
+def of_one(user: int | None = None) -> int | None:
+    return user
+
+
+async def of_many(user: list[int]) -> list[int]:
+    return user
+
+
+def of_whole(user: Comment) -> str:
+    return user.text
+
+
+def of_bytes(user: bytes) -> int:
+    return len(user)
+
+
+def of_query(user: Annotated[str, Query()], text: str) -> str:
+    return user + text
+
+
+@pytest.mark.parametrize("handler", [of_two, of_one, of_many])
+def test_a_parameter_with_the_name_of_one_of_the_path_is_marked(handler):
+    app = shoal.App()
+    words = (
+        r"'user' has the name of a parameter of the path /x/\{user:int\}.*Annotated\[.*, Path\(\)\]"
+    )
+    with pytest.raises(ValueError, match=words):
+        app.endpoint("/x/{user:int}")(handler)
+    app.endpoint("/x/{other}")(handler)
+
+
+@pytest.mark.parametrize("handler", [of_whole, of_bytes, of_query])
+def test_it_need_not_be_where_it_is_clear_whence_it_comes(handler):
+    shoal.App().endpoint("/x/{user:int}")(handler)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "words"),
+    [
+        (Annotated[list[str], Cookie()], "'several' is a list, and a cookie has one value"),
+        (Annotated[set[str] | None, Cookie("x")], "a cookie has one value"),
+        (Annotated[tuple[int, ...], Path()], "a parameter of the path has one value"),
+        (Annotated[list[str], fastapi.Cookie(min_length=1)], "a cookie has one value"),
+    ],
+)
+def test_a_list_of_what_has_one_value_is_refused(annotation, words):
+    def handler(several):
+        return several
+
+    handler.__annotations__ = {"several": annotation}
+    app = shoal.App()
+    with pytest.raises(TypeError, match=words):
+        app.post("/of/{several}")(handler)
+    with pytest.raises(TypeError, match="a parameter of the path has one value"):
+        app.get("/of/{all}")(of_list)
+
+
+def of_list(item: Listed) -> list[int]:
+    return item.all
+
+
+async def test_a_validator_may_make_a_list_of_one_value():
+    app = shoal.App()
+
+    @app.get("/sum/{all}")
+    def add(item: Split) -> int:
+        return sum(item.all)
+
+    async with app.lifespan():
+        assert (await ask(app, "/sum/1,2,3", method="GET")).json() == 6
+
+
+async def test_a_list_takes_each_header_and_leaves_commas_alone():
+    app = shoal.App()
+
+    @app.get("/languages")
+    def languages(accept_language: Annotated[list[str], Header()]) -> list[str]:
+        return accept_language
+
+    headers = [("accept-language", "de, en"), ("accept-language", "fr")]
+    async with app.lifespan():
+        answer = await ask(app, "/languages", method="GET", headers=headers)
+        assert answer.json() == ["de, en", "fr"]
+        assert (await ask(app, "/languages", method="GET")).status == 422
+
+
+class Marks(BaseModel):
+    text: Annotated[str, fastapi.Form()]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "words"),
+    [
+        (Annotated[int, fastapi.Depends(int)], ..., r"Depends\(\) of FastAPI.*callers could set"),
+        (Annotated[int, fastapi.Security(int)], ..., r"Security\(\) of FastAPI.*callers could set"),
+        (Annotated[str, fastapi.Body()], ..., r"Body\(\) of FastAPI.*comes from the body"),
+        (Annotated[str, fastapi.Form()], ..., r"Form\(\) of FastAPI"),
+        (Annotated[bytes, fastapi.File()], ..., r"File\(\) of FastAPI.*shoal.http.Upload"),
+        (Marks, ..., r"'text' is marked with Form\(\) of FastAPI"),
+        (fastapi.UploadFile, ..., r"'one' is an UploadFile.*shoal.http.Upload"),
+        (list[fastapi.UploadFile], ..., "'one' is an UploadFile"),
+        (
+            int,
+            fastapi.Depends(int),
+            r"'one' has Depends\(\) as its default.*Annotated\[..., Depends",
+        ),
+        (int, fastapi.Query(5), r"'one' has Query\(\) as its default"),
+        (int, Query(), r"'one' has Query\(\) as its default"),
+    ],
+)
+@pytest.mark.parametrize("others", [False, True])
+def test_what_only_fastapi_obeys_is_refused(annotation, default, words, others):
+    def alone(one=default):
+        return one
+
+    def beside(text: str, one=default):
+        return one
+
+    handler = beside if others else alone
+    handler.__annotations__["one"] = annotation
+    if default is ...:
+        handler.__defaults__ = None
+    with pytest.raises(TypeError, match=words):
+        shoal.App().post("/x")(handler)
+
+
+async def test_a_dependency_is_never_what_a_caller_says():
+    def trusting(user: Annotated[str, fastapi.Depends(str)]) -> str:
+        return user
+
+    app = shoal.App()
+    app.backend("trusting", trusting)
+    app.route("trusting", backend="trusting", path="/x")
+    async with app.lifespan():
+        assert (await ask(app, "/x?user=admin", method="GET")).status == 500
+        assert (await ask(app, "/x", "admin")).status == 500
+        assert (await ask(app, "/x", {"user": "admin"})).status == 500

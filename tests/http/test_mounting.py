@@ -140,6 +140,20 @@ async def test_what_middleware_says_of_a_request_stays_in_its_state():
         assert (await ask(outer, "/api/user", method="GET")).json() == ["eel", "api"]
 
 
+async def test_lifespans_start_as_they_were_mounted_and_end_in_reverse():
+    log = []
+    outer = shoal.App()
+    for prefix in ("/b", "/a/long/one", "/", "/cc"):
+        outer.mount(prefix, api(log, prefix), lifespan=True)
+    async with outer.lifespan():
+        pass
+    order = ["/b", "/a/long/one", "/", "/cc"]
+    opens = [f"{prefix} opens" for prefix in order]
+    assert log == [*opens, *(f"{prefix} closes" for prefix in reversed(order))]
+    answer = await ask(outer, "/-/routes", method="GET")
+    assert answer.json()["mounts"] == order
+
+
 async def test_a_lifespan_can_not_be_mounted_when_it_would_not_run():
     outer = models()
     async with outer.lifespan():

@@ -148,7 +148,12 @@ async def test_the_type_of_a_path_parameter_is_the_route_s_with_the_code_s():
 
 
 async def test_a_path_mark_without_such_a_parameter_in_the_route_is_left_out():
-    post, _ = await described(of_comment, path="/x")  # OpenAPI allows no other path parameters
+    app = shoal.App()
+    app.backend("x", of_comment)
+    app.route("x", backend="x", path="/x")
+    async with app.lifespan():
+        post = app.openapi()["paths"]["/x"]["post"]
+    # OpenAPI allows no other path parameters.
     assert {source for source, _ in places(post)} == {"header", "query", "cookie"}
     assert "user" not in post["requestBody"]["content"][JSON]["schema"]["properties"]
 

@@ -5,6 +5,7 @@ import hashlib
 import re
 import shlex
 from importlib.resources import files
+from typing import Annotated
 
 import pytest
 from starlette.applications import Starlette
@@ -83,6 +84,18 @@ async def test_the_page_at_the_root_lists_what_is_served_and_how_to_call_it(app)
     assert calls["steps"][-1] == f"{base}/steps/ID"
     assert calls["asked"] == ["curl", f"{base}/it's%20$(here)"]
     assert found["links"]["docs"] == "/-/docs"
+
+
+async def test_it_calls_an_endpoint_that_takes_files_by_a_form():
+    app = shoal.App()
+
+    @app.post("/files/{name}")
+    def files(file: shoal.http.Upload, name: Annotated[str, shoal.http.Path()]) -> int:
+        return len(file.data)
+
+    (one,) = (await landed(app, ("host", "fish.test:8000")))["endpoints"]
+    assert one["takes"] == "form"
+    assert one["call"] == "curl -F FIELD=@file http://fish.test:8000/files/NAME"
 
 
 async def test_a_browser_gets_it_as_a_page_in_which_all_names_are_escaped(app):

@@ -7,8 +7,10 @@ import json
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
+from raw_server import raw_server
 from served import served
 from socket_server import PROBLEM, SocketServer
 
@@ -221,6 +223,26 @@ async def test_a_stream_that_is_left_is_cancelled_and_its_items_dropped():
         async with socket.stream("x") as stream:
             assert await anext(stream) == 0
         assert await socket.call("y") == "still open"
+
+
+@pytest.mark.filterwarnings("ignore:a stream of")
+@pytest.mark.parametrize("in_thread", [False, True])
+async def test_a_stream_that_nobody_refers_to_is_cancelled(in_thread):
+    server = SocketServer()
+    async with opened(server) as socket, anyio.create_task_group() as tasks:
+
+        async def serve():
+            message = await server.next()
+            await server.say(id=message["id"], next=0)
+            assert await server.next() == {"id": message["id"], "cancel": True}
+
+        tasks.start_soon(serve)
+        held = [await socket.stream("x").__aenter__()]
+        if in_thread:
+            await anyio.to_thread.run_sync(held.clear)
+        else:
+            with pytest.warns(ResourceWarning, match="a stream of .*/x was not closed"):
+                held.clear()
 
 
 async def test_a_stream_that_fails_gives_what_came_before():
@@ -447,23 +469,17 @@ async def test_a_server_that_speaks_no_shoal_is_named():
 
 async def test_an_answer_to_another_handshake_is_none():
     async def answer(stream):
-        async with stream:
-            await stream.receive()
-            await stream.send(
-                b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
-                b"Connection: upgrade\r\nSec-WebSocket-Accept: AAAA\r\n"
-                b"Sec-WebSocket-Protocol: shoal.v1\r\n\r\n"
-            )
-            await anyio.sleep_forever()
+        await stream.receive()
+        await stream.send(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
+            b"Connection: upgrade\r\nSec-WebSocket-Accept: AAAA\r\n"
+            b"Sec-WebSocket-Protocol: shoal.v1\r\n\r\n"
+        )
+        await anyio.sleep_forever()
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, answer)
-        async with connect(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(ConnectionError, match="did not accept"):
-                await client.websocket("/x").__aenter__()
-        tasks.cancel_scope.cancel()
+    async with raw_server(answer) as url, connect(url) as client:
+        with pytest.raises(ConnectionError, match="did not accept"):
+            await client.websocket("/x").__aenter__()
 
 
 async def test_our_own_server_speaks_it():

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import io
 import pickle
 import ssl
+from contextlib import suppress
 
 import anyio
+import httpx
 import numpy as np
 import pydantic
 import pytest
+from raw_server import raw_server
 from served import served
+from simple_app import Held, Steps, app_of, headers_of
 from starlette.applications import Starlette
 from starlette.requests import Request  # noqa: TC002 (handlers are read at run time)
 from starlette.responses import Response
@@ -22,6 +27,7 @@ from shoal import errors
 from shoal.http.requests.problem import problem_of
 from shoal.http_client import RetryOptions, connect
 from shoal.http_client.bodies import check_keys, result_of
+from shoal.http_client.connection import SILENCE_S
 from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -38,46 +44,6 @@ class Point(pydantic.BaseModel):
 class Place:
     x: int
     y: int
-
-
-class Held:
-    """A handler that waits until it is let go."""
-
-    def __init__(self):
-        self.began = anyio.Event()
-        self.go = anyio.Event()
-        self.cancelled = anyio.Event()
-
-    async def __call__(self, items: list[int]) -> list[int]:
-        self.began.set()
-        try:
-            await self.go.wait()
-        except anyio.get_cancelled_exc_class():
-            self.cancelled.set()
-            raise
-        return items
-
-
-class Steps:
-    """A stream that waits after its first item."""
-
-    def __init__(self):
-        self.ended = anyio.Event()
-
-    async def __call__(self, items: list[int]):
-        try:
-            yield [item + 1 for item in items]
-            await anyio.sleep_forever()
-        finally:
-            self.ended.set()
-
-
-def app_of(**handlers):
-    """An application with these endpoints, each without batching."""
-    app = shoal.App()
-    for name, handler in handlers.items():
-        app.endpoint(f"/{name}", name=name, max_batch_size=1)(handler)
-    return app
 
 
 def echo(items: list) -> list:
@@ -104,10 +70,6 @@ def npy(array):
     file = io.BytesIO()
     np.save(file, array)
     return Response(file.getvalue(), media_type="application/x-npy")
-
-
-def headers_of(items: list[Request]) -> list[dict]:
-    return [dict(item.headers) for item in items]
 
 
 # Items and results
@@ -224,6 +186,35 @@ async def test_an_item_that_cannot_be_sent_is_refused(item, error, words):
             client.stream("/echo", item)
 
 
+@pytest.mark.parametrize("size", [10, 2**20])
+async def test_a_body_is_sent_in_pieces_that_each_have_the_time_of_a_write(size):
+    pieces = []
+
+    class Transport(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            pieces.extend([piece async for piece in request.stream])
+            assert request.headers["content-length"] == str(size)
+            assert "transfer-encoding" not in request.headers
+            assert request.extensions["timeout"]["write"] == SILENCE_S
+            return httpx.Response(200, json=len(b"".join(pieces)))
+
+    async with connect("http://x", transport=Transport()) as client:
+        assert await client.call("/x", bytes(size)) == size
+    assert max(map(len, pieces)) <= 2**17
+
+
+async def test_a_body_that_is_not_taken_can_be_left():
+    async def answer(stream):
+        await stream.receive()
+        await anyio.sleep_forever()
+
+    async with raw_server(answer) as url, connect(url) as client:
+        with anyio.move_on_after(0.05) as scope:
+            await client.call("/x", bytes(2**25))
+        assert scope.cancelled_caught
+        gc.collect()
+
+
 async def test_many_calls_are_made_at_once_and_answered_in_order():
     most = []
 
@@ -308,16 +299,10 @@ async def test_a_connection_that_breaks_is_not_called_again():
 
     async def hang_up(stream):
         came.append(await stream.receive())
-        await stream.aclose()
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    async with listener, anyio.create_task_group() as tasks:
-        tasks.start_soon(listener.serve, hang_up)
-        async with connect(f"http://127.0.0.1:{port}") as client:
-            with pytest.raises(ConnectionError, match="may have been carried out"):
-                await client.call("/x", 1)
-        tasks.cancel_scope.cancel()
+    async with raw_server(hang_up) as url, connect(url) as client:
+        with pytest.raises(ConnectionError, match="may have been carried out"):
+            await client.call("/x", 1)
     assert len(came) == 1
 
 
@@ -642,6 +627,37 @@ async def test_connections_are_kept_and_bounded():
     async with served(app_of(seen=seen)) as url, connect(url, max_connections=2) as client:
         await client.map("/seen", [{}] * 20)
     assert len(peers) <= 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_connection_of_a_stream_that_was_read_is_kept(fails):
+    peers = set()
+
+    async def steps(items: list[Request]):
+        peers.update(item.client.port for item in items)
+        yield [1 for _ in items]
+        if fails:
+            raise errors.Overloaded("inside")
+
+    async with served(app_of(steps=steps)) as url, connect(url) as client:
+        for _ in range(3):
+            async with client.stream("/steps", {}) as stream:
+                with suppress(errors.Overloaded):
+                    assert [item async for item in stream] == [1]
+    assert len(peers) == 1
+
+
+async def test_a_stream_whose_body_goes_on_after_its_end_is_over():
+    async def answer(stream):
+        await stream.receive()
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\n\r\n"
+        await stream.send(head + b'{"item":1}\n{"end":true}\n{"item":2}\n')
+        await stream.receive()
+
+    async with raw_server(answer) as url, connect(url) as client:
+        async with client.stream("/x", 1) as stream:
+            assert [item async for item in stream] == [1]
+        assert not client._connection._client._transport._pool.connections
 
 
 # The end

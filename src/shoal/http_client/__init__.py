@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from shoal.http_client.retries import RetryOptions
     from shoal.http_client.stream import HttpStream
     from shoal.http_client.sync import SyncHttpClient, connect_sync
-    from shoal.http_client.websocket.socket import HttpSocket, SocketStream
+    from shoal.http_client.websocket.socket import HttpSocket
 
 __all__ = [
     "HttpClient",
     "HttpSocket",
     "HttpStream",
     "RetryOptions",
-    "SocketStream",
     "SyncHttpClient",
     "connect",
     "connect_sync",
@@ -38,7 +37,6 @@ _WHERE: Final = {
     "HttpSocket": "shoal.http_client.websocket.socket",
     "HttpStream": "shoal.http_client.stream",
     "RetryOptions": "shoal.http_client.retries",
-    "SocketStream": "shoal.http_client.websocket.socket",
     "SyncHttpClient": "shoal.http_client.sync",
     "connect": "shoal.http_client.client",
     "connect_sync": "shoal.http_client.sync",

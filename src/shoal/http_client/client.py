@@ -15,6 +15,7 @@ from shoal.errors import DeadlineExceeded
 from shoal.http_client.address import checked_headers, checked_method, checked_path, checked_token
 from shoal.http_client.bodies import ACCEPTED, JSON_LINES, ResultType, body_of, result_of
 from shoal.http_client.connection import SILENCE_S, Connection, needs
+from shoal.http_client.json_lines import JsonLines
 from shoal.http_client.limits import TimeLimit, request_of, trace_of
 from shoal.http_client.problems import Failure, error_of, failure_of
 from shoal.http_client.retries import Backoff, RetryOptions
@@ -107,6 +108,7 @@ class HttpClient:
     - `HttpProblem`: the server answered with an error that has no class;
     - `ConnectionRefusedError`: no server was reached, so the call has not run;
     - `ConnectionError`: the connection broke, and the call may have run;
+    - `TimeoutError`: the server took less than 128 KiB of the item in 60 s; the call may have run;
     - `ShutDown`: this client is closed.
 
     Cancellation: closes the call's connection, and the server cancels the call.
@@ -248,17 +250,16 @@ class HttpClient:
         make = self._prepared(path, item, headers, method, request, accept=JSON_LINES)
         url = f"{self.url}{path}"
 
-        async def attempt(limit: TimeLimit) -> tuple[StreamingAnswer, float] | Failure:
+        async def attempt(limit: TimeLimit) -> tuple[JsonLines, float] | Failure:
             answer = await make(limit, SILENCE_S)
             if not answer.is_success:
                 return _failure(answer, await answer.read())
             if answer.media_type != JSON_LINES:
                 await answer.aclose()
                 raise TypeError(f"{answer.url} does not answer with a stream; use client.call(...)")
-            return answer, limit.own
+            return JsonLines(self._connection, answer, partial(error_of, url)), limit.own
 
-        open_ = partial(self._made, attempt, given_s)
-        return HttpStream(self._connection, open_, partial(error_of, url))
+        return HttpStream(partial(self._made, attempt, given_s))
 
     def websocket(
         self,

@@ -12,7 +12,6 @@ is cancelled, so the server would go on with the call.
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -29,7 +28,10 @@ if TYPE_CHECKING:
     import httpx
 
 SILENCE_S: Final = 60.0
-"""How long a stream may be silent, in seconds; servers send a heartbeat every few seconds."""
+"""How long a stream may be silent, and a piece of a body may take, in seconds.
+
+Servers send a heartbeat every few seconds.
+"""
 
 _CONNECT_TIMEOUT_S: Final = 10.0
 # Shorter than the servers' limit, so that a server does not close a connection during a request.
@@ -120,11 +122,13 @@ class Connection:
             ShutDown: The client is closed, or was before the answer came.
             ConnectionRefusedError: No server could be reached; nothing was sent.
             ConnectionError: The connection broke.
-            TimeoutError: The server was silent for too long.
+            TimeoutError: The server was silent for too long, or took the body too slowly.
 
         Cancellation: closes the connection, so that the server cancels the call.
         """
         import httpx
+
+        from shoal.http_client.upload import Upload
 
         await self._close_dropped()
         if self._closed is not None:
@@ -140,6 +144,8 @@ class Connection:
                 connect=_CONNECT_TIMEOUT_S, read=silence_s, write=SILENCE_S, pool=None
             ),
         )
+        if content:
+            request.stream = Upload(content)
         with anyio.CancelScope() as wait:
             self._waits.add(wait)
             try:
@@ -155,12 +161,6 @@ class Connection:
         """Disconnects a stream that was garbage-collected unclosed; in any thread."""
         self._dropped.append(answer)
         answer.disconnect()
-        warnings.warn(
-            f"a stream of {self.url} was not closed; "
-            "use it as: async with ... .stream(...) as stream: ...",
-            ResourceWarning,
-            stacklevel=2,
-        )
 
     async def _close_dropped(self) -> None:
         while self._dropped:

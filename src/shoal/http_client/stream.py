@@ -1,29 +1,54 @@
-"""The stream of a call over HTTP."""
+"""The stream of a call: its results one after the other, wherever they come from."""
 
 from __future__ import annotations
 
-import json
 import math
+import warnings
 import weakref
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import anyio
 
 from shoal.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
-    from shoal.http_client.answer import StreamingAnswer
-    from shoal.http_client.connection import Connection
 
-_OVER: Final = object()
+class StreamSource(Protocol):
+    """Where the results of one stream come from, once its call was made."""
+
+    @property
+    def url(self) -> str:
+        """The URL of the endpoint."""
+        ...
+
+    async def next(self) -> Any:
+        """Returns the next result.
+
+        Raises:
+            StopAsyncIteration: The stream has ended.
+            Exception: It has failed, or what it came by has.
+
+        Cancellation: the stream is closed next.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Ends the stream, so that the server cancels it unless it has ended."""
+        ...
+
+    def drop(self) -> None:
+        """Ends a stream that was garbage-collected unclosed; in any thread."""
+        ...
 
 
 class HttpStream:
     """The results of a stream: ``async with client.stream(...) as stream: async for r in stream``.
 
-    The call is made when the stream is entered.
+    The call is made when the stream is entered. Once all was read, its connection may serve other
+    calls; a stream that is left earlier closes its connection. On a WebSocket the server sends at
+    most 64 items ahead of the reader, and leaving a stream leaves the WebSocket open.
 
     Raises (on entering, or from the iteration, after the results that came before):
         ConnectionError: The connection broke before the stream had ended.
@@ -34,30 +59,21 @@ class HttpStream:
     Cancellation: a wait that is cancelled ends the stream.
 
     Args:
-        connection: The connections to the server.
-        open_: Makes the call. Returns the answer, and when the stream must have ended, on the event
-            loop's clock.
-        error_of: Returns the exception that a problem stands for.
+        open_: Makes the call. Returns where the results come from, and when the stream must have
+            ended, on the event loop's clock.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        open_: Callable[[], Awaitable[tuple[StreamingAnswer, float]]],
-        error_of: Callable[[int, object], Exception],
-    ) -> None:
-        self._connection = connection
+    def __init__(self, open_: Callable[[], Awaitable[tuple[StreamSource, float]]]) -> None:
         self._open = open_
-        self._error_of = error_of
-        self._answer: StreamingAnswer | None = None
+        self._source: StreamSource | None = None
         self._deadline = math.inf
         self._over = False
 
     async def __aenter__(self) -> Self:
-        if self._answer is None and not self._over:
-            answer, self._deadline = await self._open()
-            self._answer = answer
-            self._watch = weakref.finalize(self, self._connection.drop, answer)
+        if self._source is None and not self._over:
+            source, self._deadline = await self._open()
+            self._source = source
+            self._watch = weakref.finalize(self, _drop, source)
             self._watch.atexit = False
         return self
 
@@ -70,44 +86,30 @@ class HttpStream:
     async def __anext__(self) -> Any:
         if self._over:
             raise StopAsyncIteration
-        if self._answer is None:
+        if self._source is None:
             raise RuntimeError("enter the stream first: async with ... .stream(...) as stream: ...")
         try:
-            result = await self._next(self._answer)
+            with anyio.CancelScope(deadline=self._deadline):
+                return await self._source.next()
+            raise DeadlineExceeded(f"the stream from {self._source.url} did not end in time")
         except BaseException:
             await self.aclose()
             raise
-        if result is _OVER:
-            await self.aclose()
-            raise StopAsyncIteration
-        return result
 
     async def aclose(self) -> None:
-        """Closes the stream and its connection, so that the server cancels it. Idempotent."""
+        """Closes the stream, so that the server cancels it unless it has ended. Idempotent."""
         self._over = True
-        answer, self._answer = self._answer, None
-        if answer is not None:
+        source, self._source = self._source, None
+        if source is not None:
             self._watch.detach()
-            await answer.aclose()
+            await source.aclose()
 
-    async def _next(self, answer: StreamingAnswer) -> Any:
-        line: bytes | None = None
-        with anyio.CancelScope(deadline=self._deadline) as scope:
-            line = await anext(answer.lines, None)
-        if scope.cancelled_caught:
-            raise DeadlineExceeded(f"the stream from {answer.url} did not end in time")
-        if line is None:
-            raise ConnectionError(f"the stream from {answer.url} broke off before its end")
-        try:
-            message: object = json.loads(line)
-        except (ValueError, RecursionError):
-            message = None
-        if isinstance(message, dict):
-            members = cast("Mapping[str, Any]", message)
-            if "item" in members:
-                return members["item"]
-            if "error" in members:
-                raise self._error_of(500, members["error"])
-            if "end" in members:
-                return _OVER
-        raise ConnectionError(f"{answer.url} sent a message that is not of a stream")
+
+def _drop(source: StreamSource) -> None:
+    source.drop()
+    warnings.warn(
+        f"a stream of {source.url} was not closed; "
+        "use it as: async with ... .stream(...) as stream: ...",
+        ResourceWarning,
+        stacklevel=2,
+    )

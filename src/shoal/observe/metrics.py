@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.counters import TIME_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
 _MOST_NEW_GAPS: Final = 256
 
@@ -30,6 +30,12 @@ class AnswerCounts:
             status: The response's HTTP status.
         """
         self._counts[endpoint, status] += 1
+
+    def keep(self, endpoints: Container[str]) -> None:
+        """Forgets the responses of other endpoints, which were deleted."""
+        for endpoint, status in list(self._counts):
+            if endpoint != NO_ENDPOINT and endpoint not in endpoints:
+                del self._counts[endpoint, status]
 
     def __iter__(self) -> Iterator[tuple[str, str, int]]:
         """Yields the endpoint, status class (``"2xx"``) and count of each pair counted so far."""
@@ -113,6 +119,10 @@ class StreamTimes:
         if times is None:
             times = self._times[endpoint] = ItemTimes()
         return times
+
+    def keep(self, endpoints: Container[str]) -> None:
+        """Forgets the times of other endpoints, which were deleted."""
+        self._times = {name: times for name, times in self._times.items() if name in endpoints}
 
     def __iter__(self) -> Iterator[tuple[str, ItemTimes]]:
         """Yields each endpoint that had a stream, and its times."""

@@ -85,6 +85,11 @@ def found(kind: str, name: Any, there: Mapping[str, T]) -> T:
     return one
 
 
+def parameter_names(path: str) -> list[str]:
+    """Returns the names of the parameters in a path."""
+    return _PARAMETER.findall(path)
+
+
 def checked_route(route: Any) -> str | None:
     """Checks the route of an endpoint.
 
@@ -111,7 +116,7 @@ def checked_path(path: Any, line: str, *, may_have_parameters: bool = True) -> s
         raise TypeError(f"a path must be text, not {path!r}; write {line}")
     if not path.startswith("/"):
         raise ValueError(f'a path must start with "/", and {path!r} does not; write {line}')
-    names: list[str] = _PARAMETER.findall(path) if may_have_parameters else []
+    names = parameter_names(path) if may_have_parameters else []
     if set(_PARAMETER.sub("", path) if may_have_parameters else path) & set("{}?#"):
         allowed = (
             f"; its parameters are written as {PARAMETER_FORMS}" if may_have_parameters else ""

@@ -19,7 +19,7 @@ import queue
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -28,6 +28,9 @@ from shoal.replicas.threads import into_this_loop
 
 if TYPE_CHECKING:
     from types import FrameType
+
+# How long the process may take to end before it says so.
+_QUIET_S: Final = 2.0
 
 
 class Signals:
@@ -79,8 +82,14 @@ class Signals:
     def _watch(self) -> None:
         self._asked.get()
         allowed_s = self.allowed_s
+        quiet_s = min(_QUIET_S, allowed_s)
+        time.sleep(quiet_s)
+        say(
+            f"Shoal is ending, and lets what runs finish, for at most {allowed_s:g} s; a second "
+            "Ctrl+C, or SIGTERM, ends it at once"
+        )
         # Normally the process ends during this sleep. A longer one overflows.
-        time.sleep(min(allowed_s, threading.TIMEOUT_MAX / 2))
+        time.sleep(min(allowed_s - quiet_s, threading.TIMEOUT_MAX / 2))
         say(
             f"Shoal ended by force: still busy {allowed_s:g} s after the signal, with a thread that"
             " can't be interrupted or a blocked event loop"

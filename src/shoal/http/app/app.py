@@ -11,7 +11,7 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
@@ -22,12 +22,10 @@ from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.mounted import Mounted, lifespans_of
 from shoal.http.app.pages import OUTSIDE, Pages
+from shoal.http.app.router import PAGES, AppRouter
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
-from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.protocol import spoken
-from shoal.http.requests.routing import Mounts, NotOpenRoute, PathTable, Route
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
@@ -45,7 +43,7 @@ from shoal.serving.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from typing import Unpack
 
     from starlette.middleware import Middleware
@@ -53,14 +51,11 @@ if TYPE_CHECKING:
 
     from shoal.http.app.served_endpoints import Phase
     from shoal.http.direct_call import DirectCall
-    from shoal.http.requests.routing import Found
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
     from shoal.serving.http_options import AppKeywords
     from shoal.serving.security import SecurityRequirements
     from shoal.serving.state.file import StateFile
-
-_PAGES: Final = f"{RESERVED}/"
 
 H = TypeVar("H", bound="Callable[..., Any]")
 
@@ -103,7 +98,6 @@ class App:
         **settings: Unpack[AppKeywords],
     ) -> None:
         self.settings = HttpOptions.of_app(settings)
-        self._protocols = spoken(self.settings.protocols)
         self.file: AppFile | None = None
         self.controller: Controller | None = None
         self.state: StateFile | None = None
@@ -111,16 +105,14 @@ class App:
         self._phase: Phase = "not open"
         self._declared = Declarations()
         self._dispatcher = RouteDispatcher(self.settings)
-        self._table: EndpointTable | None = None
-        self._sockets = WebSockets(self._dispatcher)
-        self._not_open = NotOpenRoute(self.settings)
-        self._pages = PathTable[Route]()
-        self._mounts = Mounts()
+        sockets = WebSockets(self._dispatcher)
+        self._router = AppRouter(self._declared, self._dispatcher, sockets)
         self._has_middleware = bool(middleware)
-        entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
-        self._entered = AppGuard(entered, self._dispatcher, self._sockets)
-        self._own = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
-        self._own.add_to(self._pages)
+        entered = with_middleware(checked_middleware("middleware", middleware), self._router)
+        self._entered = AppGuard(entered, self._dispatcher, sockets)
+        mounts = self._router.mounts
+        self._own = Pages(mounts, self._declared, self._dispatcher, self.settings, self._now)
+        self._own.add_to(self._router.pages)
 
     @classmethod
     def of_file(cls, file: AppFile) -> App:
@@ -152,8 +144,8 @@ class App:
 
         Args:
             path: The endpoint's path. It may have parameters, as in Starlette:
-                ``/users/{id:int}``. The code finds them as ``"path_params"`` in its request's
-                metadata, or in a Starlette `Request`.
+                ``/users/{id:int}``. The code takes them by `shoal.http.Path`; they are also
+                ``"path_params"`` in its request's metadata, and in a Starlette `Request`.
             methods: The HTTP methods of the endpoint.
             name: The name in messages and metrics; the handler's name by default.
             security: What it needs of its callers, as the option ``security`` of `HttpOptions`,
@@ -166,12 +158,14 @@ class App:
         Raises:
             TypeError: The code is not a handler, JSON can't be checked against its annotation, or
                 an argument has the wrong type.
-            ValueError: The path or the name is taken or malformed, or an option is out of range.
+            ValueError: The path or the name is taken or malformed, the handler's parameters do not
+                fit the path, or an option is out of range.
             RuntimeError: The application is open.
         """
         from shoal.http.app.code import declared_on
 
-        checked_path(path, f'@app.endpoint("/{str(path).strip("/")}")')
+        given = path.strip("/") if isinstance(cast("object", path), str) else "x"
+        checked_path(path, f'@app.endpoint("/{given}")')
         capitals = checked_methods(methods)
         refuse_unknown(config, beside=("methods", "name", "batch", "security", "responses"))
         documented = documented_as(security, responses, self.settings)
@@ -297,7 +291,8 @@ class App:
         Args:
             path: The prefix of its paths; ``"/"`` for all that nothing else answers.
             app: The application.
-            lifespan: Whether its lifespan is run within this one; else the program opens it.
+            lifespan: Whether its lifespan is run within this one, after those of applications that
+                were mounted before; else the program opens it.
 
         Raises:
             TypeError: An argument has the wrong type.
@@ -308,7 +303,7 @@ class App:
         prefix = checked_path(path, example, may_have_parameters=False).rstrip("/")
         if lifespan and self._is_up():
             raise RuntimeError(f"{path}: with a lifespan, mount before the application is opened")
-        self._mounts.add(prefix, Mounted(app) if lifespan else app)
+        self._router.mounts.add(prefix, Mounted(app) if lifespan else app)
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document as it is now, without a prefix; see `merged_openapi`."""
@@ -350,7 +345,7 @@ class App:
                 self._controller() as controller,
                 self.answering(controller),
             ):
-                async with lifespans_of(self._mounts.by_prefix.values()):
+                async with lifespans_of(self._router.mounts.by_prefix.values()):
                     yield
                 # Before the batched functions lose their batchers: queued requests may call them.
                 await controller.shutdown()
@@ -372,14 +367,12 @@ class App:
         with ExitStack() as lending:
             await self._declared.apply(controller, lending)
             self.controller = controller
-            self._table = EndpointTable(controller, self.settings, self._protocols)
-            self._sockets.set_controller(controller)
+            self._router.set_controller(controller)
             self._phase = "open"
             try:
                 yield
             finally:
-                self._table = None
-                self._sockets.set_controller(None)
+                self._router.set_controller(None)
                 self._phase = "closed"
 
     def begin_drain(self) -> None:
@@ -394,9 +387,9 @@ class App:
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        if (table := self._table) is not None and not self._has_middleware:
+        if (table := self._router.table) is not None and not self._has_middleware:
             path, method = call.line.path, call.line.method
-            if not path.startswith(_PAGES):
+            if not path.startswith(PAGES):
                 found = table.at(path, method)
                 if found is not None and (route := found.routes.get(method)) is not None:
                     return self._dispatcher.answer_directly(call, route, found.params)
@@ -408,40 +401,9 @@ class App:
         if kind == "lifespan":
             await run_lifespan(self.lifespan, receive, send)
         elif kind == "http" and RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:
-            await self._respond(scope, receive, send)
+            await self._router(scope, receive, send)
         else:
             await self._entered(scope, receive, send)
-
-    def _respond(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        root, path = split_path(scope)
-        if scope["type"] == "http":
-            found = self._at(path, scope["method"])
-            if found is not None or self._mounts.at(path) is None:
-                if found is None and path == "/" and scope["method"] in ("GET", "HEAD"):
-                    found = self._pages.at(path, "GET")
-                elif found is None and self._table is not None:
-                    found = self._table.elsewhere(path)
-                return self._dispatcher.answer(scope, receive, send, found)
-        return self._respond_besides(scope, receive, send, root, path)
-
-    async def _respond_besides(
-        self, scope: Scope, receive: Receive, send: Send, root: str, path: str
-    ) -> None:
-        kind, mounted = scope["type"], self._mounts.at(path)
-        if kind == "websocket" and (mounted is None or self._sockets.is_at(path)):
-            await self._sockets.answer(scope, receive, send, path)
-        elif mounted is not None:
-            prefix, app = mounted
-            below = {**scope, "root_path": root + prefix}
-            await self._dispatcher.answer_by(app, below, receive, send)
-        else:
-            raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
-
-    def _at(self, path: str, method: str) -> Found[Route] | None:
-        """Returns the routes for a request; see `PathTable.at`."""
-        if path.startswith(_PAGES):  # not even for an endpoint at "/{any:path}"
-            return self._pages.at(path, method)
-        return (self._table or self._declared.routed_to(self._not_open)).at(path, method)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

@@ -176,10 +176,11 @@ class Declarations:
 
         Raises:
             NameTaken: The name or the path is taken.
-            ValueError: The batched function is served already.
-            TypeError: JSON can't be checked against an annotation.
+            ValueError: The batched function is served already, or the parameters and the path
+                do not fit.
+            TypeError: JSON can't be checked against an annotation, or a mark against a list.
         """
-        from shoal.http.requests.payload import reader_for
+        from shoal.http.requests.mark_check import check_marks
 
         for there in self.endpoints.values():
             if code.face is not None and there.code is not None and there.code.face is code.face:
@@ -187,7 +188,7 @@ class Declarations:
                     f"{target!r} has one batcher, and {there.path} serves it already; decorate "
                     "the handler a second time for another"
                 )
-        reader_for(code.signature)
+        check_marks(code.signature, path)
         endpoint = EndpointDeclaration(
             name=name,
             path=path,
@@ -226,11 +227,13 @@ class Declarations:
         """
         self._check_given(controller)
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
+        controller.announce_endpoints([*self.endpoints])
         for tags in self._groups():
             await self._open_side_by_side(controller, lending, tags, lacking)
         for endpoint in self.endpoints.values():
             if declared_endpoint(endpoint.name) in lacking:
                 await _create(controller, endpoint)
+        controller.announce_endpoints(())
 
     def _check_given(self, controller: Controller) -> None:
         """Checks that there are the endpoints whose handles code is given."""

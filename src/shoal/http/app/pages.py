@@ -145,6 +145,9 @@ class Pages:
     async def _answer_metrics(self, exchange: Exchange) -> None:
         from prometheus_client.exposition import choose_encoder
 
+        _, controller = self._now()
+        if controller is not None:
+            self._dispatcher.keep_counts_of(controller.endpoints)
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
         await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)
@@ -223,9 +226,10 @@ def _takes(endpoint: ServedEndpoint) -> str | None:
     from shoal.http.requests.payload import reader_for
 
     try:
-        return reader_for(endpoint.signature).takes
+        reader = reader_for(endpoint.signature)
     except TypeError:  # it can be called by handles only, even if it has a route
         return None
+    return "form" if "multipart/form-data" in reader.media_types else reader.takes
 
 
 def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from urllib.parse import quote
 import orjson
 
 from shoal.http.openapi.page import HTML, Sent, page_headers, root_of
+from shoal.http.requests.accept import VARIES
 from shoal.http.requests.exchange import JSON
 from shoal.serving.names import RESERVED
 
@@ -37,6 +38,7 @@ _PARAMETER: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 _SENDING: Final = {
     "json": ("-H", "Content-Type: application/json", "--data", "@item.json"),
     "array": ("-H", "Content-Type: application/json", "--data", "@item.json"),
+    "form": ("-F", "FIELD=@file"),
     "bytes": ("--data-binary", "@item"),
     "request": ("--data-binary", "@item"),
 }
@@ -52,7 +54,6 @@ nav a { margin-right: 1rem; }
 """
 _HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 _POLICY: Final = f"style-src 'sha256-{_HASH}'; img-src data:"
-_VARIES: Final = (b"vary", b"accept")
 
 
 def landing_page(
@@ -80,11 +81,11 @@ def landing_page(
         start = root or "."
         near = {name: url if root else f".{url}" for name, url in links.items()}
         text = "".join(_lines(options.title, shown, len(reached), mounts, start, near))
-        return Sent(HTML, text.encode("utf-8", "replace"), (*page_headers(_POLICY), _VARIES))
+        return Sent(HTML, text.encode("utf-8", "replace"), (*page_headers(_POLICY), VARIES))
     body = orjson.dumps(
         {"title": options.title, "endpoints": shown, "mounts": mounts, "links": links}
     )
-    return Sent(JSON, body, ((b"cache-control", b"no-store"), _VARIES))
+    return Sent(JSON, body, ((b"cache-control", b"no-store"), VARIES))
 
 
 def _links(options: HttpOptions) -> Iterator[tuple[str, str]]:

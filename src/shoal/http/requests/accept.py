@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+VARIES: Final = (b"vary", b"accept")
+"""The header of an answer whose form was chosen by ``Accept``, for caches."""
 
 
 def weights(header: bytes) -> dict[bytes, float]:

@@ -27,7 +27,7 @@ from shoal.observe.metrics import AnswerCounts, StreamTimes
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -59,6 +59,11 @@ class RouteDispatcher:
         self.incomplete = IncompleteBodies(settings)
         self._id_prefix = secrets.token_hex(4).encode("ascii")
         self._id_count = itertools.count(1)
+
+    def keep_counts_of(self, endpoints: Container[str]) -> None:
+        """Forgets what was counted of other endpoints, which were deleted."""
+        self.answers.keep(endpoints)
+        self.streams.keep(endpoints)
 
     def new_id(self) -> bytes:
         """Returns an id: unique among processes that share a log, and cheap to make."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from typing_extensions import override
 
@@ -13,11 +15,14 @@ from shoal.http.requests.routing import Found, PathTable, Route
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
+
+_Way: TypeAlias = "tuple[str, str, Route]"
+_log: Final = logging.getLogger("shoal.http")
 
 
 class JsonProtocol(HttpProtocol):
@@ -44,6 +49,72 @@ class _JsonRoutes(ProtocolRoutes):
                 yield endpoint.route, method, route
 
 
+class _Spoken:
+    """The routes of one protocol; what it raises while they are rebuilt concerns no other.
+
+    Args:
+        routes: The protocol's routes.
+    """
+
+    def __init__(self, routes: ProtocolRoutes) -> None:
+        self._routes = routes
+        self._last: dict[Endpoint | None, list[_Way]] = {}
+        self._has_told = False
+
+    def first(self, endpoints: Iterable[Endpoint]) -> Iterator[_Way]:
+        """Yields the routes of endpoints, and those of no endpoint.
+
+        Raises:
+            Exception: What the protocol raised, or why a path of it can't be routed.
+        """
+        self._last = {one: _checked(self._of(one)) for one in (*endpoints, None)}
+        return chain.from_iterable(self._last.values())
+
+    def current(self, endpoints: Iterable[Endpoint]) -> Iterator[_Way]:
+        """Yields the same, and where the protocol fails, the routes of before."""
+        self._has_told = False
+        found: dict[Endpoint | None, list[_Way]] = {}
+        for endpoint in (*endpoints, None):
+            try:
+                found[endpoint] = _checked(self._of(endpoint))
+            except Exception as error:
+                self._tell(error)
+                found[endpoint] = self._last.get(endpoint, [])
+        self._last = found
+        return chain.from_iterable(found.values())
+
+    def elsewhere(self, path: str) -> Route | None:
+        """Returns the route that refuses requests at a path; see `ProtocolRoutes`."""
+        try:
+            return self._routes.elsewhere(path)
+        except Exception as error:
+            self._tell(error)
+            return None
+
+    def _of(self, endpoint: Endpoint | None) -> Iterable[_Way]:
+        return self._routes.besides() if endpoint is None else self._routes.of(endpoint)
+
+    def _tell(self, error: Exception) -> None:
+        """Logs what the protocol raised, once until the endpoints change again."""
+        if not self._has_told:
+            self._has_told = True
+            name = type(self._routes).__qualname__
+            _log.error(
+                "the protocol of %s failed; its routes stay as they were", name, exc_info=error
+            )
+
+
+def _checked(ways: Iterable[_Way]) -> list[_Way]:
+    """Returns routes that a table can take, as a list."""
+    found = list(ways)
+    table = PathTable[Route]()
+    for path, method, route in found:
+        if not isinstance(cast("object", route), Route):
+            raise TypeError(f"a protocol's route at {path!r} is a Route, not {route!r}")
+        table.add(path, (method,), route)
+    return found
+
+
 class EndpointTable:
     """The routes of one controller's endpoints, rebuilt when the endpoints change.
 
@@ -52,6 +123,9 @@ class EndpointTable:
         options: The options of the server.
         protocols: The protocols besides Shoal's own. If two have a route at a path, the first
             counts, after Shoal's own.
+
+    Raises:
+        Exception: What a protocol raised for the endpoints that there are already.
     """
 
     def __init__(
@@ -62,13 +136,13 @@ class EndpointTable:
         self._spoken = (JsonProtocol(), *protocols)
         self._has_others = bool(protocols)
         self._version = controller.version
-        self._routes = self._current_routes()
+        self._routes = self._table_of(_Spoken.first)
 
     def at(self, path: str, method: str) -> Found[Route] | None:
         """Returns the routes for a request; see `PathTable.at`."""
         if self._controller.version != self._version:
             self._version = self._controller.version
-            self._routes = self._current_routes()
+            self._routes = self._table_of(_Spoken.current)
         return self._routes.at(path, method)
 
     def elsewhere(self, path: str) -> Found[Route] | None:
@@ -80,16 +154,15 @@ class EndpointTable:
         return None
 
     @cached_property
-    def _protocols(self) -> list[ProtocolRoutes]:
-        return [one.routes(self._controller, self._options) for one in self._spoken]
+    def _protocols(self) -> list[_Spoken]:
+        return [_Spoken(one.routes(self._controller, self._options)) for one in self._spoken]
 
-    def _current_routes(self) -> PathTable[Route]:
+    def _table_of(
+        self, ways_of: Callable[[_Spoken, Iterable[Endpoint]], Iterable[_Way]]
+    ) -> PathTable[Route]:
         routes = PathTable[Route]()
         endpoints = self._controller.endpoints.values()
         for protocol in self._protocols if endpoints or self._has_others else ():
-            for endpoint in endpoints:
-                for path, method, route in protocol.of(endpoint):
-                    routes.add(path, (method,), route)
-            for path, method, route in protocol.besides():
+            for path, method, route in ways_of(protocol, endpoints):
                 routes.add(path, (method,), route)
         return routes

@@ -292,8 +292,8 @@ class Exchange:
             CallerLeft: The client is gone, or did not read in time.
         """
         compresses = self.settings.compress_from_bytes is not None
-        if self.direct is not None and media_type is JSON and not headers and not compresses:
-            self.answer_directly(status, media_type, body)
+        if self.direct is not None and media_type is JSON and not compresses:
+            self.answer_directly(status, media_type, body, headers)
             return
         least = self.settings.compress_from_bytes
         if least is not None:

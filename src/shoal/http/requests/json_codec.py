@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.responses import Response
 from typing_extensions import override
 
+from shoal.http.requests.accept import VARIES
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.header_check import check_headers
 from shoal.http.requests.marks import media_type_of
 from shoal.http.requests.queries import ItemReader
-from shoal.http.requests.results import BYTES, encoded, written
+from shoal.http.requests.results import BYTES, BYTES_TYPES, encoded, written
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 # What needs no closer look, since nearly all requests are such.
 _ALWAYS_JSON: Final = frozenset({dict, list, tuple, str, int, float, bool, NoneType})
-_ASKS_FOR_NOTHING: Final = frozenset({None, b"*/*", JSON})
+_ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
 
 # A browser must not take bytes for a page, whatever they look like.
-_NOT_JSON: Final = ((b"x-content-type-options", b"nosniff"), (b"vary", b"accept"))
+_NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 
 
 class JsonCodec(Codec):
@@ -69,7 +70,10 @@ class JsonCodec(Codec):
             return
         accept = exchange.headers.get(b"accept", b"")
         media_type, body = written(result, accept, self._of_bytes)
-        await exchange.answer(200, media_type, body, () if media_type is JSON else _NOT_JSON)
+        headers: list[tuple[bytes, bytes]] = [] if media_type is JSON else [_NOT_JSON]
+        if accept not in _ASKS_FOR_NOTHING and type(result) not in BYTES_TYPES:
+            headers.append(VARIES)
+        await exchange.answer(200, media_type, body, headers)
 
     @override
     def stream(self, exchange: Exchange) -> StreamForm:

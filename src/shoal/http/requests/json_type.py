@@ -54,6 +54,7 @@ class JsonType:
     Attributes:
         media_types: The media types that are accepted.
         keys: The keys that each field is read from, if the type is a record.
+        lists: The fields that take nothing but a list, if the type is a record.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class JsonType:
         self._takes = f"{takes}, or {others}" if others else takes
         self._schema: Any = adapter.core_schema
         self.keys = keys_of(self._schema)
+        self.lists = lists_of(self._schema)
         self._validator = finite_validator(adapter)
         self._costs = _costs_of(self._schema)
         self._for_large: SchemaValidator | None = None
@@ -263,15 +265,31 @@ def _is_users(key: str, part: dict[str, Any]) -> bool:
 
 def keys_of(schema: Any) -> dict[str, list[str]]:
     """Returns the keys of a record's fields; an alias comes before the field's own name."""
+    return {name: _keys(name, field) for name, field in _fields_of(schema).items()}
+
+
+def lists_of(schema: Any) -> set[str]:
+    """Returns the fields of a record that take nothing but a list."""
+    return {name for name, field in _fields_of(schema).items() if _is_list(field["schema"])}
+
+
+def _is_list(schema: Any) -> bool:
+    # A validator before the type's own may make a list of anything.
+    while schema["type"] in ("default", "nullable", "function-after"):
+        schema = schema["schema"]
+    return schema["type"] in ("list", "tuple", "set", "frozenset")
+
+
+def _fields_of(schema: Any) -> dict[str, Any]:
     definitions = {one.get("ref"): one for one in schema.get("definitions", ())}
     part: Any = schema
     while part is not None:
         fields: Any = part.get("fields")
         match part.get("type"):
             case "model-fields" | "typed-dict":
-                return {name: _keys(name, field) for name, field in fields.items()}
+                return dict(fields)
             case "dataclass-args":
-                return {field["name"]: _keys(field["name"], field) for field in fields}
+                return {field["name"]: field for field in fields}
             case "definition-ref":
                 part = definitions.get(part["schema_ref"])
             case _:

@@ -177,7 +177,7 @@ class Marked:
 
 def mark_of(annotation: Any) -> Mark | None:
     """Returns the mark of an annotation; None if it has none."""
-    for one in _metadata(annotation):
+    for one in metadata_of(annotation):
         if isinstance(one, Mark):
             return one
         package, name = type(one).__module__.partition(".")[0], type(one).__name__
@@ -191,7 +191,7 @@ def mark_of(annotation: Any) -> Mark | None:
 
 def media_type_of(annotation: Any) -> bytes | None:
     """Returns the media type that a handler's result is annotated with; None for none."""
-    for one in _metadata(annotation):
+    for one in metadata_of(annotation):
         if isinstance(one, MediaType):
             return one.name.encode("ascii")
     return None
@@ -243,7 +243,8 @@ def element_of(annotation: Any) -> tuple[bool, Any]:
     return True, stripped(get_args(kind)[0]) if get_args(kind) else Any
 
 
-def _metadata(annotation: Any) -> Iterator[object]:
+def metadata_of(annotation: Any) -> Iterator[object]:
+    """Yields what an annotation says beside the type."""
     while get_origin(annotation) in (Annotated, Required, NotRequired):
         inner, *more = get_args(annotation)
         yield from more

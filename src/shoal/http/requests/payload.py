@@ -37,6 +37,7 @@ from typing_extensions import TypedDict, override
 
 from shoal.http.requests.arrays import NPY, Arrays, is_array
 from shoal.http.requests.content_coding import decoded
+from shoal.http.requests.foreign_marks import check_no_foreign_marks
 from shoal.http.requests.json_type import JsonType, adapter_of, keys_of
 from shoal.http.requests.marks import Marked, element_of, fields_of
 from shoal.http.requests.msgpack import MsgpackForm, has_msgpack
@@ -134,6 +135,7 @@ class MarkedRecordReader(Reader):
         annotation: As above.
         marked: As above.
         source_of: The part of the request, and the name there, of each key of a marked field.
+        lists: The fields that take nothing but a list.
 
     Raises:
         TypeError: JSON can't be checked against the type.
@@ -148,6 +150,7 @@ class MarkedRecordReader(Reader):
         self.marked = marked
         adapter = adapter_of(annotation)
         self._type = JsonType(adapter, forms=_forms(by_key(adapter, of_body)))
+        self.lists = self._type.lists
         keys = self._type.keys
         # By the key that the record reads, and by all keys that it could read.
         self._key = {name: keys.get(name, [name])[0] for name in marked.sources}
@@ -210,6 +213,7 @@ class MarkedReader(Reader):
         marked: As above.
         rest: As above.
         source_of: The part of the request, and the name there, of each marked parameter.
+        lists: The marked parameters that take nothing but a list.
 
     Raises:
         TypeError: Text can't be checked against an annotation.
@@ -223,6 +227,7 @@ class MarkedReader(Reader):
         self.takes = rest.takes
         self.media_types = rest.media_types
         self._type = JsonType(fields_adapter(self.parameters))
+        self.lists = self._type.lists
         self._key = {name: self._type.keys[name][0] for name in marked.sources}
         self.source_of = {self._key[n]: source for n, source in marked.sources.items()}
 
@@ -328,8 +333,9 @@ def reader_for(signature: Signature) -> Reader:
         signature: The signature of a call with one item.
 
     Raises:
-        TypeError: JSON can't be checked against an annotation.
+        TypeError: JSON can't be checked against an annotation, or a mark would not be obeyed.
     """
+    check_no_foreign_marks(signature)
     parameters = list(signature.parameters.values())
     if not parameters:
         return NothingReader()

@@ -190,12 +190,13 @@ class Mounts:
     """Mounted applications.
 
     Attributes:
-        by_prefix: The applications by prefix, the longest first, so that the first match is the
-            most specific one.
+        by_prefix: The applications by prefix, in the order in which they were mounted.
     """
 
     def __init__(self) -> None:
         self.by_prefix: dict[str, ASGIApp] = {}
+        # The longest prefix first, so that the first match is the most specific one.
+        self._by_length: list[tuple[str, ASGIApp]] = []
 
     def add(self, prefix: str, app: ASGIApp) -> None:
         """Mounts an application under a prefix, which has no slash at its end.
@@ -209,11 +210,11 @@ class Mounts:
         if prefix in self.by_prefix:
             raise ValueError(f"{prefix or '/'!r} is mounted already")
         self.by_prefix[prefix] = app
-        self.by_prefix = dict(sorted(self.by_prefix.items(), key=lambda item: -len(item[0])))
+        self._by_length = sorted(self.by_prefix.items(), key=lambda item: -len(item[0]))
 
     def at(self, path: str) -> tuple[str, ASGIApp] | None:
         """Returns the mounted application for a path, with its prefix; None if there is none."""
-        for prefix, app in self.by_prefix.items():
+        for prefix, app in self._by_length:
             if path == prefix or path.startswith(f"{prefix}/"):
                 return prefix, app
         return None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from typing_extensions import override
 
-from shoal.http.requests.accept import weights
+from shoal.http.requests.accept import VARIES, weights
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.results import encoded
@@ -40,7 +40,13 @@ _END: Final = b"event: end\ndata: {}\n\n"
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-class _Framed(StreamForm):
+class _Accepted(StreamForm):
+    """A form that was chosen by ``Accept``."""
+
+    headers = (VARIES,)
+
+
+class _Framed(_Accepted):
     """A form whose messages are JSON between constant texts."""
 
     before_item: ClassVar[bytes]
@@ -79,7 +85,7 @@ class ServerSentEvents(_Framed):
         self.last = last
 
 
-class NumberedEvents(StreamForm):
+class NumberedEvents(_Accepted):
     """Server-sent events of one stream with ids, as browsers read them by `EventSource`.
 
     Args:
@@ -126,7 +132,7 @@ class JsonLines(_Framed):
     last = b'{"end":true}\n'
 
 
-class JsonArray(StreamForm):
+class JsonArray(_Accepted):
     """One JSON array of the items of one stream; one that has failed lacks its end."""
 
     media_type = b"application/json"
@@ -220,5 +226,9 @@ _MAKE: Final[dict[bytes, Callable[[Exchange], StreamForm]]] = {
 def _not_acceptable() -> Problem:
     names = b", ".join(name for name in _TYPES if name != b"application/ndjson").decode()
     return Problem(
-        406, "not-acceptable", "No form of the stream is accepted", f"There are {names}."
+        406,
+        "not-acceptable",
+        "No form of the stream is accepted",
+        f"There are {names}.",
+        headers=(VARIES,),
     )

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
 from shoal.core.options.checks import seconds, whole
-from shoal.errors import DeadlineExceeded
 from shoal.http_client.bodies import JSON, body_of
 from shoal.http_client.connection import SILENCE_S
 from shoal.http_client.problems import Failure, failure_of, failure_of_problem
+from shoal.http_client.stream import HttpStream
 from shoal.http_client.websocket.frames import Frames, Handshake
 from shoal.http_client.websocket.requests import SocketRequests
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -126,13 +128,10 @@ class HttpSocket:
 
         Cancellation: cancels the call at the server; the WebSocket stays open. Checkpoint: always.
         """
-        link = self._opened()
-        body = body_of(item)
-        if priority is not None:
-            whole("priority", priority, least=1)
+        link, begin = self._prepared(item, priority)
 
         async def attempt(limit: TimeLimit) -> Any:
-            request = await link.begin(body, limit, priority)
+            request = await begin(limit)
             try:
                 message = await request.next()
             finally:
@@ -147,7 +146,7 @@ class HttpSocket:
 
     def stream(
         self, item: Any, *, timeout_s: float | None = None, priority: int | None = None
-    ) -> SocketStream:
+    ) -> HttpStream:
         """Returns the stream of a call, which is made when the stream is entered.
 
         Args:
@@ -156,13 +155,10 @@ class HttpSocket:
             priority: As for `call`.
         """
         given_s = math.inf if timeout_s is None else seconds("timeout_s", timeout_s)
-        link = self._opened()
-        body = body_of(item)
-        if priority is not None:
-            whole("priority", priority, least=1)
+        link, begin = self._prepared(item, priority)
 
         async def attempt(limit: TimeLimit) -> Any:
-            request = await link.begin(body, limit, priority)
+            request = await begin(limit)
             try:
                 message = await request.next()  # which says whether it was refused
                 request.put_back(message)
@@ -175,87 +171,48 @@ class HttpSocket:
                 raise TypeError(
                     f"{link.answer.url} does not answer with a stream; use socket.call(...)"
                 )
-            return request, limit.own
+            return _Results(link, request), limit.own
 
-        return SocketStream(link, lambda: self._made(attempt, given_s))
+        return HttpStream(partial(self._made, attempt, given_s))
 
-    def _opened(self) -> _Link:
+    def _prepared(
+        self, item: Any, priority: int | None
+    ) -> tuple[_Link, Callable[[TimeLimit], Awaitable[SocketRequest]]]:
+        """Returns the connection, and a function that sends a request on it once."""
         if self._link is None:
             raise RuntimeError(
                 "the WebSocket is not open: async with client.websocket(...) as socket: ..."
             )
-        return self._link
+        if priority is not None:
+            whole("priority", priority, least=1)
+        return self._link, partial(self._link.begin, body_of(item), priority)
 
 
-class SocketStream:
-    """The results of a stream: ``async with socket.stream(...) as stream: async for r in stream``.
+class _Results:
+    """The results of a stream on a WebSocket; see `shoal.http_client.stream.StreamSource`."""
 
-    The server sends at most 64 items ahead of the reader.
-
-    Raises (on entering, or from the iteration, after the results that came before):
-        ConnectionError: The connection ended before the stream.
-        DeadlineExceeded: The call's time limit has passed.
-        Exception: As for a call with one result.
-
-    Cancellation: a wait that is cancelled ends the stream, and not the WebSocket.
-
-    Args:
-        link: The connection.
-        open_: Makes the call. Returns its request, and when the stream must have ended, on the
-            event loop's clock.
-    """
-
-    def __init__(
-        self, link: _Link, open_: Callable[[], Awaitable[tuple[SocketRequest, float]]]
-    ) -> None:
+    def __init__(self, link: _Link, request: SocketRequest) -> None:
         self._link = link
-        self._open = open_
-        self._request: SocketRequest | None = None
-        self._over = False
+        self._request = request
 
-    async def __aenter__(self) -> Self:
-        if self._request is None and not self._over:
-            self._request, self._deadline = await self._open()
-        return self
+    @property
+    def url(self) -> str:
+        return self._link.answer.url
 
-    async def __aexit__(self, *exc_info: object) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        if self._over:
-            raise StopAsyncIteration
-        if self._request is None:
-            raise RuntimeError("enter the stream first: async with ... .stream(...) as stream: ...")
-        try:
-            message = await self._next(self._request)
-        except BaseException:
-            await self.aclose()
-            raise
+    async def next(self) -> Any:
+        message = await self._request.next()
         if "next" in message:
             self._link.requests.taken(self._request)
             return message["next"]
-        await self.aclose()
         if "error" in message:
-            raise failure_of_problem(self._link.answer.url, 500, message["error"]).error
+            raise failure_of_problem(self.url, 500, message["error"]).error
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Ends the stream, so that the server cancels it. Idempotent."""
-        self._over = True
-        request, self._request = self._request, None
-        if request is not None:
-            self._link.requests.leave(request)
+        self._link.requests.leave(self._request)
 
-    async def _next(self, request: SocketRequest) -> Mapping[str, Any]:
-        message: Mapping[str, Any] | None = None
-        with anyio.CancelScope(deadline=self._deadline):
-            message = await request.next()
-        if message is None:
-            raise DeadlineExceeded(f"the stream from {self._link.answer.url} did not end in time")
-        return message
+    def drop(self) -> None:
+        self._link.soon(self._link.requests.leave, self._request)
 
 
 class _Link:
@@ -264,10 +221,12 @@ class _Link:
     Attributes:
         answer: The answer to the handshake.
         requests: The requests.
+        soon: Schedules a call of a function in its event loop, from any thread.
     """
 
     def __init__(self, answer: StreamingAnswer, max_requests: int, max_message_bytes: int) -> None:
         self.answer = answer
+        _, self.soon = loop_of_caller()
         self.requests = SocketRequests(self._send, max_requests)
         self._frames = Frames(max_message_bytes)
         self._outbox: deque[bytes] = deque()
@@ -275,7 +234,7 @@ class _Link:
         self._has_ended = anyio.Event()
 
     async def begin(
-        self, body: tuple[bytes, str], limit: TimeLimit, priority: int | None
+        self, body: tuple[bytes, str], priority: int | None, limit: TimeLimit
     ) -> SocketRequest:
         """Sends a request, once there is a place for it."""
         options: dict[str, Any] = {} if priority is None else {"priority": priority}

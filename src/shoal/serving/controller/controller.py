@@ -338,6 +338,10 @@ class Controller(Client):
         there = declared_names(self.backends, self.endpoints)
         return self._declarations.wanted(backends, endpoints) - there
 
+    def announce_endpoints(self, names: Sequence[str]) -> None:
+        """Says which endpoints a program creates once its backends have started; for messages."""
+        self._endpoints.coming = names
+
     def status_now(self) -> Status:
         """Returns the status of all backends and endpoints."""
         return Status(

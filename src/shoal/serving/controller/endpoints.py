@@ -8,6 +8,8 @@ from shoal.errors import NameTaken, NoSuchName, ShutDown
 from shoal.serving.names import found, without_names
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
@@ -17,12 +19,14 @@ class Endpoints:
     Attributes:
         by_name: The endpoints, by name.
         version: A number that changes whenever an endpoint is added or removed.
+        coming: The names of endpoints that a program creates once its backends have started.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Endpoint] = {}
         self._by_route: dict[str, dict[str, Endpoint]] = {}
         self.version = 0
+        self.coming: Sequence[str] = ()
 
     def find(self, name: str) -> Endpoint:
         """Returns an endpoint.
@@ -30,7 +34,15 @@ class Endpoints:
         Raises:
             NoSuchName: There is no endpoint of that name.
         """
-        return found("endpoint", name, self.by_name)
+        try:
+            return found("endpoint", name, self.by_name)
+        except NoSuchName:
+            if name not in self.coming:
+                raise
+        raise NoSuchName(
+            f"the endpoint {name!r} is not there yet: endpoints are created once all backends have "
+            "started; keep the handle in the constructor, and call it in the methods"
+        )
 
     def users_of(self, tag: str) -> list[str]:
         """Returns the names of the endpoints that have traffic or shadow traffic to a backend."""

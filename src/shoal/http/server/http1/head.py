@@ -240,7 +240,10 @@ class HeadParser:
     def _take_special(self, name: bytes, value: bytes) -> None:
         match name:
             case b"content-length":  # llhttp refuses a second one
-                self.length = int(value)
+                try:
+                    self.length = int(value)
+                except ValueError:  # of thousands of zeros
+                    raise BadRequest(400, "a Content-Length of too many digits") from None
             case b"connection":
                 # HTTP/1.0 clients that want to keep the connection are not supported.
                 if b"close" in _tokens(value):

@@ -1,0 +1,74 @@
+"""``Vary: accept`` is on each answer whose form was chosen by ``Accept``, and on no other."""
+
+from __future__ import annotations
+
+import httpx
+import numpy as np
+import pytest
+from live_server import live
+
+import shoal
+from shoal.testing.asgi import ask
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+def app_of():
+    app = shoal.App()
+
+    @app.get("/value")
+    def value() -> dict[str, int]:
+        return {"a": 1}
+
+    @app.get("/array")
+    def array():
+        return np.arange(3)
+
+    @app.get("/bytes")
+    def some_bytes() -> bytes:
+        return b"abc"
+
+    @app.get("/steps")
+    async def steps():
+        yield 1
+        yield 2
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("path", "accept", "media_type", "varies"),
+    [
+        ("/value", None, "application/json", False),
+        ("/value", "*/*", "application/json", False),
+        ("/value", "application/json", "application/json", False),
+        ("/value", "application/json, */*;q=0.1", "application/json", True),
+        ("/value", "application/x-npy", "application/json", True),
+        ("/value", "application/msgpack", "application/msgpack", True),
+        ("/array", None, "application/json", False),
+        ("/array", "application/x-npy", "application/x-npy", True),
+        ("/array", "text/html", "application/json", True),
+        ("/bytes", "application/msgpack", "application/octet-stream", False),
+        ("/steps", None, "text/event-stream", True),
+        ("/steps", "application/x-ndjson", "application/x-ndjson", True),
+        ("/steps", "application/json", "application/json", True),
+        ("/steps", "text/html", "application/problem+json", True),
+    ],
+)
+async def test_an_answer_varies_if_its_form_was_chosen(path, accept, media_type, varies):
+    app = app_of()
+    headers = [] if accept is None else [("accept", accept)]
+    async with app.lifespan():
+        answer = await ask(app, path, method="GET", headers=headers)
+    assert answer.headers["content-type"] == media_type
+    assert answer.headers.get("vary") == ("accept" if varies else None)
+
+
+async def test_a_real_server_says_so_too():
+    async with live(app_of()) as server, httpx.AsyncClient() as client:
+        client.base_url = f"http://127.0.0.1:{server.port}"
+        answer = await client.get("/value", headers={"accept": "application/json, text/plain"})
+        assert (answer.headers["vary"], answer.json()) == ("accept", {"a": 1})
+        assert "vary" not in (await client.get("/value")).headers
+        answer = await client.get("/steps", headers={"accept": "application/json"})
+        assert (answer.headers["vary"], answer.json()) == ("accept", [1, 2])
