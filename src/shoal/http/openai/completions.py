@@ -14,7 +14,7 @@ from typing_extensions import override
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import ItemTooLarge
 from shoal.http.openai.messages import NotText, OneText, SeveralTexts
-from shoal.http.openai.models import OpenAIRoute
+from shoal.http.openai.models import BodyRoute
 from shoal.http.openai.text_calls import (
     MergedTexts,
     TextCall,
@@ -33,7 +33,7 @@ from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Coroutine
 
     from shoal.batching.batcher import Batcher
     from shoal.http.openai.models import ChatTemplate, Models, TokenCount
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shoal.serving.http_options import HttpOptions
 
 
-class TextRoute(OpenAIRoute):
+class TextRoute(BodyRoute):
     """Answers requests for texts.
 
     Args:
@@ -69,24 +69,7 @@ class TextRoute(OpenAIRoute):
         self._count = count
 
     @override
-    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
-        body = exchange.whole_body()
-        return self.answer(exchange) if body is None else self._begin(exchange, body)
-
-    @override
-    async def answer(self, exchange: Exchange) -> None:
-        """Answers one request.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time; the calls were cancelled.
-            Exception: The request failed before its answer had begun.
-        """
-        rest = self._begin(exchange, await exchange.body())
-        if rest is not None:
-            await rest
-
     def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
-        """Makes the calls; returns what must be awaited, or None if it is answered or suspended."""
         asked = self._reader.read(exchange, body)
         model = self._models.of(asked.model)
         exchange.endpoint = model.endpoint.name

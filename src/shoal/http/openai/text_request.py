@@ -7,6 +7,7 @@ are not kept here, are refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
@@ -135,6 +136,12 @@ class TextRequest:
                 )
 
 
+@cache
+def _type(*, chat: bool) -> JsonType:
+    """Returns the type of the bodies, once for all applications: it takes milliseconds to build."""
+    return JsonType(adapter_of(_Chat if chat else _Completion))
+
+
 class TextReader:
     """Reads the bodies of one of the two paths.
 
@@ -148,7 +155,7 @@ class TextReader:
         self._chat = chat
         self._most_messages = most_messages
         self._most_choices = most_choices
-        self._type = JsonType(adapter_of(_Chat if chat else _Completion))
+        self._type = _type(chat=chat)
 
     def read(self, exchange: Exchange, body: bytes) -> TextRequest:
         """Returns what a request asks for.
