@@ -72,8 +72,6 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
     Raises:
         Refused: There are too many, or a number is not one in JSON, or is too large for a float.
     """
-    size = len(body)
-    is_small = size <= _SMALL and size <= max_elements
     names: Sequence[bytes] = ()
     if _CAPITAL_N in body or _CAPITAL_I in body:
         names = [name for name in _NO_NUMBERS if name in body]
@@ -81,28 +79,45 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
     if _SMALL_E in body or _CAPITAL_E in body:
         digits = body.translate(_DIGITS_AS_0)
         may_be_too_large = b"000" in digits and (b"e000" in digits or b"e+000" in digits)
-    if is_small and not names and not may_be_too_large:
+    size = len(body)
+    if size <= _SMALL and size <= max_elements and not names and not may_be_too_large:
         return size  # so few bytes can't cost too much
+    elements = check_cost(body, max_elements, costs)
     may_be_too_large = may_be_too_large or _MANY_DIGITS in body.translate(_DIGITS_AS_0)
+    if names or may_be_too_large:
+        for bare in _without_strings(body):
+            for name in names:
+                if name in bare:
+                    raise _not_json(f"JSON has no number {name.decode()}.")
+            if may_be_too_large:
+                _check_numbers(bare)
+    return elements
+
+
+def check_cost(body: bytes, max_elements: int, costs: Costs) -> int:
+    """Checks that a body does not have too many elements, for a parser that checks its numbers.
+
+    The arguments and the result are those of `check_json`.
+
+    Raises:
+        Refused: There are too many.
+    """
+    size = len(body)
+    if size <= _SMALL and size <= max_elements:
+        return size
     # Each string is a value or a key, and has two quotes.
     escaped = body.count(b'\\"') if _BACKSLASH in body else 0
     if body.count(b'"') - escaped > 2 * max_elements + 2:
         raise too_complex(max_elements)
     allowance = allowance_of(size, max_elements)
     elements, cost = _counted(body, costs)
-    if elements > max_elements or cost > allowance or names or may_be_too_large:
+    if elements > max_elements or cost > allowance:
         elements = cost = 0
         for bare in _without_strings(body):
-            for name in names:
-                if name in bare:
-                    raise _not_json(f"JSON has no number {name.decode()}.")
             more, more_cost = _counted(bare, costs)
             elements, cost = elements + more, cost + more_cost
         if elements > max_elements or cost > allowance:
             raise too_complex(max_elements)
-        if may_be_too_large:
-            for bare in _without_strings(body):
-                _check_numbers(bare)
     return elements
 
 
