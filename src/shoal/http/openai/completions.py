@@ -25,7 +25,6 @@ from shoal.http.openai.text_calls import (
     refusing,
 )
 from shoal.http.requests.call import EndpointCall
-from shoal.http.requests.call_route import answered
 from shoal.http.requests.compressed import compressed_form
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
@@ -111,7 +110,7 @@ class TextRoute(BodyRoute):
             exchange.suspend(self, _resumed, (call, job, text))
             return None
         if call.has_ended:
-            return _answered(exchange, job, text, call.pending_result())
+            return job.answer(text, call.pending_result())
         return _wait(exchange, job, text)
 
     async def _answer_with_stream(
@@ -169,12 +168,6 @@ async def _answer_with_collected(exchange: Exchange, job: TextJob, text: TextCal
     await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
 
 
-def _answered(
-    exchange: Exchange, job: TextJob, text: TextCall, result: Any
-) -> Coroutine[Any, Any, None] | None:
-    return answered(exchange, JSON, job.whole([(text.of_result(result), text.end)]))
-
-
 def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
     call: EndpointCall
@@ -182,7 +175,7 @@ def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     text: TextCall
     (call, job, text), exchange.kept = exchange.kept, None
     try:
-        rest = _answered(exchange, job, text, call.pending_result())
+        rest = job.answer(text, call.pending_result())
     except NotText as error:
         raise refusal_of(error) from None
     except BaseException:

@@ -82,9 +82,19 @@ def checked_text(result: Any) -> str:
         NotText: It is not text.
         TypeError: It can't be written.
     """
+    text = text_of(result)
+    orjson.dumps(text)  # raises for half of a surrogate pair
+    return text
+
+
+def text_of(result: Any) -> str:
+    """Returns a result of a model, which must be text.
+
+    Raises:
+        NotText: It is not.
+    """
     if not isinstance(result, str):
         raise NotText(result)
-    orjson.dumps(result)  # raises for half of a surrogate pair
     return result
 
 
@@ -124,6 +134,9 @@ class AnswerForms:
             request_id: The id of the request.
             texts: Each text, and its end.
             prompt_tokens: The number of tokens of the prompts.
+
+        Raises:
+            TypeError: A text can't be written.
         """
         choices: list[bytes] = []
         tokens = 0

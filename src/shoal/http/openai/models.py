@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import orjson
 from typing_extensions import override
@@ -56,6 +56,8 @@ class Model:
         self.chats = AnswerForms(name, chat=True)
         self.completions = AnswerForms(name, chat=False)
         self._makers: WeakKeyDictionary[Batcher[Any], ItemMaker] = WeakKeyDictionary()
+        # The batcher of the last call, which must not live on for this, and its maker.
+        self._last: tuple[Callable[[], Batcher[Any] | None], ItemMaker] | None = None
 
     def maker(self, batcher: Batcher[Any]) -> ItemMaker:
         """Returns what makes the items of a batcher.
@@ -63,6 +65,9 @@ class Model:
         Raises:
             Refused: Its handler takes no text.
         """
+        last = self._last
+        if last is not None and last[0]() is batcher:
+            return last[1]
         maker = self._makers.get(batcher)
         if maker is None:
             try:
@@ -70,6 +75,7 @@ class Model:
             except TypeError:
                 raise unknown(self.name) from None
             self._makers[batcher] = maker
+        self._last = ref(batcher), maker
         return maker
 
     @property
@@ -117,14 +123,16 @@ class Models:
         Raises:
             Refused: There is none.
         """
+        endpoints = self._controller.endpoints
+        model = self._models.get(name)
+        if model is not None and endpoints.get(model.endpoint.name) is model.endpoint:
+            return model
         own_name = name if self._names is None else self._names.get(name)
-        endpoint = None if own_name is None else self._controller.endpoints.get(own_name)
+        endpoint = None if own_name is None else endpoints.get(own_name)
         if endpoint is None:
             self._models.pop(name, None)
             raise unknown(name)
-        model = self._models.get(name)
-        if model is None or model.endpoint is not endpoint:
-            model = self._models[name] = Model(name, endpoint, self._options)
+        model = self._models[name] = Model(name, endpoint, self._options)
         return model
 
     def __iter__(self) -> Iterator[Model]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _WORD: Final = re.compile(r"\S+")
+_NONE: Final = frozenset[str]()
 
 
 def count_words(text: str) -> int:
@@ -55,7 +56,7 @@ class TextEnd:
         self._stops = stops
         self._most = most
         self._count = count
-        self._firsts = {stop[0] for stop in stops}
+        self._firsts = frozenset([stop[0] for stop in stops]) if stops else _NONE
         self._held = ""
         self.counts = count is not None
         self.plain_below: float = 0
@@ -95,9 +96,15 @@ class TextEnd:
         return text
 
     def whole(self, text: str) -> str:
-        """Takes a whole text; returns as much of it as is before its end."""
+        """Takes a whole text, and no other; returns as much of it as is before its end."""
         if self._count is None:
             self._count = count_words
+        if not self._stops:
+            tokens = self._count(text)
+            if self._most is None or tokens < self._most:
+                self.tokens = tokens
+                self.reason = "stop"
+                return text
         text = self.take(text)
         if self.reason == "stop":
             self.tokens = self._count(text)

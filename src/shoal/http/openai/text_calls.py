@@ -18,10 +18,13 @@ from shoal.http.openai.messages import (
     MessageForm,
     NotText,
     checked_text,
+    text_of,
 )
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.requests.call import EndpointCall
+from shoal.http.requests.call_route import answered
 from shoal.http.requests.endpoint import call_headers
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
@@ -126,6 +129,16 @@ class TextJob:
         """Returns the body of the answer with the whole texts, and their ends."""
         return self._forms().whole(self.exchange.id, texts, self.prompt_tokens())
 
+    def answer(self, text: TextCall, result: Any) -> Coroutine[Any, Any, None] | None:
+        """Answers with the result of the only call; returns what must be awaited for that.
+
+        Raises:
+            NotText: It is not text.
+            TypeError: It can't be written.
+        """
+        whole = text.end.whole(text_of(result))
+        return answered(self.exchange, JSON, self.whole([(whole, text.end)]))
+
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts."""
         count = self._count or count_words
@@ -219,14 +232,6 @@ class TextCall:
             return self._call.stream(self.item, self._job.metadata)
         return _OneResult(self._call, self.item, self._job.metadata)
 
-    def of_result(self, result: Any) -> str:
-        """Returns the text by the result of a model that does not stream.
-
-        Raises:
-            TypeError: It is not text.
-        """
-        return self.end.whole(checked_text(result))
-
     async def collected(self) -> str:
         """Makes the call; returns the whole text.
 
@@ -235,7 +240,8 @@ class TextCall:
             TypeError: It is not text.
         """
         if not self._call.streams:
-            return self.of_result(await self._call.result(self.item, self._job.metadata))
+            result = await self._call.result(self.item, self._job.metadata)
+            return self.end.whole(text_of(result))
         limit_s = self._job.exchange.settings.answer_timeout_s
         if self._batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline

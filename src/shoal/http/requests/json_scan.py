@@ -78,7 +78,9 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
     may_be_too_large = False
     if _SMALL_E in body or _CAPITAL_E in body:
         digits = body.translate(_DIGITS_AS_0)
-        may_be_too_large = b"000" in digits and (b"e000" in digits or b"e+000" in digits)
+        # In a text a digit is seldom before an e; `find` takes less time than `in`.
+        if digits.find(b"0e") >= 0:
+            may_be_too_large = b"0e000" in digits or b"0e+000" in digits
     size = len(body)
     if size <= _SMALL and size <= max_elements and not names and not may_be_too_large:
         return size  # so few bytes can't cost too much
