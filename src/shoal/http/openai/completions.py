@@ -107,10 +107,10 @@ class TextRoute(BodyRoute):
         if call.streams:
             return _answer_with_collected(exchange, job, text)
         if call.is_suspended(text.item, job.metadata):
-            exchange.suspend(self, _resumed, (call, job, text))
+            exchange.suspend(self, _resumed, text)
             return None
         if call.has_ended:
-            return job.answer(text, call.pending_result())
+            return text.answer(call.pending_result())
         return _wait(exchange, job, text)
 
     async def _answer_with_stream(
@@ -170,12 +170,11 @@ async def _answer_with_collected(exchange: Exchange, job: TextJob, text: TextCal
 
 def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
-    call: EndpointCall
-    job: TextJob
     text: TextCall
-    (call, job, text), exchange.kept = exchange.kept, None
+    text, exchange.kept = exchange.kept, None
+    call = text.call
     try:
-        rest = job.answer(text, call.pending_result())
+        rest = text.answer(call.pending_result())
     except NotText as error:
         raise refusal_of(error) from None
     except BaseException:

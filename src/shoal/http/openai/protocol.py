@@ -34,7 +34,9 @@ def chat_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
     Args:
         messages: The messages; ``content`` is text.
     """
-    return "\n".join([*(f"{one['role']}: {one['content']}" for one in messages), "assistant:"])
+    lines = [f"{one['role']}: {one['content']}" for one in messages]
+    lines.append("assistant:")
+    return "\n".join(lines)
 
 
 class OpenAI(HttpProtocol):

@@ -129,16 +129,6 @@ class TextJob:
         """Returns the body of the answer with the whole texts, and their ends."""
         return self._forms().whole(self.exchange.id, texts, self.prompt_tokens())
 
-    def answer(self, text: TextCall, result: Any) -> Coroutine[Any, Any, None] | None:
-        """Answers with the result of the only call; returns what must be awaited for that.
-
-        Raises:
-            NotText: It is not text.
-            TypeError: It can't be written.
-        """
-        whole = text.end.whole(text_of(result))
-        return answered(self.exchange, JSON, self.whole([(whole, text.end)]))
-
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts."""
         count = self._count or count_words
@@ -210,27 +200,49 @@ def _checked_prompt(prompt: object) -> str:
 class TextCall:
     """The call for one text.
 
-    Attributes:
+    Args:
+        job: The request.
+        call: The call, whose batcher was found.
+        batcher: The batcher.
         item: The item of the call.
         end: Finds the end of the text.
+
+    Attributes:
+        call: As above.
+        item: As above.
+        end: As above.
     """
 
-    __slots__ = ("_batcher", "_call", "_job", "end", "item")
+    __slots__ = ("_batcher", "_job", "call", "end", "item")
 
     def __init__(
         self, job: TextJob, call: EndpointCall, batcher: Batcher[Any], item: Any, end: TextEnd
     ) -> None:
         self._job = job
-        self._call = call
+        self.call = call
         self._batcher = batcher
         self.item = item
         self.end = end
 
     def stream(self) -> ItemStream:
         """Returns the stream of its pieces; of one piece if the model does not stream."""
-        if self._call.streams:
-            return self._call.stream(self.item, self._job.metadata)
-        return _OneResult(self._call, self.item, self._job.metadata)
+        if self.call.streams:
+            return self.call.stream(self.item, self._job.metadata)
+        return _OneResult(self.call, self.item, self._job.metadata)
+
+    def answer(self, result: Any) -> Coroutine[Any, Any, None] | None:
+        """Answers the request, which has no other text, with the call's result.
+
+        Returns:
+            What must be awaited for that.
+
+        Raises:
+            NotText: It is not text.
+            TypeError: It can't be written.
+        """
+        whole = self.end.whole(text_of(result))
+        job = self._job
+        return answered(job.exchange, JSON, job.whole(((whole, self.end),)))
 
     async def collected(self) -> str:
         """Makes the call; returns the whole text.
@@ -239,8 +251,8 @@ class TextCall:
             DeadlineExceeded: A stream took too long, or as for any call.
             TypeError: It is not text.
         """
-        if not self._call.streams:
-            result = await self._call.result(self.item, self._job.metadata)
+        if not self.call.streams:
+            result = await self.call.result(self.item, self._job.metadata)
             return self.end.whole(text_of(result))
         limit_s = self._job.exchange.settings.answer_timeout_s
         if self._batcher.options.request_timeout_s is not None:
@@ -252,7 +264,7 @@ class TextCall:
     async def _read(self) -> str:
         texts: list[str] = []
         end = self.end
-        stream = self._call.stream(self.item, self._job.metadata)
+        stream = self.call.stream(self.item, self._job.metadata)
         results = None if isinstance(stream, ComparedStream) else stream
         tick = self._job.times.clock(parking_of_this_loop().now).tick
 
