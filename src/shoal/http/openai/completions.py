@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.openai.models import ChatTemplate, Models, TokenCount
+    from shoal.http.openai.models import Models
     from shoal.http.openai.text_request import TextReader
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.http_options import HttpOptions
@@ -48,31 +48,20 @@ class TextRoute(BodyRoute):
         models: The models.
         reader: Reads the bodies.
         options: The options of the server.
-        template: Makes a prompt of the messages of a chat.
-        count: Counts the tokens of a text; None if each piece of a stream is one.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        reader: TextReader,
-        options: HttpOptions,
-        template: ChatTemplate,
-        count: TokenCount | None,
-    ) -> None:
+    def __init__(self, models: Models, reader: TextReader, options: HttpOptions) -> None:
         super().__init__()
         self._models = models
         self._reader = reader
         self._options = options
-        self._template = template
-        self._count = count
 
     @override
     def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
         asked = self._reader.read(exchange, body)
         model = self._models.of(asked.model)
         exchange.endpoint = model.endpoint.name
-        job = TextJob(exchange, model, asked, self._template, self._count)
+        job = TextJob(exchange, model, asked)
         if job.texts > 1:
             return self._answer_with_several(exchange, job)
         # The stream itself watches whether the client leaves.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.openai.models import Model, Models, TokenCount
+    from shoal.http.openai.models import Model, Models
     from shoal.http.requests.exchange import Exchange
 
 
@@ -55,14 +55,12 @@ class EmbeddingsRoute(BodyRoute):
     Args:
         models: The models.
         most_inputs: The most inputs of a request.
-        count: Counts the tokens of a text; None to count words and marks.
     """
 
-    def __init__(self, models: Models, most_inputs: int, count: TokenCount | None) -> None:
+    def __init__(self, models: Models, most_inputs: int) -> None:
         super().__init__()
         self._models = models
         self._most = most_inputs
-        self._count = count or count_words
         self._type = _type()
 
     @override
@@ -74,7 +72,7 @@ class EmbeddingsRoute(BodyRoute):
         inputs = self._inputs(given["input"])
         model = self._models.of(given["model"])
         exchange.endpoint = model.endpoint.name
-        job = _Job(exchange, model, inputs, given, self._count)
+        job = _Job(exchange, model, inputs, given)
         call = EndpointCall(model.calls, exchange)
         try:
             batcher = call.found(call_headers(exchange.headers))
@@ -118,14 +116,13 @@ class _Job:
         model: The model that is asked.
         inputs: The texts.
         given: The parameters of the request.
-        count: Counts the tokens of a text.
 
     Attributes:
         exchange: As above.
         metadata: The metadata of the calls.
     """
 
-    __slots__ = ("_count", "_given", "_inputs", "_model", "exchange", "metadata")
+    __slots__ = ("_given", "_inputs", "_model", "exchange", "metadata")
 
     def __init__(
         self,
@@ -133,14 +130,12 @@ class _Job:
         model: Model,
         inputs: Sequence[str],
         given: dict[str, Any],
-        count: TokenCount,
     ) -> None:
         self.exchange = exchange
         self.metadata = HttpMetadata(model.endpoint.name, exchange)
         self._model = model
         self._inputs = inputs
         self._given = given
-        self._count = count
 
     def items(self, call: EndpointCall, batcher: Batcher[Any]) -> list[Any]:
         """Returns the item of each input.
@@ -151,14 +146,12 @@ class _Job:
         if call.streams:
             raise refused("The model gives texts, no embeddings", param="model")
         maker = self._model.maker(batcher)
-        if maker.is_plain and "dimensions" not in self._given:
-            return list(self._inputs)
-        values = {name: value for name, value in self._given.items() if value is not None}
-        if "dimensions" in values and "dimensions" not in maker.fields:
+        given = self._given
+        if given.get("dimensions") is not None and "dimensions" not in maker.fields:
             raise refused(
                 "The model does not take dimensions", param="dimensions", code="unsupported"
             )
-        return [maker.item(text, values) for text in self._inputs]
+        return [maker.item(text, given) for text in self._inputs]
 
     def answer(self, results: list[Any]) -> Coroutine[Any, Any, None] | None:
         """Answers with the results; returns what must be awaited for that.
@@ -168,7 +161,7 @@ class _Job:
         """
         written = _in_base64 if self._given.get("encoding_format") == "base64" else _in_json
         data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
-        tokens = sum(map(self._count, self._inputs))
+        tokens = sum(map(self._model.count or count_words, self._inputs))
         body = _ANSWER % (data, self._model.name_json, tokens, tokens)
         return answered(self.exchange, JSON, body)
 

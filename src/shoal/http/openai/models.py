@@ -38,9 +38,13 @@ class Model:
         name: Its name in the API.
         endpoint: The endpoint.
         options: The options of the server.
+        template: Makes a prompt of the messages of a chat.
+        count: Counts the tokens of a text; None if each piece of a stream is one.
 
     Attributes:
         name: As above.
+        template: As above.
+        count: As above.
         name_json: The name in JSON.
         endpoint: As above.
         calls: Makes the endpoint's calls.
@@ -48,8 +52,17 @@ class Model:
         completions: The forms of its answers to completions.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint, options: HttpOptions) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        options: HttpOptions,
+        template: ChatTemplate,
+        count: TokenCount | None,
+    ) -> None:
         self.name = name
+        self.template = template
+        self.count = count
         self.name_json = orjson.dumps(name)
         self.endpoint = endpoint
         self.calls = EndpointCalls(endpoint, options)
@@ -107,11 +120,20 @@ class Models:
         options: The options of the server.
         names: The name of the endpoint of each model; None if all endpoints that take text are
             models, by their own names.
+        template: Makes a prompt of the messages of a chat.
+        count: Counts the tokens of a text; None if each piece of a stream is one.
     """
 
     def __init__(
-        self, controller: Controller, options: HttpOptions, names: Mapping[str, str] | None
+        self,
+        controller: Controller,
+        options: HttpOptions,
+        names: Mapping[str, str] | None,
+        template: ChatTemplate,
+        count: TokenCount | None,
     ) -> None:
+        self._template = template
+        self._count = count
         self._controller = controller
         self._options = options
         self._names = names
@@ -132,7 +154,8 @@ class Models:
         if endpoint is None:
             self._models.pop(name, None)
             raise unknown(name)
-        model = self._models[name] = Model(name, endpoint, self._options)
+        model = Model(name, endpoint, self._options, self._template, self._count)
+        self._models[name] = model
         return model
 
     def __iter__(self) -> Iterator[Model]:

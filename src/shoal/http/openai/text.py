@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _WORD: Final = re.compile(r"\S+")
-_NONE: Final = frozenset[str]()
 
 
 def count_words(text: str) -> int:
@@ -38,17 +37,12 @@ class TextEnd:
         reason: Why the text has ended, ``"stop"`` or ``"length"``; None if it goes on.
     """
 
-    __slots__ = (
-        "_count",
-        "_firsts",
-        "_held",
-        "_most",
-        "_stops",
-        "counts",
-        "plain_below",
-        "reason",
-        "tokens",
-    )
+    # What most texts do not change.
+    plain_below: float = 0
+    reason: str | None = None
+    tokens = 0
+    _firsts: frozenset[str] = frozenset()
+    _held = ""
 
     def __init__(
         self, stops: Sequence[str], most: int | None, count: Callable[[str], int] | None
@@ -56,14 +50,11 @@ class TextEnd:
         self._stops = stops
         self._most = most
         self._count = count
-        self._firsts = frozenset([stop[0] for stop in stops]) if stops else _NONE
-        self._held = ""
         self.counts = count is not None
-        self.plain_below: float = 0
+        if stops:
+            self._firsts = frozenset(stop[0] for stop in stops)
         if count is None:
             self.plain_below = math.inf if most is None else most
-        self.tokens = 0
-        self.reason: str | None = None
 
     def is_clear(self, piece: str) -> bool:
         """Returns whether no stop sequence can begin in a piece, or go on in it."""

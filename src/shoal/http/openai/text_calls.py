@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.openai.models import ChatTemplate, Model, TokenCount
+    from shoal.http.openai.models import Model
     from shoal.http.openai.text_request import TextRequest
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Refused
@@ -81,8 +81,6 @@ class TextJob:
         exchange: The request.
         model: The model that is asked.
         asked: What is asked for.
-        template: Makes a prompt of the messages of a chat.
-        count: Counts the tokens of a text; None if each piece of a stream is one.
 
     Attributes:
         exchange: As above.
@@ -92,25 +90,14 @@ class TextJob:
         metadata: The metadata of the calls.
     """
 
-    __slots__ = (
-        *("_count", "_prompt", "_template", "asked", "exchange", "metadata", "model", "texts"),
-    )
+    __slots__ = ("_prompt", "asked", "exchange", "metadata", "model", "texts")
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        model: Model,
-        asked: TextRequest,
-        template: ChatTemplate,
-        count: TokenCount | None,
-    ) -> None:
+    def __init__(self, exchange: Exchange, model: Model, asked: TextRequest) -> None:
         self.exchange = exchange
         self.model = model
         self.asked = asked
         self.texts = asked.n * (len(asked.prompts) or 1)
         self.metadata = HttpMetadata(model.endpoint.name, exchange)
-        self._template = template
-        self._count = count
         self._prompt: str | None = None
 
     @property
@@ -131,7 +118,7 @@ class TextJob:
 
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts."""
-        count = self._count or count_words
+        count = self.model.count or count_words
         if self.asked.messages is None:
             return sum([count(prompt) for prompt in self.asked.prompts])
         if self._prompt is not None:
@@ -152,16 +139,16 @@ class TextJob:
         asked = self.asked
         maker = self.model.maker(batcher)
         asked.check_fields(maker.fields)
-        which, sample = divmod(nth, asked.n)
+        which, sample = divmod(nth, asked.n) if nth else (0, 0)
         if asked.messages is None:
             prompt: str | None = asked.prompts[which]
         else:
             prompt = None if maker.takes_messages else self._chat_prompt(asked.messages)
         given = asked.given
-        if sample and "seed" in given:  # otherwise all would be the same text
-            given = {**given, "seed": given["seed"] + sample}
+        if sample and (seed := given.get("seed")) is not None:  # else all would be the same text
+            given = {**given, "seed": seed + sample}
         item = maker.item(prompt, given)
-        count, most = self._count, asked.max_tokens
+        count, most = self.model.count, asked.max_tokens
         if most is None and maker.fields:
             most = maker.limit(item)
         if count is None and not call.streams:
@@ -182,7 +169,7 @@ class TextJob:
     def _chat_prompt(self, messages: Sequence[Any]) -> str:
         if self._prompt is None:
             try:
-                prompt = self._template(messages)
+                prompt = self.model.template(messages)
             except ValueError as error:
                 raise refused(str(error), param="messages") from error
             self._prompt = _checked_prompt(prompt)

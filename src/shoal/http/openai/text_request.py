@@ -98,7 +98,7 @@ class TextRequest:
 
     Attributes:
         model: The name of the model.
-        given: All parameters of the request that are not null.
+        given: All parameters of the request; null is as if they were absent.
         prompts: The prompts; empty for a chat.
         messages: The messages of a chat; None for a completion.
         n: The number of texts for each prompt.
@@ -168,22 +168,20 @@ class TextReader:
             given: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:
             raise of_invalid_item(refusal) from None
-        if None in given.values():
-            given = {name: value for name, value in given.items() if value is not None}
-        n: int = given.get("n", 1)
+        n: int = given.get("n") or 1
         prompts: Sequence[str] = ()
         messages: Sequence[Mapping[str, Any]] | None = None
         if self._chat:
             messages = self._messages(given)
-            if "max_completion_tokens" in given:
-                given["max_tokens"] = given["max_completion_tokens"]
+            if (most := given.get("max_completion_tokens")) is not None:
+                given["max_tokens"] = most
         else:
             prompts = _prompts(given["prompt"])
         if n != 1 or len(prompts) > 1:
             self._check_number(n, len(prompts))
         stops: Sequence[str] = ()
-        if "stop" in given:
-            stops = given["stop"] = _stops(given["stop"])
+        if (stop := given.get("stop")) is not None:
+            stops = given["stop"] = _stops(stop)
         options = given.get("stream_options")
         return TextRequest(
             given["model"],
@@ -193,7 +191,7 @@ class TextReader:
             n,
             stops,
             given.get("max_tokens"),
-            given.get("stream", False),
+            bool(given.get("stream")),
             options is not None and bool(options.get("include_usage")),
         )
 
