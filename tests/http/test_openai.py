@@ -751,3 +751,48 @@ async def test_all_inputs_of_a_request_go_to_one_backend():
             assert len({tuple(one["embedding"]) for one in found}) == 1
         endpoint = app.controller.endpoints["embed"]
         assert (endpoint.requests, endpoint.errors) == (8, 0)
+
+
+async def test_the_items_are_those_of_the_backend_that_takes_the_call():
+    app = shoal.App(protocols=["openai"])
+
+    async def plain(prompts: list[str]) -> list[str]:
+        return [f"plain {prompt}" for prompt in prompts]
+
+    async def record(prompts: list[Options]) -> list[str]:
+        return [f"record {one.prompt}" for one in prompts]
+
+    app.backend("plain", plain, placement="task")
+    app.backend("record", record, placement="task")
+    app.route("m", backend={"plain": 1.0, "record": 0.0}, path="/m")
+    async with app.lifespan():
+        for name in ("plain", "record", "plain"):
+            other = "record" if name == "plain" else "plain"
+            await app.controller.set_traffic("m", {name: 1.0, other: 0.0})
+            body = await completed(app, "m", "a")
+            assert body["choices"][0]["text"] == f"{name} a"
+
+
+async def test_a_model_that_is_deleted_is_not_there_until_it_is_made_again():
+    app = openai_app()
+    async with app.lifespan():
+        for _ in range(2):
+            await completed(app, "upper", "a")
+            await app.controller.delete_endpoint("upper")
+            status, error = await refused(app, {"model": "upper", "prompt": "a"})
+            assert (status, error["code"]) == (404, NOT_FOUND)
+            await app.controller.create_endpoint("upper", backend="upper", route="/upper")
+
+
+async def test_null_is_as_if_a_parameter_was_absent():
+    app = openai_app()
+    async with app.lifespan():
+        answer = await ask(app, *embedding(dimensions=None, encoding_format=None))
+        assert answer.status == 200
+        nulls = dict.fromkeys(("n", "stop", "stream", "stream_options", "seed", "temperature"))
+        asked = {"model": "upper", "max_tokens": 1, "max_completion_tokens": None, **nulls}
+        body = (await ask(app, CHATS, {"messages": HI, **asked})).json()
+        assert body["choices"][0]["message"]["content"] == "USER:"
+        body = await completed(app, "options", "a", **nulls)
+        assert body["choices"][0]["text"].startswith("a|7|1.0|[]|None")
+        await completed(app, "options", "a", seed=None, n=2)
