@@ -43,7 +43,6 @@ class Model:
 
     Attributes:
         name: As above.
-        template: As above.
         count: As above.
         name_json: The name in JSON.
         endpoint: As above.
@@ -61,7 +60,7 @@ class Model:
         count: TokenCount | None,
     ) -> None:
         self.name = name
-        self.template = template
+        self._template = template
         self.count = count
         self.name_json = orjson.dumps(name)
         self.endpoint = endpoint
@@ -91,6 +90,18 @@ class Model:
         self._last = ref(batcher), maker
         return maker
 
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the prompt of a chat, which the user's template makes.
+
+        Raises:
+            Refused: The template refuses the messages, or gives no text, which could fail a batch.
+        """
+        try:
+            prompt: object = self._template(messages)
+        except ValueError as error:
+            raise refused(str(error), param="messages") from error
+        return _checked_prompt(prompt)
+
     @property
     def takes_text(self) -> bool:
         """Whether its code is known, and takes text."""
@@ -103,6 +114,13 @@ class Model:
                     return False
                 return True
         return False
+
+
+def _checked_prompt(prompt: object) -> str:
+    if not isinstance(prompt, str):
+        kind = type(prompt).__name__
+        raise refused(f"The chat template gave no text, but {kind}", status=500)
+    return prompt
 
 
 def unknown(name: str) -> Exception:

@@ -168,20 +168,8 @@ class TextJob:
 
     def _chat_prompt(self, messages: Sequence[Any]) -> str:
         if self._prompt is None:
-            try:
-                prompt = self.model.template(messages)
-            except ValueError as error:
-                raise refused(str(error), param="messages") from error
-            self._prompt = _checked_prompt(prompt)
+            self._prompt = self.model.prompt(messages)
         return self._prompt
-
-
-def _checked_prompt(prompt: object) -> str:
-    """Returns what the user's template made of a chat; another value could fail a whole batch."""
-    if not isinstance(prompt, str):
-        kind = type(prompt).__name__
-        raise refused(f"The chat template gave no text, but {kind}", status=500)
-    return prompt
 
 
 class TextCall:
