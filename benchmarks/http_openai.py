@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 TOKENS: Final = 64
 PROMPT: Final = "The quick brown fox jumps over the lazy"
+VECTOR: Final = [n + 0.5 for n in range(16)]
 CHAT: Final = [{"role": "user", "content": PROMPT}]
 
 app: Final = shoal.App(protocols=["openai"])
@@ -48,6 +49,12 @@ app: Final = shoal.App(protocols=["openai"])
 async def whole(prompts: list[str]) -> list[str]:
     """Returns the prompts."""
     return prompts
+
+
+@app.endpoint("/vector", name="vector", max_batch_size=CONNECTIONS)
+async def vector(texts: list[str]) -> list[list[float]]:
+    """Returns a vector for each text."""
+    return [VECTOR] * len(texts)
 
 
 @app.endpoint("/pieces", name="pieces", max_batch_size=CONNECTIONS)
@@ -77,6 +84,13 @@ KINDS: Final = {
         "Shoal's JSON": request("/whole", PROMPT),
         "completion": request("/v1/completions", asked("whole", prompt=PROMPT)),
         "chat": request("/v1/chat/completions", asked("whole", messages=CHAT)),
+    },
+    f"a vector of {len(VECTOR)} floats": {
+        "Shoal's JSON": request("/vector", PROMPT),
+        "embedding": request("/v1/embeddings", {"model": "vector", "input": PROMPT}),
+        "in base64": request(
+            "/v1/embeddings", {"model": "vector", "input": PROMPT, "encoding_format": "base64"}
+        ),
     },
     f"a stream of {TOKENS} tokens": {
         "Shoal's SSE": request("/pieces", PROMPT),

@@ -11,12 +11,26 @@ pytestmark = pytest.mark.anyio
 ROW = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}
 
 
-@pytest.mark.parametrize(("path", "asked"), [("/m", 1), ("/v2/models/m/infer", ROW)])
+TEXT = {"model": "m", "prompt": "a"}
+INPUT = {"model": "m", "input": "a"}
+INPUTS = {"model": "m", "input": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/m", 1),
+        ("/v2/models/m/infer", ROW),
+        ("/v1/completions", TEXT),
+        ("/v1/embeddings", INPUT),
+        ("/v1/embeddings", INPUTS),
+    ],
+)
 async def test_a_suspended_call_that_fails_is_counted_as_failed(path, asked):
-    app = shoal.App(protocols=["oip"])
+    app = shoal.App(protocols=["oip", "openai"])
 
     @app.endpoint("/m", name="m")
-    async def fails(items: list[int]) -> list[int]:
+    async def fails(items: list) -> list:
         raise ValueError("no")
 
     async with (

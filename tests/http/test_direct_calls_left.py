@@ -85,6 +85,30 @@ async def test_a_client_that_leaves_while_its_call_runs_cancels_it(app, held):
         assert await answers_counted(app) == {}
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_a_client_of_openai_that_leaves_while_its_call_runs_cancels_it(path):
+    app, cancelled = shoal.App(protocols=["openai"]), []
+
+    @app.endpoint("/held", name="held")
+    async def held(texts: list[str]) -> list[str]:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.append(len(texts))
+
+    async with served(app) as server:
+        client = server.connect()
+        client.ask(path, {"model": "held", "prompt": "a", "input": "a"})
+        await settle()
+        assert server.shared.running == 1
+        client.leave()
+        await settled(server, client)
+        assert cancelled == [1]
+        assert counted(app) == (1, 0)
+        assert statistics(app).cancelled == 1
+        assert await answers_counted(app) == {}
+
+
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_client_that_leaves_once_its_call_has_ended_frees_its_place(fails, caplog):
     client = None

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 
 import shoal
 from shoal.http.oip.datatypes import DATATYPES
+from shoal.http.oip.description import Descriptions
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -875,6 +876,9 @@ async def test_binary_data_belongs_to_the_inputs():
             served.app, "/v2/models/m/infer", body=json.dumps(head).encode() + bytes(8)
         )
         assert answer.status == 400
+        answer = await ask(served.app, "/v2/models/m/infer", head)
+        assert answer.status == 400
+        assert "8 bytes, but only 0 are left" in error(answer)
 
 
 async def test_a_page_of_another_origin_can_send_nothing():
@@ -966,3 +970,49 @@ async def test_no_request_is_answered_with_an_error_of_the_server(annotation):
 async def test_no_request_of_very_many_is_answered_with_an_error_of_the_server():
     for annotation in ANNOTATIONS:
         await check_random_requests(annotation, 20_000 // len(ANNOTATIONS))
+
+
+A_PAIR = {"inputs": [described(bytes(16), [1, 2], "FP64")]}
+
+
+async def test_requests_with_the_same_description_have_their_own_elements():
+    served = Served(list[float])
+    async with served.app.lifespan():
+        for pair in ([1.0, 2.0], [3.0, 4.0], [1.0, 2.0]):
+            data = struct.pack("<2d", *pair)
+            answer = await ask(served.app, "/v2/models/m/infer", **binary(A_PAIR, data))
+            assert only(answer) == pair
+        # None is answered by what was wrong with another one.
+        for data, status in ((bytes(17), 400), (bytes(15), 400), (bytes(16), 200)):
+            answer = await ask(served.app, "/v2/models/m/infer", **binary(A_PAIR, data))
+            assert answer.status == status
+
+
+def test_short_descriptions_without_elements_and_ids_are_kept_up_to_a_number():
+    descriptions = Descriptions(1000)
+
+    def is_kept(asked: Any) -> bool:
+        head = json.dumps(asked).encode()
+        return descriptions.of(head) is descriptions.of(head)
+
+    assert is_kept(A_PAIR)
+    assert not is_kept(A_PAIR | {"id": "1"})
+    assert not is_kept(A_PAIR | {"padding": "a" * 512})
+    assert not is_kept({"inputs": [X]})
+    first = descriptions.of(json.dumps(A_PAIR).encode())
+    for number in range(255):
+        assert is_kept(A_PAIR | {"number": number})
+    assert descriptions.of(json.dumps(A_PAIR).encode()) is first
+    assert is_kept(A_PAIR | {"number": 255})
+    assert descriptions.of(json.dumps(A_PAIR).encode()) is not first
+
+
+@pytest.mark.parametrize("number", ["9223372036854775808", "18446744073709551616", "1e400", "NaN"])
+async def test_a_number_that_no_integer_of_a_tensor_can_be_is_refused(number):
+    served = Served()
+    body = json.dumps({"inputs": [tensor([1, 7777], [2])]}).replace("7777", number)
+    async with served.app.lifespan():
+        answer = await ask(served.app, "/v2/models/m/infer", body=body.encode())
+        assert answer.status == 400
+        assert error(answer)
+    assert served.batches == []

@@ -295,6 +295,27 @@ async def test_the_template_the_tokens_and_the_names_are_the_users():
             assert (await refused(app, {"model": name, "prompt": ""}))[0] == 404
 
 
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}])
+async def test_a_template_that_gives_no_text_fails_its_own_caller_alone(more):
+    batches = []
+    app = shoal.App(protocols=[OpenAI(chat_template=lambda _: None)])
+
+    @app.endpoint("/upper", name="upper", max_batch_size=8, batch_wait_timeout_s=1)
+    async def upper(prompts: list[str]) -> list[str]:
+        batches.append(list(prompts))
+        return [prompt.upper() for prompt in prompts]
+
+    async with app.lifespan():
+        neighbour = Call(app, COMPLETIONS, item={"model": "upper", "prompt": "a"})
+        async with calling(neighbour):
+            status, error = await refused(app, {"model": "upper", "messages": HI, **more}, CHATS)
+            await anyio.sleep(2)
+    assert (status, error["type"]) == (500, "server_error")
+    assert error["message"] == "The chat template gave no text, but NoneType"
+    assert batches == [["a"]]
+    assert neighbour.status == 200
+
+
 async def test_a_function_counts_the_tokens_of_pieces():
     app = openai_app(OpenAI(count_tokens=len))
     async with app.lifespan():
@@ -658,3 +679,120 @@ async def test_a_vector_may_be_of_any_type(result):
             if form == "base64":
                 vector = list(struct.unpack("<2f", base64.b64decode(vector)))
             assert vector == [1.0, 0.5]
+
+
+INFINITE = float("inf")
+NOT_FINITE = [
+    [1.0, float("nan")],
+    (INFINITE, -INFINITE),
+    np.array([1.0, np.nan]),
+    np.array([INFINITE], np.float32),
+]
+
+
+@pytest.mark.parametrize(
+    ("result", "form"),
+    [
+        *[(result, form) for result in NOT_FINITE for form in ("float", "base64")],
+        ([1e300], "base64"),  # it does not fit into 32 bits
+        ([10**400], "base64"),
+    ],
+)
+async def test_a_vector_with_a_number_that_is_not_finite_is_an_error(result, form):
+    app = shoal.App(protocols=["openai"])
+
+    @app.endpoint("/embed", name="embed")
+    async def embed(texts: list[str]) -> list:
+        return [result for _ in texts]
+
+    async with app.lifespan():
+        asked = {"model": "embed", "input": ["a", "b"], "encoding_format": form}
+        status, error = await refused(app, asked, "/v1/embeddings")
+    assert (status, error["type"]) == (500, "server_error")
+    assert error["message"] == "The model gave an embedding with a number that is not finite"
+
+
+@pytest.mark.parametrize("inputs", ["a", ["a", "b"]])
+async def test_a_client_that_leaves_gives_up_its_embeddings(inputs):
+    app, ended = shoal.App(protocols=["openai"]), []
+
+    @app.endpoint("/embed", name="embed", max_batch_size=8)
+    async def embed(texts: list[str]) -> list[list[float]]:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            ended.append(len(texts))
+
+    async with app.lifespan():
+        call = Call(app, "/v1/embeddings", item={"model": "embed", "input": inputs})
+        async with calling(call):
+            await settle()
+            call.leave()
+            await settle()
+            assert ended == [len(inputs)]
+
+
+async def test_all_inputs_of_a_request_go_to_one_backend():
+    app = shoal.App(protocols=["openai"])
+
+    async def one(texts: list[str]) -> list[list[float]]:
+        return [[1.0] for _ in texts]
+
+    async def two(texts: list[str]) -> list[list[float]]:
+        return [[2.0] for _ in texts]
+
+    app.backend("one", one)
+    app.backend("two", two)
+    app.route("embed", backend={"one": 0.5, "two": 0.5}, path="/embed")
+    async with app.lifespan():
+        for _ in range(8):
+            asked = {"model": "embed", "input": ["a"] * 16}
+            found = (await ask(app, "/v1/embeddings", asked)).json()["data"]
+            assert len({tuple(one["embedding"]) for one in found}) == 1
+        endpoint = app.controller.endpoints["embed"]
+        assert (endpoint.requests, endpoint.errors) == (8, 0)
+
+
+async def test_the_items_are_those_of_the_backend_that_takes_the_call():
+    app = shoal.App(protocols=["openai"])
+
+    async def plain(prompts: list[str]) -> list[str]:
+        return [f"plain {prompt}" for prompt in prompts]
+
+    async def record(prompts: list[Options]) -> list[str]:
+        return [f"record {one.prompt}" for one in prompts]
+
+    app.backend("plain", plain, placement="task")
+    app.backend("record", record, placement="task")
+    app.route("m", backend={"plain": 1.0, "record": 0.0}, path="/m")
+    async with app.lifespan():
+        for name in ("plain", "record", "plain"):
+            other = "record" if name == "plain" else "plain"
+            await app.controller.set_traffic("m", {name: 1.0, other: 0.0})
+            body = await completed(app, "m", "a")
+            assert body["choices"][0]["text"] == f"{name} a"
+
+
+async def test_a_model_that_is_deleted_is_not_there_until_it_is_made_again():
+    app = openai_app()
+    async with app.lifespan():
+        for _ in range(2):
+            await completed(app, "upper", "a")
+            await app.controller.delete_endpoint("upper")
+            status, error = await refused(app, {"model": "upper", "prompt": "a"})
+            assert (status, error["code"]) == (404, NOT_FOUND)
+            await app.controller.create_endpoint("upper", backend="upper", route="/upper")
+
+
+async def test_null_is_as_if_a_parameter_was_absent():
+    app = openai_app()
+    async with app.lifespan():
+        answer = await ask(app, *embedding(dimensions=None, encoding_format=None))
+        assert answer.status == 200
+        nulls = dict.fromkeys(("n", "stop", "stream", "stream_options", "seed", "temperature"))
+        asked = {"model": "upper", "max_tokens": 1, "max_completion_tokens": None, **nulls}
+        body = (await ask(app, CHATS, {"messages": HI, **asked})).json()
+        assert body["choices"][0]["message"]["content"] == "USER:"
+        body = await completed(app, "options", "a", **nulls)
+        assert body["choices"][0]["text"].startswith("a|7|1.0|[]|None")
+        await completed(app, "options", "a", seed=None, n=2)

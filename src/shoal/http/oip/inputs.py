@@ -35,7 +35,7 @@ from shoal.http.requests.json_type import adapter_of, ending_early_validator
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from inspect import Signature
 
     from pydantic_core import SchemaValidator
@@ -79,16 +79,17 @@ class Inputs:
         """Returns what the model's metadata says of its inputs."""
         return [form_of(one).metadata(name) for name, one in self._annotations.items()]
 
-    def items(self, tensors: Mapping[str, Tensor]) -> list[Any]:
+    def items(self, given: Sequence[Tensor]) -> list[Any]:
         """Returns the item of each row; a tuple, in order, if the code has several parameters.
 
         Raises:
             Refused: The tensors do not fit the code's parameters.
         """
-        if self._only is not None and len(tensors) == 1:
-            [tensor] = tensors.values()
+        if self._only is not None and len(given) == 1:
+            tensor = given[0]
             _check_rows(tensor.shape[0])
             return self._only.values(tensor)
+        tensors = {tensor.name: tensor for tensor in given}
         self._check_names(tensors)
         if not self._parameters:
             return [()]

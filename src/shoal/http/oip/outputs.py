@@ -26,7 +26,7 @@ from shoal.http.requests.results import encoded
 if TYPE_CHECKING:
     from inspect import Signature
 
-    from shoal.http.oip.tensor_request import TensorRequest
+    from shoal.http.oip.description import Description
 
 OUTPUT: Final = "output"
 """The name of the only output of a model whose results have no names."""
@@ -60,7 +60,7 @@ class Outputs:
         """Returns what the model's metadata says of its outputs; nothing if that is not known."""
         return [form.metadata(name) for name, form in (self._forms or {}).items()]
 
-    def check(self, request: TensorRequest) -> None:
+    def check(self, request: Description) -> None:
         """Checks that a request wants no output that the model does not have.
 
         Raises:
@@ -70,7 +70,7 @@ class Outputs:
             _check_names(request.outputs, self._forms)
 
     def body(
-        self, request: TensorRequest, results: list[Any], answer: dict[str, Any]
+        self, request: Description, results: list[Any], answer: dict[str, Any]
     ) -> tuple[int | None, bytes]:
         """Returns the body of an answer.
 
@@ -104,6 +104,8 @@ class Outputs:
                 data = _binary(datatype, elements)
                 parts.append(data)
                 output["parameters"] = {"binary_data_size": len(data)}
+            elif _is_list(elements) and datatype != BYTES:
+                output["data"] = elements
             else:
                 output["data"] = _json(name, datatype, elements)
         head = orjson.dumps(answer)
@@ -194,6 +196,8 @@ def _joined(values: list[Any], form: Form, *, is_plain: bool = False) -> tuple[s
     Raises:
         TypeError: They are no rows of one tensor.
     """
+    if len(values) == 1 and _is_list(values[0]) and set(map(type, values[0])) == _FLOAT:
+        return "FP64", [1, len(values[0])], values[0]  # as most are
     shape = [len(values)]
     flat: Any = values
     kinds = set(map(type, flat))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from shoal.http.oip.description import Descriptions
 from shoal.http.oip.route import InferRoute, Models, Page, ProtocolRoute
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
@@ -52,13 +53,20 @@ class _Routes(ProtocolRoutes):
         self._controller = controller
         self._options = options
         self._models = Models()
+        self._descriptions = Descriptions(options.max_json_elements)
 
     @override
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
         name = endpoint.name
         for version in ("", _VERSION):
             path = f"/v2/models/{name}{version}"
-            infer = InferRoute(endpoint, self._models, self._options, has_version=bool(version))
+            infer = InferRoute(
+                endpoint,
+                self._models,
+                self._descriptions,
+                self._options,
+                has_version=bool(version),
+            )
             yield f"{path}/infer", "POST", infer
             yield path, "GET", Page(partial(self._metadata, endpoint), name)
             yield f"{path}/ready", "GET", Page(partial(self._model_ready, endpoint), name)

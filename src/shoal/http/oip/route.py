@@ -11,7 +11,12 @@ from typing_extensions import override
 from shoal.http.oip.inputs import Inputs
 from shoal.http.oip.outputs import Outputs
 from shoal.http.oip.tensor import not_fitting
-from shoal.http.oip.tensor_request import BINARY, HEADER_LENGTH, TensorRequest
+from shoal.http.oip.tensor_request import (
+    BINARY,
+    HEADER_LENGTH,
+    headers_of_call,
+    read_tensors,
+)
 from shoal.http.requests.call_route import CallRoute, answered, resumed
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.metadata import HttpMetadata
@@ -23,7 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.requests.call import EndpointCall
+    from shoal.http.oip.description import Description, Descriptions
+    from shoal.http.oip.tensor import Tensor
+    from shoal.http.requests.call import CallHeaders, EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -114,34 +121,47 @@ class InferRoute(ProtocolRoute, CallRoute):
     Args:
         endpoint: The endpoint.
         models: The models of its controller.
+        descriptions: Reads the JSON of requests.
         options: The options of the server.
         has_version: Whether the path has a parameter ``version``.
     """
 
     def __init__(
-        self, endpoint: Endpoint, models: Models, options: HttpOptions, *, has_version: bool
+        self,
+        endpoint: Endpoint,
+        models: Models,
+        descriptions: Descriptions,
+        options: HttpOptions,
+        *,
+        has_version: bool,
     ) -> None:
         super().__init__(endpoint, options)
         self._models = models
+        self._descriptions = descriptions
         self._has_version = has_version
 
     @override
     def _begin(
         self, call: EndpointCall, exchange: Exchange, body: bytes
     ) -> Coroutine[Any, Any, None] | None:
-        request = TensorRequest(exchange, body)
+        described, tensors = read_tensors(exchange, body, self._descriptions)
         version = exchange.scope["path_params"]["version"] if self._has_version else None
-        headers = request.call_headers(version)
+        headers = headers_of_call(exchange, described, version)
         batcher = call.found(headers)
         if batcher is None:
-            return self._find(call, exchange, request, version)
-        return self._make(call, exchange, batcher, request)
+            return self._find(call, exchange, headers, described, tensors)
+        return self._make(call, exchange, batcher, described, tensors)
 
     async def _find(
-        self, call: EndpointCall, exchange: Exchange, request: TensorRequest, version: str | None
+        self,
+        call: EndpointCall,
+        exchange: Exchange,
+        headers: CallHeaders,
+        described: Description,
+        tensors: list[Tensor],
     ) -> None:
-        batcher = await call.find(request.call_headers(version))
-        rest = self._make(call, exchange, batcher, request)
+        batcher = await call.find(headers)
+        rest = self._make(call, exchange, batcher, described, tensors)
         if rest is not None:
             await rest
 
@@ -150,30 +170,31 @@ class InferRoute(ProtocolRoute, CallRoute):
         call: EndpointCall,
         exchange: Exchange,
         batcher: Batcher[Any],
-        request: TensorRequest,
+        described: Description,
+        tensors: list[Tensor],
     ) -> Coroutine[Any, Any, None] | None:
         if call.streams:
             detail = "It answers with a stream, which the protocol does not have."
             raise Refused(not_fitting(detail))
         model = self._models.of(batcher)
-        model.outputs.check(request)
-        items = model.inputs.items(request.tensors)
+        model.outputs.check(described)
+        items = model.inputs.items(tensors)
         metadata = HttpMetadata(self.name, exchange)
+        kept = model, described
         if len(items) > 1:
-            return self._wait(call, exchange, model, request, items, metadata)
+            return self._wait(call, exchange, kept, items, metadata)
         if call.is_suspended(items[0], metadata):
-            exchange.suspend(self, resumed, (self, call, (model, request)))
+            exchange.suspend(self, resumed, (self, call, kept))
             return None
         if call.has_ended:
-            return self.written(exchange, (model, request), call.pending_result())
-        return self._wait(call, exchange, model, request, items, metadata)
+            return self.written(exchange, kept, call.pending_result())
+        return self._wait(call, exchange, kept, items, metadata)
 
     async def _wait(
         self,
         call: EndpointCall,
         exchange: Exchange,
-        model: Model,
-        request: TensorRequest,
+        kept: tuple[Model, Description],
         items: list[Any],
         metadata: HttpMetadata,
     ) -> None:
@@ -182,24 +203,24 @@ class InferRoute(ProtocolRoute, CallRoute):
             results = [await call.result(items[0], metadata)]
         else:
             results = await call.results(items, metadata)
-        rest = self._answer_with(exchange, model, request, results)
+        rest = self._answer_with(exchange, *kept, results)
         if rest is not None:
             await rest
 
     @override
     def written(
-        self, exchange: Exchange, kept: tuple[Model, TensorRequest], result: Any
+        self, exchange: Exchange, kept: tuple[Model, Description], result: Any
     ) -> Coroutine[Any, Any, None] | None:
         return self._answer_with(exchange, *kept, [result])
 
     def _answer_with(
-        self, exchange: Exchange, model: Model, request: TensorRequest, results: list[Any]
+        self, exchange: Exchange, model: Model, described: Description, results: list[Any]
     ) -> Coroutine[Any, Any, None] | None:
         """Answers with results; returns what must be awaited for that."""
         answer = {"model_name": self.name, "model_version": model.version}
-        if request.id is not None:
-            answer["id"] = request.id
-        length, body = model.outputs.body(request, results, answer)
-        media_type = JSON if length is None else BINARY
-        headers = [] if length is None else [(HEADER_LENGTH, b"%d" % length)]
-        return answered(exchange, media_type, body, headers)
+        if described.id is not None:
+            answer["id"] = described.id
+        length, body = model.outputs.body(described, results, answer)
+        if length is None:
+            return answered(exchange, JSON, body)
+        return answered(exchange, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from shoal.http.oip.datatypes import BYTES, DATATYPES, Datatype
 from shoal.http.requests.problem import Problem, Refused
@@ -17,49 +17,63 @@ from shoal.http.requests.problem import Problem, Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.serving.http_options import HttpOptions
-
 
 class Tensor:
     """The tensor of an input.
 
     Args:
         given: Its description.
-        data: Its elements as bytes; None if they are in its description.
-        options: The options of the server.
+        most_elements: How many elements a request may have.
 
     Attributes:
         name: Its name.
         datatype: Its datatype.
         shape: Its shape, whose first dimension is the number of rows.
-        data: Its elements as bytes; None if they came as JSON.
+        data: Its elements as bytes; None if they came as JSON, or if it is not `filled` yet.
+        size: The size of its elements as bytes, which follow the JSON; None if they are in it.
 
     Raises:
-        Refused: Its data does not have its shape and its datatype.
+        Refused: It is malformed, or its data does not have its shape and its datatype.
     """
 
-    __slots__ = ("_flat", "_most_elements", "data", "datatype", "name", "shape")
+    __slots__ = ("_count", "_flat", "_most_elements", "data", "datatype", "name", "shape", "size")
 
-    def __init__(
-        self, given: Mapping[str, Any], data: memoryview | None, options: HttpOptions
-    ) -> None:
+    def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
         self.name: str = given["name"]
+        self.data: memoryview | None = None
+        self.size: int | None = None
+        if "parameters" in given or "data" not in given:
+            self.size = self._size_in(given)
         datatype = DATATYPES.get(given["datatype"])
         if datatype is None:
             self.refuse(f"has no datatype of the protocol: {', '.join(DATATYPES)}")
         self.datatype: Datatype = datatype
         self.shape: list[int] = given["shape"]
-        self.data = data
-        self._most_elements = options.max_json_elements
         if not self.shape:
             self.refuse("has no dimension: the first is the number of rows")
-        count = math.prod(self.shape)
-        self._flat: list[Any] | None
-        if data is None:
+        self._count = count = math.prod(self.shape)
+        self._most_elements = most_elements
+        self._flat: list[Any] | None = None
+        if self.size is None:
             self._flat = self._of_json(given["data"], count)
-        else:
-            self._check_size(data.nbytes, count)
-            self._flat = self._strings(data, count) if datatype.name == BYTES else None
+        elif datatype.size and self.size != count * datatype.size:
+            self.refuse(
+                f"has {self.size} bytes, but {count} elements of {datatype.name} have "
+                f"{count * datatype.size}"
+            )
+
+    def filled(self, data: memoryview) -> Tensor:
+        """Returns the tensor of the same description whose elements are some bytes.
+
+        Raises:
+            Refused: They are not as many elements as its shape has.
+        """
+        made = Tensor.__new__(Tensor)
+        made.name, made.datatype, made.shape = self.name, self.datatype, self.shape
+        made.size, made._count, made._most_elements = self.size, self._count, self._most_elements
+        made.data = data
+        made._flat = made._strings(data, self._count) if self.datatype.name == BYTES else None
+        return made
 
     @property
     def elements(self) -> list[Any]:
@@ -85,13 +99,16 @@ class Tensor:
         Raises:
             Refused: As for `elements`.
         """
+        shape = self.shape
+        if len(shape) == 2 and shape[0] == 1:
+            return [self.elements]
         lists = count = 1
-        for size in self.shape[:-1]:
+        for size in shape[:-1]:
             count *= size or 1
             lists += count
         if lists > self._most_elements:
             self.refuse(f"has a shape of {lists} lists, and {self._most_elements} are allowed")
-        return nested(self.elements, self.shape)
+        return nested(self.elements, shape)
 
     def refuse(self, what: str) -> NoReturn:
         """Refuses it.
@@ -100,6 +117,15 @@ class Tensor:
             Refused: Always.
         """
         raise Refused(malformed(f"The input {self.name!r} {what}."))
+
+    def _size_in(self, given: Mapping[str, Any]) -> int | None:
+        """Returns the size of its elements as bytes; None if they are in its description."""
+        parameters: Mapping[str, Any] = given.get("parameters", {})
+        check_supported(f"The input {self.name!r}", parameters)
+        size: int | None = parameters.get("binary_data_size")
+        if (size is None) == ("data" not in given):
+            raise Refused(malformed(f"The input {self.name!r} needs data, or a binary_data_size."))
+        return size
 
     def _of_json(self, data: list[Any], count: int) -> list[Any]:
         kinds = set(map(type, data))
@@ -128,14 +154,6 @@ class Tensor:
                 self.refuse("is not nested as its shape says")
             level = list(chain.from_iterable(level))
         return level
-
-    def _check_size(self, given: int, count: int) -> None:
-        size = self.datatype.size
-        if size and given != count * size:
-            self.refuse(
-                f"has {given} bytes, but {count} elements of {self.datatype.name} have "
-                f"{count * size}"
-            )
 
     def _strings(self, data: memoryview, count: int) -> list[bytes]:
         """Returns the elements, each of which has its length in front, in four bytes."""
@@ -168,11 +186,25 @@ def _empty(shape: list[int]) -> list[Any]:
     return [_empty(shape[1:]) for _ in range(shape[0])] if shape else []
 
 
+def not_fitting(detail: str) -> Problem:
+    """Returns the problem of a request that does not fit its model."""
+    return Problem(400, "invalid-item", "The request does not fit the model", detail)
+
+
 def malformed(detail: str) -> Problem:
     """Returns the problem of a request that is not as the protocol has it."""
     return Problem(400, "malformed-request", "The request is malformed", detail)
 
 
-def not_fitting(detail: str) -> Problem:
-    """Returns the problem of a request that does not fit its model."""
-    return Problem(400, "invalid-item", "The request does not fit the model", detail)
+def check_supported(what: str, parameters: Mapping[str, Any]) -> None:
+    """Checks that parameters have none that would be ignored, and the answer be wrong.
+
+    Raises:
+        Refused: They have.
+    """
+    if not _NOT_SUPPORTED.isdisjoint(parameters):
+        name = min(_NOT_SUPPORTED & parameters.keys())
+        raise Refused(malformed(f"{what} has the parameter {name}, which is not supported."))
+
+
+_NOT_SUPPORTED: Final = frozenset({"sequence_id", "shared_memory_region", "classification"})

@@ -14,7 +14,7 @@ from typing_extensions import override
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import ItemTooLarge
 from shoal.http.openai.messages import NotText, OneText, SeveralTexts
-from shoal.http.openai.models import OpenAIRoute
+from shoal.http.openai.models import BodyRoute
 from shoal.http.openai.text_calls import (
     MergedTexts,
     TextCall,
@@ -25,7 +25,6 @@ from shoal.http.openai.text_calls import (
     refusing,
 )
 from shoal.http.requests.call import EndpointCall
-from shoal.http.requests.call_route import answered
 from shoal.http.requests.compressed import compressed_form
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
@@ -33,64 +32,36 @@ from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Coroutine
+    from collections.abc import Coroutine
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.openai.models import ChatTemplate, Models, TokenCount
+    from shoal.http.openai.models import Models
     from shoal.http.openai.text_request import TextReader
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.http_options import HttpOptions
 
 
-class TextRoute(OpenAIRoute):
+class TextRoute(BodyRoute):
     """Answers requests for texts.
 
     Args:
         models: The models.
         reader: Reads the bodies.
         options: The options of the server.
-        template: Makes a prompt of the messages of a chat.
-        count: Counts the tokens of a text; None if each piece of a stream is one.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        reader: TextReader,
-        options: HttpOptions,
-        template: ChatTemplate,
-        count: TokenCount | None,
-    ) -> None:
+    def __init__(self, models: Models, reader: TextReader, options: HttpOptions) -> None:
         super().__init__()
         self._models = models
         self._reader = reader
         self._options = options
-        self._template = template
-        self._count = count
 
     @override
-    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
-        body = exchange.whole_body()
-        return self.answer(exchange) if body is None else self._begin(exchange, body)
-
-    @override
-    async def answer(self, exchange: Exchange) -> None:
-        """Answers one request.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time; the calls were cancelled.
-            Exception: The request failed before its answer had begun.
-        """
-        rest = self._begin(exchange, await exchange.body())
-        if rest is not None:
-            await rest
-
     def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
-        """Makes the calls; returns what must be awaited, or None if it is answered or suspended."""
         asked = self._reader.read(exchange, body)
         model = self._models.of(asked.model)
         exchange.endpoint = model.endpoint.name
-        job = TextJob(exchange, model, asked, self._template, self._count)
+        job = TextJob(exchange, model, asked)
         if job.texts > 1:
             return self._answer_with_several(exchange, job)
         # The stream itself watches whether the client leaves.
@@ -125,10 +96,10 @@ class TextRoute(OpenAIRoute):
         if call.streams:
             return _answer_with_collected(exchange, job, text)
         if call.is_suspended(text.item, job.metadata):
-            exchange.suspend(self, _resumed, (call, job, text))
+            exchange.suspend(self, _resumed, text)
             return None
         if call.has_ended:
-            return _answered(exchange, job, text, call.pending_result())
+            return text.answer(call.pending_result())
         return _wait(exchange, job, text)
 
     async def _answer_with_stream(
@@ -186,20 +157,13 @@ async def _answer_with_collected(exchange: Exchange, job: TextJob, text: TextCal
     await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
 
 
-def _answered(
-    exchange: Exchange, job: TextJob, text: TextCall, result: Any
-) -> Coroutine[Any, Any, None] | None:
-    return answered(exchange, JSON, job.whole([(text.of_result(result), text.end)]))
-
-
 def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
-    call: EndpointCall
-    job: TextJob
     text: TextCall
-    (call, job, text), exchange.kept = exchange.kept, None
+    text, exchange.kept = exchange.kept, None
+    call = text.call
     try:
-        rest = _answered(exchange, job, text, call.pending_result())
+        rest = text.answer(call.pending_result())
     except NotText as error:
         raise refusal_of(error) from None
     except BaseException:

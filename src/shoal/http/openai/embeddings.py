@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import base64
+import math
+import sys
 from array import array
-from functools import partial
+from functools import cache
 from numbers import Real
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired
 
-import anyio
-import orjson
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict, override
 
-from shoal.batching.calls.leaving import run_unless_left
 from shoal.errors import ItemTooLarge
 from shoal.http.openai.errors import of_invalid_item, refused
-from shoal.http.openai.messages import usage_json
-from shoal.http.openai.models import OpenAIRoute
+from shoal.http.openai.models import BodyRoute
 from shoal.http.openai.text import count_words
-from shoal.http.openai.text_calls import UnwatchedCaller
 from shoal.http.openai.text_request import LONGEST_NAME
 from shoal.http.requests.call import EndpointCall
+from shoal.http.requests.call_route import answered
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_type import JsonType, adapter_of
@@ -30,9 +28,10 @@ from shoal.http.requests.problem import Refused
 from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
-    from shoal.http.openai.models import Model, Models, TokenCount
+    from shoal.batching.batcher import Batcher
+    from shoal.http.openai.models import Model, Models
     from shoal.http.requests.exchange import Exchange
 
 
@@ -44,25 +43,28 @@ class _Embeddings(TypedDict):
     dimensions: NotRequired[Annotated[int, Field(ge=1)] | None]
 
 
-class EmbeddingsRoute(OpenAIRoute):
+@cache
+def _type() -> JsonType:
+    """Returns the type of the bodies, once for all applications: it takes milliseconds to build."""
+    return JsonType(adapter_of(_Embeddings))
+
+
+class EmbeddingsRoute(BodyRoute):
     """Answers requests for embeddings.
 
     Args:
         models: The models.
         most_inputs: The most inputs of a request.
-        count: Counts the tokens of a text; None to count words and marks.
     """
 
-    def __init__(self, models: Models, most_inputs: int, count: TokenCount | None) -> None:
+    def __init__(self, models: Models, most_inputs: int) -> None:
         super().__init__()
         self._models = models
         self._most = most_inputs
-        self._count = count or count_words
-        self._type = JsonType(adapter_of(_Embeddings))
+        self._type = _type()
 
     @override
-    async def answer(self, exchange: Exchange) -> None:
-        body = await exchange.body()
+    def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
         try:
             given: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:
@@ -70,22 +72,32 @@ class EmbeddingsRoute(OpenAIRoute):
         inputs = self._inputs(given["input"])
         model = self._models.of(given["model"])
         exchange.endpoint = model.endpoint.name
-        values = {name: value for name, value in given.items() if value is not None}
-        results = await run_unless_left(
-            exchange.departure, partial(_results, exchange, model, inputs, values)
-        )
-        as_text = given.get("encoding_format") == "base64"
-        vectors = [_vector(result, as_text=as_text) for result in results]
-        tokens = sum(map(self._count, inputs))
-        data = b",".join(
-            [
-                b'{"object":"embedding","index":%d,"embedding":%b}' % pair
-                for pair in enumerate(vectors)
-            ]
-        )
-        usage = usage_json(tokens, 0).replace(b',"completion_tokens":0', b"")
-        answer = b'{"object":"list","data":[%b],"model":%b,"usage":%b}'
-        await exchange.answer(200, JSON, answer % (data, orjson.dumps(model.name), usage))
+        job = _Job(exchange, model, inputs, given)
+        call = EndpointCall(model.calls, exchange)
+        try:
+            batcher = call.found(call_headers(exchange.headers))
+            if batcher is None:
+                rest: Coroutine[Any, Any, None] | None = _find(call, job)
+            else:
+                rest = self._make(call, job, batcher)
+        except ItemTooLarge:
+            raise _too_long() from None
+        except BaseException:
+            with call:
+                raise
+        return None if rest is None else _within(call, rest)
+
+    def _make(
+        self, call: EndpointCall, job: _Job, batcher: Batcher[Any]
+    ) -> Coroutine[Any, Any, None] | None:
+        items = job.items(call, batcher)
+        if len(items) == 1:
+            if call.is_suspended(items[0], job.metadata):
+                job.exchange.suspend(self, _resumed, (call, job))
+                return None
+            if call.has_ended:
+                return job.answer([call.pending_result()])
+        return _wait(call, job, items)
 
     def _inputs(self, given: str | list[Any]) -> Sequence[str]:
         inputs = [given] if isinstance(given, str) else given
@@ -96,71 +108,160 @@ class EmbeddingsRoute(OpenAIRoute):
         return inputs
 
 
-async def _results(
-    exchange: Exchange, model: Model, inputs: Sequence[str], values: dict[str, Any]
-) -> list[Any]:
-    """Makes the calls of all inputs at once; returns their results.
+class _Job:
+    """One request for embeddings.
 
-    Raises:
-        Exception: The first one of a call that failed; the others are cancelled.
+    Args:
+        exchange: The request.
+        model: The model that is asked.
+        inputs: The texts.
+        given: The parameters of the request.
+
+    Attributes:
+        exchange: As above.
+        metadata: The metadata of the calls.
     """
-    results: list[Any] = [None] * len(inputs)
-    failures: list[Exception] = []
-    metadata = HttpMetadata(model.endpoint.name, exchange)
-    headers = call_headers(exchange.headers)
 
-    async def run(nth: int, text: str) -> None:
+    __slots__ = ("_given", "_inputs", "_model", "exchange", "metadata")
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: Model,
+        inputs: Sequence[str],
+        given: dict[str, Any],
+    ) -> None:
+        self.exchange = exchange
+        self.metadata = HttpMetadata(model.endpoint.name, exchange)
+        self._model = model
+        self._inputs = inputs
+        self._given = given
+
+    def items(self, call: EndpointCall, batcher: Batcher[Any]) -> list[Any]:
+        """Returns the item of each input.
+
+        Raises:
+            Refused: The model does not take them.
+        """
+        if call.streams:
+            raise refused("The model gives texts, no embeddings", param="model")
+        maker = self._model.maker(batcher)
+        given = self._given
+        if given.get("dimensions") is not None and "dimensions" not in maker.fields:
+            raise refused(
+                "The model does not take dimensions", param="dimensions", code="unsupported"
+            )
+        return [maker.item(text, given) for text in self._inputs]
+
+    def answer(self, results: list[Any]) -> Coroutine[Any, Any, None] | None:
+        """Answers with the results; returns what must be awaited for that.
+
+        Raises:
+            Refused: A result is no vector of finite numbers.
+        """
+        written = _in_base64 if self._given.get("encoding_format") == "base64" else _in_json
+        data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
+        tokens = sum(map(self._model.count or count_words, self._inputs))
+        body = _ANSWER % (data, self._model.name_json, tokens, tokens)
+        return answered(self.exchange, JSON, body)
+
+
+_ONE: Final = b'{"object":"embedding","index":%d,"embedding":%b}'
+_ANSWER: Final = (
+    b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
+)
+
+
+async def _find(call: EndpointCall, job: _Job) -> None:
+    batcher = await call.find(call_headers(job.exchange.headers))
+    await _wait(call, job, job.items(call, batcher))
+
+
+async def _wait(call: EndpointCall, job: _Job, items: list[Any]) -> None:
+    """Makes the calls of all inputs at once, and answers with their results."""
+    if len(items) == 1:
+        results = [await call.result(items[0], job.metadata)]
+    else:
+        results = await call.results(items, job.metadata)
+    rest = job.answer(results)
+    if rest is not None:
+        await rest
+
+
+async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
+    with call:
         try:
-            with EndpointCall(model.calls, UnwatchedCaller(exchange)) as call:
-                maker = model.maker(await call.find(headers))
-                if call.streams:
-                    raise refused("The model gives texts, no embeddings", param="model")
-                if "dimensions" in values and "dimensions" not in maker.fields:
-                    raise refused(
-                        "The model does not take dimensions",
-                        param="dimensions",
-                        code="unsupported",
-                    )
-                results[nth] = await call.result(maker.item(text, values), metadata)
-        except Exception as error:
-            failures.append(error)
-            tasks.cancel_scope.cancel()
+            await rest
+        except ItemTooLarge:
+            raise _too_long() from None
 
-    async with anyio.create_task_group() as tasks:
-        for nth, text in enumerate(inputs):
-            tasks.start_soon(run, nth, text)
+
+def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+    """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
+    call: EndpointCall
+    job: _Job
+    (call, job), exchange.kept = exchange.kept, None
     try:
-        if failures:
-            if isinstance(failures[0], ItemTooLarge):
-                raise refused("An input is too long", code="context_length_exceeded", param="input")
-            raise failures[0]
-    finally:
-        failures.clear()  # their tracebacks hold this frame
-    return results
+        return job.answer([call.pending_result()])
+    except BaseException:
+        with call:
+            raise
 
 
-def _vector(result: Any, *, as_text: bool) -> bytes:
-    """Returns the JSON of a vector: a list of numbers, or the base64 of their 32 bits each.
+def _too_long() -> Refused:
+    return refused("An input is too long", code="context_length_exceeded", param="input")
+
+
+def _in_json(result: Any) -> bytes:
+    """Returns the JSON of a vector: a list of numbers.
 
     Raises:
-        Refused: It is none.
+        Refused: It is none, or has a number that is not finite.
     """
-    values: Any = result.tolist() if hasattr(result, "tolist") else result
-    if not _is_vector(values):
-        raise refused("The model gives no embeddings, perhaps texts", param="model")
-    if not as_text:
-        return encoded(result)
-    numbers = array("f", values)
+    _check_vector(result)
+    written = encoded(result)
+    if _IN_NULL in written:  # as which such a number is written; numbers have no letter n
+        raise _not_finite()
+    return written
+
+
+def _in_base64(result: Any) -> bytes:
+    """Returns the JSON of a vector: the base64 of its numbers, in 32 bits each.
+
+    Raises:
+        Refused: It is none, or has a number that is not finite.
+    """
+    try:
+        numbers = array("f", _check_vector(result))
+    except OverflowError:
+        raise _not_finite() from None
+    if not math.isfinite(sum(numbers)):  # the sum of finite ones of 32 bits fits into 64
+        raise _not_finite()
     if not _IS_LITTLE:
         numbers.byteswap()
     return b'"%b"' % base64.b64encode(numbers.tobytes())
 
 
-def _is_vector(values: Any) -> bool:
-    if type(values) not in (list, tuple):
-        return False
-    kinds: set[type] = set(map(type, values))
-    return all(issubclass(kind, Real) for kind in kinds)
+def _not_finite() -> Refused:
+    return refused("The model gave an embedding with a number that is not finite", status=500)
 
 
-_IS_LITTLE = array("H", [1]).tobytes() == b"\1\0"
+def _check_vector(result: Any) -> Sequence[Any]:
+    """Returns the numbers of a vector.
+
+    Raises:
+        Refused: It is none.
+    """
+    given: object = result.tolist() if hasattr(result, "tolist") else result
+    if type(given) in _LISTS:
+        values: Sequence[Any] = given  # type: ignore[assignment]  # a list or a tuple
+        kinds: set[type] = set(map(type, values))
+        if kinds == _FLOATS or all(issubclass(kind, Real) for kind in kinds):
+            return values
+    raise refused("The model gives no embeddings, perhaps texts", param="model")
+
+
+_LISTS: Final = frozenset({list, tuple})
+_FLOATS: Final = {float}
+_IN_NULL: Final = ord("n")
+_IS_LITTLE: Final = sys.byteorder == "little"

@@ -81,7 +81,7 @@ class ItemMaker:
 
         Args:
             prompt: The prompt; None if the item takes messages, and has no prompt.
-            given: The parameters of the request by their names.
+            given: The parameters of the request by their names; None is as if absent.
 
         Raises:
             Refused: They do not fit the handler's parameters.
@@ -92,10 +92,13 @@ class ItemMaker:
             if not self.fields:
                 return self._validator.validate_python(prompt)
             values = {
-                name: given[name] for name in self.fields.intersection(given) if name != "messages"
+                name: value
+                for name in self.fields.intersection(given)
+                if (value := given[name]) is not None and name != "messages"
             }
-            if prompt is None or (self.takes_messages and "messages" in given):
-                values["messages"] = given.get("messages")
+            messages = given.get("messages") if self.takes_messages else None
+            if prompt is None or messages is not None:
+                values["messages"] = messages
             elif self._prompt is None:
                 raise refused("The model takes messages only: use /v1/chat/completions")
             else:

@@ -43,6 +43,7 @@ class Parts(NamedTuple):
 
 
 _USAGE: Final = b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}'
+_END: Final = b'],"usage":' + _USAGE + b"}"
 _PARTS: Final = {
     True: Parts(
         b"chatcmpl-",
@@ -82,9 +83,19 @@ def checked_text(result: Any) -> str:
         NotText: It is not text.
         TypeError: It can't be written.
     """
+    text = text_of(result)
+    orjson.dumps(text)  # raises for half of a surrogate pair
+    return text
+
+
+def text_of(result: Any) -> str:
+    """Returns a result of a model, which must be text.
+
+    Raises:
+        NotText: It is not.
+    """
     if not isinstance(result, str):
         raise NotText(result)
-    orjson.dumps(result)  # raises for half of a surrogate pair
     return result
 
 
@@ -102,10 +113,12 @@ class AnswerForms:
         about = b'","created":%d,"model":' + orjson.dumps(model).replace(b"%", b"%%")
         head = b'{"id":"' + parts.id + b'%b","object":"'
         self._head = head + parts.chunk + about
-        self._whole = head + parts.object + about + b',"choices":[%b],"usage":' + _USAGE + b"}"
-        self._choice = (
+        self._choice = choice = (
             b'{"index":%d,' + b"%b".join(parts.text) + b',"logprobs":null,"finish_reason":"%b"}'
         )
+        head += parts.object + about + b',"choices":['
+        self._whole = head + b"%b" + _END
+        self._whole_of_one = head + choice.replace(b"%d", b"0") + _END
 
     def messages(self, request_id: bytes) -> MessageForm:
         """Returns the form of the messages of a stream.
@@ -124,7 +137,16 @@ class AnswerForms:
             request_id: The id of the request.
             texts: Each text, and its end.
             prompt_tokens: The number of tokens of the prompts.
+
+        Raises:
+            TypeError: A text can't be written.
         """
+        if len(texts) == 1:  # as most have: two times as fast as below
+            [(text, end)] = texts
+            return self._whole_of_one % (
+                *(request_id, time.time(), orjson.dumps(text), _REASONS[end.reason]),
+                *(prompt_tokens, end.tokens, prompt_tokens + end.tokens),
+            )
         choices: list[bytes] = []
         tokens = 0
         for text, end in texts:

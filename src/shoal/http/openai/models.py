@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import orjson
 from typing_extensions import override
@@ -17,7 +18,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 
     from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
@@ -37,22 +38,38 @@ class Model:
         name: Its name in the API.
         endpoint: The endpoint.
         options: The options of the server.
+        template: Makes a prompt of the messages of a chat.
+        count: Counts the tokens of a text; None if each piece of a stream is one.
 
     Attributes:
         name: As above.
+        count: As above.
+        name_json: The name in JSON.
         endpoint: As above.
         calls: Makes the endpoint's calls.
         chats: The forms of its answers to chats.
         completions: The forms of its answers to completions.
     """
 
-    def __init__(self, name: str, endpoint: Endpoint, options: HttpOptions) -> None:
+    def __init__(
+        self,
+        name: str,
+        endpoint: Endpoint,
+        options: HttpOptions,
+        template: ChatTemplate,
+        count: TokenCount | None,
+    ) -> None:
         self.name = name
+        self._template = template
+        self.count = count
+        self.name_json = orjson.dumps(name)
         self.endpoint = endpoint
         self.calls = EndpointCalls(endpoint, options)
         self.chats = AnswerForms(name, chat=True)
         self.completions = AnswerForms(name, chat=False)
         self._makers: WeakKeyDictionary[Batcher[Any], ItemMaker] = WeakKeyDictionary()
+        # The batcher of the last call, which must not live on for this, and its maker.
+        self._last: tuple[Callable[[], Batcher[Any] | None], ItemMaker] | None = None
 
     def maker(self, batcher: Batcher[Any]) -> ItemMaker:
         """Returns what makes the items of a batcher.
@@ -60,6 +77,9 @@ class Model:
         Raises:
             Refused: Its handler takes no text.
         """
+        last = self._last
+        if last is not None and last[0]() is batcher:
+            return last[1]
         maker = self._makers.get(batcher)
         if maker is None:
             try:
@@ -67,7 +87,20 @@ class Model:
             except TypeError:
                 raise unknown(self.name) from None
             self._makers[batcher] = maker
+        self._last = ref(batcher), maker
         return maker
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Returns the prompt of a chat, which the user's template makes.
+
+        Raises:
+            Refused: The template refuses the messages, or gives no text, which could fail a batch.
+        """
+        try:
+            prompt: object = self._template(messages)
+        except ValueError as error:
+            raise refused(str(error), param="messages") from error
+        return _checked_prompt(prompt)
 
     @property
     def takes_text(self) -> bool:
@@ -81,6 +114,13 @@ class Model:
                     return False
                 return True
         return False
+
+
+def _checked_prompt(prompt: object) -> str:
+    if not isinstance(prompt, str):
+        kind = type(prompt).__name__
+        raise refused(f"The chat template gave no text, but {kind}", status=500)
+    return prompt
 
 
 def unknown(name: str) -> Exception:
@@ -98,11 +138,20 @@ class Models:
         options: The options of the server.
         names: The name of the endpoint of each model; None if all endpoints that take text are
             models, by their own names.
+        template: Makes a prompt of the messages of a chat.
+        count: Counts the tokens of a text; None if each piece of a stream is one.
     """
 
     def __init__(
-        self, controller: Controller, options: HttpOptions, names: Mapping[str, str] | None
+        self,
+        controller: Controller,
+        options: HttpOptions,
+        names: Mapping[str, str] | None,
+        template: ChatTemplate,
+        count: TokenCount | None,
     ) -> None:
+        self._template = template
+        self._count = count
         self._controller = controller
         self._options = options
         self._names = names
@@ -114,14 +163,17 @@ class Models:
         Raises:
             Refused: There is none.
         """
+        endpoints = self._controller.endpoints
+        model = self._models.get(name)
+        if model is not None and endpoints.get(model.endpoint.name) is model.endpoint:
+            return model
         own_name = name if self._names is None else self._names.get(name)
-        endpoint = None if own_name is None else self._controller.endpoints.get(own_name)
+        endpoint = None if own_name is None else endpoints.get(own_name)
         if endpoint is None:
             self._models.pop(name, None)
             raise unknown(name)
-        model = self._models.get(name)
-        if model is None or model.endpoint is not endpoint:
-            model = self._models[name] = Model(name, endpoint, self._options)
+        model = Model(name, endpoint, self._options, self._template, self._count)
+        self._models[name] = model
         return model
 
     def __iter__(self) -> Iterator[Model]:
@@ -140,6 +192,31 @@ class OpenAIRoute(Route):
     @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
         return JSON, error_json(problem)
+
+
+class BodyRoute(OpenAIRoute):
+    """A route whose requests have bodies, for which calls are made."""
+
+    @override
+    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
+        body = exchange.whole_body()
+        return self.answer(exchange) if body is None else self._begin(exchange, body)
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        """Answers one request.
+
+        Raises:
+            CallerLeft: The client is gone, or did not read in time; the calls were cancelled.
+            Exception: The request failed before its answer had begun.
+        """
+        rest = self._begin(exchange, await exchange.body())
+        if rest is not None:
+            await rest
+
+    @abstractmethod
+    def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
+        """Makes the calls; returns what must be awaited, or None if it is answered or suspended."""
 
 
 class ModelsPage(OpenAIRoute):

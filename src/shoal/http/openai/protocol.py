@@ -34,7 +34,9 @@ def chat_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
     Args:
         messages: The messages; ``content`` is text.
     """
-    return "\n".join([*(f"{one['role']}: {one['content']}" for one in messages), "assistant:"])
+    lines = [f"{one['role']}: {one['content']}" for one in messages]
+    lines.append("assistant:")
+    return "\n".join(lines)
 
 
 class OpenAI(HttpProtocol):
@@ -94,9 +96,9 @@ class OpenAI(HttpProtocol):
 
     @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
-        models = Models(controller, options, self._names)
+        models = Models(controller, options, self._names, self._template, self._count)
         page = ModelsPage(models)
-        embeddings = EmbeddingsRoute(models, self._max_inputs, self._count)
+        embeddings = EmbeddingsRoute(models, self._max_inputs)
         routes: list[tuple[str, str, Route]] = [
             (f"{_PREFIX}/models", "GET", page),
             (f"{_PREFIX}/models/{{model:path}}", "GET", page),
@@ -106,7 +108,7 @@ class OpenAI(HttpProtocol):
             reader = TextReader(
                 chat=chat, most_messages=self._max_messages, most_choices=self._max_choices
             )
-            route = TextRoute(models, reader, options, self._template, self._count)
+            route = TextRoute(models, reader, options)
             routes.append((_PREFIX + path, "POST", route))
         return _Routes(routes)
 

@@ -37,17 +37,12 @@ class TextEnd:
         reason: Why the text has ended, ``"stop"`` or ``"length"``; None if it goes on.
     """
 
-    __slots__ = (
-        "_count",
-        "_firsts",
-        "_held",
-        "_most",
-        "_stops",
-        "counts",
-        "plain_below",
-        "reason",
-        "tokens",
-    )
+    # What most texts do not change.
+    plain_below: float = 0
+    reason: str | None = None
+    tokens = 0
+    _firsts: frozenset[str] = frozenset()
+    _held = ""
 
     def __init__(
         self, stops: Sequence[str], most: int | None, count: Callable[[str], int] | None
@@ -55,14 +50,11 @@ class TextEnd:
         self._stops = stops
         self._most = most
         self._count = count
-        self._firsts = {stop[0] for stop in stops}
-        self._held = ""
         self.counts = count is not None
-        self.plain_below: float = 0
+        if stops:
+            self._firsts = frozenset(stop[0] for stop in stops)
         if count is None:
             self.plain_below = math.inf if most is None else most
-        self.tokens = 0
-        self.reason: str | None = None
 
     def is_clear(self, piece: str) -> bool:
         """Returns whether no stop sequence can begin in a piece, or go on in it."""
@@ -95,9 +87,15 @@ class TextEnd:
         return text
 
     def whole(self, text: str) -> str:
-        """Takes a whole text; returns as much of it as is before its end."""
+        """Takes a whole text, and no other; returns as much of it as is before its end."""
         if self._count is None:
             self._count = count_words
+        if not self._stops:
+            tokens = self._count(text)
+            if self._most is None or tokens < self._most:
+                self.tokens = tokens
+                self.reason = "stop"
+                return text
         text = self.take(text)
         if self.reason == "stop":
             self.tokens = self._count(text)

@@ -18,10 +18,13 @@ from shoal.http.openai.messages import (
     MessageForm,
     NotText,
     checked_text,
+    text_of,
 )
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.requests.call import EndpointCall
+from shoal.http.requests.call_route import answered
 from shoal.http.requests.endpoint import call_headers
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.openai.models import ChatTemplate, Model, TokenCount
+    from shoal.http.openai.models import Model
     from shoal.http.openai.text_request import TextRequest
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Refused
@@ -78,8 +81,6 @@ class TextJob:
         exchange: The request.
         model: The model that is asked.
         asked: What is asked for.
-        template: Makes a prompt of the messages of a chat.
-        count: Counts the tokens of a text; None if each piece of a stream is one.
 
     Attributes:
         exchange: As above.
@@ -89,25 +90,14 @@ class TextJob:
         metadata: The metadata of the calls.
     """
 
-    __slots__ = (
-        *("_count", "_prompt", "_template", "asked", "exchange", "metadata", "model", "texts"),
-    )
+    __slots__ = ("_prompt", "asked", "exchange", "metadata", "model", "texts")
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        model: Model,
-        asked: TextRequest,
-        template: ChatTemplate,
-        count: TokenCount | None,
-    ) -> None:
+    def __init__(self, exchange: Exchange, model: Model, asked: TextRequest) -> None:
         self.exchange = exchange
         self.model = model
         self.asked = asked
         self.texts = asked.n * (len(asked.prompts) or 1)
         self.metadata = HttpMetadata(model.endpoint.name, exchange)
-        self._template = template
-        self._count = count
         self._prompt: str | None = None
 
     @property
@@ -128,7 +118,7 @@ class TextJob:
 
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts."""
-        count = self._count or count_words
+        count = self.model.count or count_words
         if self.asked.messages is None:
             return sum([count(prompt) for prompt in self.asked.prompts])
         if self._prompt is not None:
@@ -149,16 +139,16 @@ class TextJob:
         asked = self.asked
         maker = self.model.maker(batcher)
         asked.check_fields(maker.fields)
-        which, sample = divmod(nth, asked.n)
+        which, sample = divmod(nth, asked.n) if nth else (0, 0)
         if asked.messages is None:
             prompt: str | None = asked.prompts[which]
         else:
             prompt = None if maker.takes_messages else self._chat_prompt(asked.messages)
         given = asked.given
-        if sample and "seed" in given:  # otherwise all would be the same text
-            given = {**given, "seed": given["seed"] + sample}
+        if sample and (seed := given.get("seed")) is not None:  # else all would be the same text
+            given = {**given, "seed": seed + sample}
         item = maker.item(prompt, given)
-        count, most = self._count, asked.max_tokens
+        count, most = self.model.count, asked.max_tokens
         if most is None and maker.fields:
             most = maker.limit(item)
         if count is None and not call.streams:
@@ -178,45 +168,56 @@ class TextJob:
 
     def _chat_prompt(self, messages: Sequence[Any]) -> str:
         if self._prompt is None:
-            try:
-                self._prompt = self._template(messages)
-            except ValueError as error:
-                raise refused(str(error), param="messages") from error
+            self._prompt = self.model.prompt(messages)
         return self._prompt
 
 
 class TextCall:
     """The call for one text.
 
-    Attributes:
+    Args:
+        job: The request.
+        call: The call, whose batcher was found.
+        batcher: The batcher.
         item: The item of the call.
         end: Finds the end of the text.
+
+    Attributes:
+        call: As above.
+        item: As above.
+        end: As above.
     """
 
-    __slots__ = ("_batcher", "_call", "_job", "end", "item")
+    __slots__ = ("_batcher", "_job", "call", "end", "item")
 
     def __init__(
         self, job: TextJob, call: EndpointCall, batcher: Batcher[Any], item: Any, end: TextEnd
     ) -> None:
         self._job = job
-        self._call = call
+        self.call = call
         self._batcher = batcher
         self.item = item
         self.end = end
 
     def stream(self) -> ItemStream:
         """Returns the stream of its pieces; of one piece if the model does not stream."""
-        if self._call.streams:
-            return self._call.stream(self.item, self._job.metadata)
-        return _OneResult(self._call, self.item, self._job.metadata)
+        if self.call.streams:
+            return self.call.stream(self.item, self._job.metadata)
+        return _OneResult(self.call, self.item, self._job.metadata)
 
-    def of_result(self, result: Any) -> str:
-        """Returns the text by the result of a model that does not stream.
+    def answer(self, result: Any) -> Coroutine[Any, Any, None] | None:
+        """Answers the request, which has no other text, with the call's result.
+
+        Returns:
+            What must be awaited for that.
 
         Raises:
-            TypeError: It is not text.
+            NotText: It is not text.
+            TypeError: It can't be written.
         """
-        return self.end.whole(checked_text(result))
+        whole = self.end.whole(text_of(result))
+        job = self._job
+        return answered(job.exchange, JSON, job.whole(((whole, self.end),)))
 
     async def collected(self) -> str:
         """Makes the call; returns the whole text.
@@ -225,8 +226,9 @@ class TextCall:
             DeadlineExceeded: A stream took too long, or as for any call.
             TypeError: It is not text.
         """
-        if not self._call.streams:
-            return self.of_result(await self._call.result(self.item, self._job.metadata))
+        if not self.call.streams:
+            result = await self.call.result(self.item, self._job.metadata)
+            return self.end.whole(text_of(result))
         limit_s = self._job.exchange.settings.answer_timeout_s
         if self._batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline
@@ -237,7 +239,7 @@ class TextCall:
     async def _read(self) -> str:
         texts: list[str] = []
         end = self.end
-        stream = self._call.stream(self.item, self._job.metadata)
+        stream = self.call.stream(self.item, self._job.metadata)
         results = None if isinstance(stream, ComparedStream) else stream
         tick = self._job.times.clock(parking_of_this_loop().now).tick
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # An unterminated string extends to the end of the text: searching for an end from each quote in it
 # would take quadratic time.
@@ -28,10 +28,10 @@ _NUMBERS: Final = re.compile(rb"[0-9][0-9.]*+(?:[eE][+-]?+[0-9]++)?+")
 _NO_NUMBERS: Final = (b"NaN", b"Infinity")
 
 _DIGITS_AS_0: Final = bytes.maketrans(b"123456789E", b"000000000e")
-# What needs a closer look in a small body with digits as 0, besides names: its numbers are too
-# large with an exponent only. These searches take less time than one by a pattern.
-_ODD: Final = (*_NO_NUMBERS, b"e000", b"e+000", b"e-000")
 _MANY_DIGITS: Final = b"0" * 200
+
+# One byte is looked for many times faster than several, and faster yet as a number.
+_CAPITAL_N, _CAPITAL_I, _CAPITAL_E, _SMALL_E, _BACKSLASH = b"NIEe\\"
 
 _SMALL: Final = len(_MANY_DIGITS)
 _TIMES_ITS_SIZE: Final = 12
@@ -72,34 +72,54 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
     Raises:
         Refused: There are too many, or a number is not one in JSON, or is too large for a float.
     """
-    size = len(body)
-    if size <= _SMALL and size <= max_elements:
+    names: Sequence[bytes] = ()
+    if _CAPITAL_N in body or _CAPITAL_I in body:
+        names = [name for name in _NO_NUMBERS if name in body]
+    may_be_too_large = False
+    if _SMALL_E in body or _CAPITAL_E in body:
         digits = body.translate(_DIGITS_AS_0)
-        for odd in _ODD:
-            if odd in digits:
-                break
-        else:
-            return size  # so few bytes can't cost too much
-    # Each string is a value or a key, and has two quotes.
-    if body.count(b'"') - body.count(b'\\"') > 2 * max_elements + 2:
-        raise too_complex(max_elements)
-    allowance = allowance_of(size, max_elements)
-    elements, cost = _counted(body, costs)
-    names = [name for name in _NO_NUMBERS if name in body]
-    may_be_too_large = _may_have_too_large(body)
-    if elements > max_elements or cost > allowance or names or may_be_too_large:
-        elements = cost = 0
+        # In a text a digit is seldom before an e; `find` takes less time than `in`.
+        if digits.find(b"0e") >= 0:
+            may_be_too_large = b"0e000" in digits or b"0e+000" in digits
+    size = len(body)
+    if size <= _SMALL and size <= max_elements and not names and not may_be_too_large:
+        return size  # so few bytes can't cost too much
+    elements = check_cost(body, max_elements, costs)
+    may_be_too_large = may_be_too_large or _MANY_DIGITS in body.translate(_DIGITS_AS_0)
+    if names or may_be_too_large:
         for bare in _without_strings(body):
             for name in names:
                 if name in bare:
                     raise _not_json(f"JSON has no number {name.decode()}.")
+            if may_be_too_large:
+                _check_numbers(bare)
+    return elements
+
+
+def check_cost(body: bytes, max_elements: int, costs: Costs) -> int:
+    """Checks that a body does not have too many elements, for a parser that checks its numbers.
+
+    The arguments and the result are those of `check_json`.
+
+    Raises:
+        Refused: There are too many.
+    """
+    size = len(body)
+    if size <= _SMALL and size <= max_elements:
+        return size
+    # Each string is a value or a key, and has two quotes.
+    escaped = body.count(b'\\"') if _BACKSLASH in body else 0
+    if body.count(b'"') - escaped > 2 * max_elements + 2:
+        raise too_complex(max_elements)
+    allowance = allowance_of(size, max_elements)
+    elements, cost = _counted(body, costs)
+    if elements > max_elements or cost > allowance:
+        elements = cost = 0
+        for bare in _without_strings(body):
             more, more_cost = _counted(bare, costs)
             elements, cost = elements + more, cost + more_cost
         if elements > max_elements or cost > allowance:
             raise too_complex(max_elements)
-        if may_be_too_large:
-            for bare in _without_strings(body):
-                _check_numbers(bare)
     return elements
 
 
@@ -145,14 +165,6 @@ def _counted(text: bytes, costs: Costs) -> tuple[int, int]:
         + keys * costs.per_key
     )
     return sum(marks), cost
-
-
-def _may_have_too_large(body: bytes) -> bool:
-    """Returns whether a number may be too large for a float, from the characters it would have."""
-    digits = body.translate(_DIGITS_AS_0)
-    if _MANY_DIGITS in digits:
-        return True
-    return b"e" in digits and (b"e000" in digits or b"e+000" in digits)
 
 
 def _check_numbers(bare: bytes) -> None:

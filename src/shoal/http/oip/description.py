@@ -1,0 +1,193 @@
+"""What the JSON of a request describes: its inputs, the outputs that it wants, and its options.
+
+Clients that send binary data often send the same JSON with each request, so it is read once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
+
+import orjson
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from shoal.http.oip.tensor import Tensor, check_supported, malformed
+from shoal.http.requests.json_scan import Costs, check_cost, check_json
+from shoal.http.requests.problem import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.http.requests.problem import Problem
+
+# Of inputs, and of outputs.
+_MOST_TENSORS: Final = 256
+_MOST_DIMENSIONS: Final = 32
+_LARGEST_DIMENSION: Final = 2**63 - 1
+_COSTS: Final = Costs()
+# Of the descriptions that are kept.
+_MOST_KEPT: Final = 256
+_LONGEST_KEPT: Final = 512
+_NONE: Final[dict[str, Any]] = {}
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST_DIMENSION)]
+Yes = Annotated[bool, Field(strict=True)]
+
+
+class _OfInput(TypedDict):
+    binary_data_size: NotRequired[Whole]
+    shared_memory_region: NotRequired[Any]
+
+
+class _OfOutput(TypedDict):
+    binary_data: NotRequired[Yes]
+    classification: NotRequired[Any]
+    shared_memory_region: NotRequired[Any]
+
+
+class _OfRequest(TypedDict):
+    binary_data_output: NotRequired[Yes]
+    priority: NotRequired[Whole]
+    timeout: NotRequired[Whole]
+    sequence_id: NotRequired[Any]
+
+
+class _Input(TypedDict):
+    name: Name
+    shape: Annotated[list[Whole], Field(max_length=_MOST_DIMENSIONS, fail_fast=True)]
+    datatype: str
+    parameters: NotRequired[_OfInput]
+    data: NotRequired[list[Any]]
+
+
+class _Output(TypedDict):
+    name: Name
+    parameters: NotRequired[_OfOutput]
+
+
+class _Request(TypedDict):
+    id: NotRequired[Annotated[str, Field(max_length=1024)]]
+    parameters: NotRequired[_OfRequest]
+    inputs: Annotated[list[_Input], Field(max_length=_MOST_TENSORS, fail_fast=True)]
+    outputs: NotRequired[Annotated[list[_Output], Field(max_length=_MOST_TENSORS, fail_fast=True)]]
+
+
+_VALIDATOR: Final = TypeAdapter(_Request).validator
+
+
+class Description:
+    """What the JSON of a request describes.
+
+    Args:
+        given: The JSON.
+        most_elements: How many elements it may have.
+
+    Attributes:
+        inputs: Its inputs. Those whose elements follow the JSON are not filled.
+        has_binary: Whether there are such.
+        id: Its id; None if it has none.
+        parameters: Its parameters.
+        outputs: Whether each wanted output is to be binary, by name; None if all are wanted.
+        is_binary: Whether an output is binary that does not say so itself.
+
+    Raises:
+        Refused: It is malformed.
+    """
+
+    __slots__ = ("has_binary", "id", "inputs", "is_binary", "outputs", "parameters")
+
+    def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
+        self.parameters: dict[str, Any] = given.get("parameters", _NONE)
+        self.id: str | None = given.get("id")
+        self.has_binary = False
+        self.inputs: list[Tensor] = []
+        for one in given["inputs"]:
+            tensor = Tensor(one, most_elements)
+            if tensor.size is not None:
+                self.has_binary = True
+            self.inputs.append(tensor)
+        if len(self.inputs) > 1:
+            self._check_names()
+        if self.parameters:
+            check_supported("The request", self.parameters)
+        self.is_binary: bool = self.parameters.get("binary_data_output", False)
+        self.outputs: dict[str, bool] | None = None
+        if wanted := given.get("outputs"):
+            self.outputs = {one["name"]: self._is_binary(one) for one in wanted}
+
+    @property
+    def may_be_kept(self) -> bool:
+        """Whether other requests may have the same: it has no elements, and no id."""
+        return self.id is None and all(one.size is not None for one in self.inputs)
+
+    def _check_names(self) -> None:
+        names = set[str]()
+        for one in self.inputs:
+            if one.name in names:
+                raise Refused(malformed(f"The input {one.name!r} is there twice."))
+            names.add(one.name)
+
+    def _is_binary(self, output: Mapping[str, Any]) -> bool:
+        parameters: Mapping[str, Any] = output.get("parameters", _NONE)
+        check_supported(f"The output {output['name']!r}", parameters)
+        is_binary: bool = parameters.get("binary_data", self.is_binary)
+        return is_binary
+
+
+class Descriptions:
+    """Reads descriptions, and keeps those that other requests may have as well.
+
+    Args:
+        max_elements: How many elements the JSON of a request may have.
+    """
+
+    def __init__(self, max_elements: int) -> None:
+        self._max_elements = max_elements
+        self._kept: dict[bytes, Description] = {}
+
+    def of(self, head: bytes) -> Description:
+        """Returns what the JSON in front of binary data describes.
+
+        Raises:
+            Refused: It is malformed, or has too many elements.
+        """
+        found = self._kept.get(head)
+        if found is not None:
+            return found
+        made = self.read(head)
+        if len(head) <= _LONGEST_KEPT and made.may_be_kept:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            self._kept[head] = made
+        return made
+
+    def read(self, head: bytes) -> Description:
+        """Returns what JSON describes that other requests are not likely to have.
+
+        Raises:
+            Refused: As for `of`.
+        """
+        return Description(self._parsed(head), self._max_elements)
+
+    def _parsed(self, head: bytes) -> dict[str, Any]:
+        check_cost(head, self._max_elements, _COSTS)
+        try:
+            try:
+                # It refuses numbers that JSON does not have. Those of more than 64 bits become
+                # floats, which no tensor of integers may have.
+                value = orjson.loads(head)
+            except orjson.JSONDecodeError:
+                check_json(head, self._max_elements, _COSTS)
+                given: dict[str, Any] = _VALIDATOR.validate_json(head)  # tells what is wrong
+            else:
+                given = _VALIDATOR.validate_python(value)
+        except ValidationError as error:
+            raise Refused(_of_validation(error)) from None
+        return given
+
+
+def _of_validation(error: ValidationError) -> Problem:
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(step) for step in first["loc"])
+    return malformed(f"{where}: {first['msg']}." if where else f"{first['msg']}.")
