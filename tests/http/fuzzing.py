@@ -1,8 +1,8 @@
 """Sends an application what nobody meant, and checks that nothing is kept of it.
 
 Two hundred requests of each kind in virtual time, half of them on each event loop, and the same in
-each run; 20,000 (``SHOAL_SOAK_PROGRAMS``), others in each run, in the soak. The requests go to the server of
-this package, whose calls take the direct way, or come by ASGI; some clients leave at once.
+each run; 20,000 (``SHOAL_SOAK_PROGRAMS``), others in each run, in the soak. The requests go to the
+server of this package, whose calls take the direct way, or come by ASGI; some clients leave early.
 """
 
 from __future__ import annotations
