@@ -75,6 +75,8 @@ class Arrays:
     def _checked(self, array: Any) -> Any:
         if array.dtype.kind not in _KINDS:
             raise ValueError(_NO_NUMBERS)
+        if not array.dtype.isnative:  # much that takes arrays refuses such
+            array = array.astype(array.dtype.newbyteorder("="))
         if self._dtype is None or array.dtype == self._dtype:
             return array
         if not array.size:
