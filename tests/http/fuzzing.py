@@ -28,6 +28,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from server_in_memory import Wire, serving
 
+from shoal.http.server.http1 import answer
 from shoal.testing import run_virtually
 from shoal.testing.asgi import Answer, Call
 
@@ -120,18 +121,11 @@ class Target:
 
     async def answer(self, sent: Sent) -> Answer | None:
         """Makes a request; None if its client has left."""
-        with anyio.fail_after(HANG_S):
-            if sent.directly:
-                return await self._directly(sent)
-            call = Call(
-                self.app,
-                sent.path,
-                method=sent.method,
-                body=sent.body,
-                headers=sent.headers,
-            )
-            await call.run()
-            return call.answer
+        if sent.directly:
+            return await self._directly(sent)
+        call = Call(self.app, sent.path, method=sent.method, body=sent.body, headers=sent.headers)
+        await call.run()
+        return call.answer
 
     async def _directly(self, sent: Sent) -> Answer | None:
         path, _, query = sent.path.partition("?")
@@ -195,7 +189,8 @@ def fuzz_quickly(new_app: Callable[[], shoal.App], cases: Any, check: Check) -> 
         async with opened(new_app()) as target:
             for one in some:
                 try:
-                    await check(target, one)
+                    with anyio.fail_after(HANG_S):
+                        await check(target, one)
                 except Exception as error:
                     error.add_note(f"the case: {one}")
                     raise
@@ -219,8 +214,11 @@ def fuzz_at_length(new_app: Callable[[], shoal.App], cases: Any, check: Check) -
     async def main() -> None:
         async with opened(new_app()) as target, anyio.from_thread.BlockingPortal() as portal:
 
+            def make(one: Any) -> None:
+                portal.start_task_soon(check, target, one).result(HANG_S)
+
             def send(one: Any) -> None:
-                portal.call(check, target, one)
+                make(one)
                 last.append(one)
 
             def send_all() -> int:
@@ -229,14 +227,16 @@ def fuzz_at_length(new_app: Callable[[], shoal.App], cases: Any, check: Check) -
                 kept: list[int] = []
                 for _ in range(2):
                     for one in list(last):
-                        portal.call(check, target, one)
+                        make(one)
                     portal.call(target.nothing_is_kept)
+                    answer._lines.clear()  # its bound is above what 200 requests add to it
                     gc.collect()
                     kept.append(tracemalloc.get_traced_memory()[0])
                 tracemalloc.stop()
                 return kept[1] - kept[0]
 
-            assert await anyio.to_thread.run_sync(send_all) < MOST_KEPT
+            kept = await anyio.to_thread.run_sync(send_all)
+            assert kept < MOST_KEPT, f"{kept} bytes are kept of {len(last)} requests"
 
     anyio.run(main, backend="trio")
 
@@ -245,11 +245,11 @@ def checking(form: Callable[[Sent, Answer], object]) -> Check:
     """Returns a check of each answer: no error of the server, and of this form."""
 
     async def check(form: Callable[[Sent, Answer], object], target: Target, sent: Sent) -> None:
-        answer = await target.answer(sent)
-        if answer is not None:
+        found = await target.answer(sent)
+        if found is not None:
             limited = {name for name, _ in sent.headers} & {"x-request-timeout"}
-            told = (answer.status, answer.body[:1000])
-            assert answer.status < 500 or (limited and b"deadline-exceeded" in answer.body), told
-            form(sent, answer)
+            told = (found.status, found.body[:1000])
+            assert found.status < 500 or (limited and b"deadline-exceeded" in found.body), told
+            form(sent, found)
 
     return partial(check, form)

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 import pytest
-from fuzzing import HANG_S, fuzz_at_length, fuzz_quickly
+from fuzzing import fuzz_at_length, fuzz_quickly
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -128,23 +128,22 @@ async def check(target, conversation):
     offered = AtOnce()
     if at_once:
         socket.scope["extensions"] |= offered.extension(socket._send)
-    with anyio.fail_after(HANG_S):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(socket.run)
-            assert (await socket.message())["type"] == "websocket.accept"
-            for message in sent:
-                if message is WAIT or socket.returned.is_set():
-                    for _ in range(20):
-                        await anyio.lowlevel.checkpoint()
-                    continue
-                kind = "text" if isinstance(message, str) else "bytes"
-                if kind == "text":
-                    message = message.encode("utf-8", "replace").decode()
-                event = {"type": "websocket.receive", kind: message}
-                if offered.take is None or not offered.take(event):
-                    socket.say(message)
-            await anyio.lowlevel.checkpoint()
-            socket.leave()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(socket.run)
+        assert (await socket.message())["type"] == "websocket.accept"
+        for message in sent:
+            if message is WAIT or socket.returned.is_set():
+                for _ in range(20):
+                    await anyio.lowlevel.checkpoint()
+                continue
+            kind = "text" if isinstance(message, str) else "bytes"
+            if kind == "text":
+                message = message.encode("utf-8", "replace").decode()
+            event = {"type": "websocket.receive", kind: message}
+            if offered.take is None or not offered.take(event):
+                socket.say(message)
+        await anyio.lowlevel.checkpoint()
+        socket.leave()
     ended = Counter()
     for message in socket.sent:
         if message["type"] == "websocket.close":
