@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import http.client
 import io
+import logging
 import os
 import tracemalloc
 from collections import deque
@@ -112,12 +113,33 @@ class _Received:
         return io.BytesIO(self._data)
 
 
+Check = "Callable[[Target, Any], Awaitable[object]]"
+
+
+class Errors(logging.Handler):
+    """Notes what is logged as an error: none of what clients send is one."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(logging.Formatter().format(record))
+
+
 class Target:
     """An open application, and a server of it."""
 
-    def __init__(self, app: shoal.App, server: Any) -> None:
+    def __init__(self, app: shoal.App, server: Any, errors: Errors) -> None:
         self.app = app
         self._server = server
+        self._errors = errors
+
+    async def check(self, check: Check, case: Any) -> None:
+        """Sends a case, and checks that it is no error of the server."""
+        await check(self, case)
+        told, self._errors.told = self._errors.told, []
+        assert not told, told[0]
 
     async def answer(self, sent: Sent) -> Answer | None:
         """Makes a request; None if its client has left."""
@@ -166,11 +188,14 @@ class Target:
 @asynccontextmanager
 async def opened(app: shoal.App):
     """Opens an application, and serves it in memory."""
-    async with app.lifespan(), serving(app, allowed_hosts=["*"]) as server:
-        yield Target(app, server)
-
-
-Check = "Callable[[Target, Any], Awaitable[object]]"
+    errors = Errors()
+    log = logging.getLogger("shoal")
+    log.addHandler(errors)
+    try:
+        async with app.lifespan(), serving(app, allowed_hosts=["*"]) as server:
+            yield Target(app, server, errors)
+    finally:
+        log.removeHandler(errors)
 
 
 def fuzz_quickly(new_app: Callable[[], shoal.App], cases: Any, check: Check) -> None:
@@ -190,7 +215,7 @@ def fuzz_quickly(new_app: Callable[[], shoal.App], cases: Any, check: Check) -> 
             for one in some:
                 try:
                     with anyio.fail_after(HANG_S):
-                        await check(target, one)
+                        await target.check(check, one)
                 except Exception as error:
                     error.add_note(f"the case: {one}")
                     raise
@@ -215,7 +240,7 @@ def fuzz_at_length(new_app: Callable[[], shoal.App], cases: Any, check: Check) -
         async with opened(new_app()) as target, anyio.from_thread.BlockingPortal() as portal:
 
             def make(one: Any) -> None:
-                portal.start_task_soon(check, target, one).result(HANG_S)
+                portal.start_task_soon(target.check, check, one).result(HANG_S)
 
             def send(one: Any) -> None:
                 make(one)
