@@ -82,7 +82,8 @@ async def test_a_result_of_another_byte_order_is_sent():
 async def test_a_file_is_made_of_what_the_annotation_says(app):
     async with app.lifespan():
         assert (await send(app, "/kind", npy(np.arange(3.0)))).json() == "float32"
-        assert (await send(app, "/kind", npy(np.arange(3) * 1j))).status == 422
+        for size in (0, 3):
+            assert (await send(app, "/kind", npy(np.arange(size) * 1j))).status == 422
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
@@ -104,6 +105,14 @@ async def test_whole_numbers_fit_or_are_refused(dtype):
             assert (await ask(app, "/numbers", [wrong])).status == 422
         if bounds.max < 300:
             assert (await send(app, "/numbers", npy(np.array([300])))).status == 422
+
+
+async def test_a_number_beyond_the_range_of_a_float_is_refused(app):
+    async with app.lifespan():
+        assert (await ask(app, "/kind", [1.5, 3e38])).status == 200
+        assert (await ask(app, "/kind", [1.5, 1e300])).status == 422
+        assert (await send(app, "/kind", npy([1e300]))).status == 422
+        assert (await send(app, "/kind", npy([np.inf, np.nan]))).status == 200
 
 
 @pytest.mark.parametrize("item", [[[1], [1, 2]], "text", ["a"], {"a": 1}, None, [None], [2**70]])

@@ -79,7 +79,7 @@ class Arrays:
             array = array.astype(array.dtype.newbyteorder("="))
         if self._dtype is None or array.dtype == self._dtype:
             return array
-        if not array.size:
+        if not array.size and array.dtype.kind != "c":
             return array.astype(self._dtype)
         if array.dtype.kind in "iu" and self._dtype.kind in "iu":
             # Numpy would convert 300 to 44 in eight bits.
@@ -88,7 +88,10 @@ class Arrays:
                 raise ValueError(f"it has a number that does not fit into {self._dtype}")
             return array.astype(self._dtype)
         try:
-            return array.astype(self._dtype, casting="same_kind")
+            with self._np.errstate(over="raise"):
+                return array.astype(self._dtype, casting="same_kind")
+        except FloatingPointError:
+            raise ValueError(f"it has a number that does not fit into {self._dtype}") from None
         except TypeError as error:
             raise ValueError(str(error)) from None
 
