@@ -271,7 +271,7 @@ def fuzz_at_length(new_app: Callable[[], shoal.App], cases: Any, check: Check) -
                 return kept
 
             kept = await anyio.to_thread.run_sync(send_all)
-            # Two of what is bounded are cleared, as they would grow for some rounds and then shrink:
+            # Two of what is bounded are cleared, as they grow for some rounds and then shrink:
             # the deadlines of Trio that have passed, and lines of headers.
             grown = statistics.median(after - before for before, after in pairwise(kept))
             assert grown < MOST_KEPT, kept

@@ -174,7 +174,7 @@ def check_error(way: Way, answer) -> None:
     assert answer.headers["content-type"] == kind
 
 
-DEEP = b"[" * 201 + b"]" * 201
+DEEP = b"[" * 250 + b"]" * 250
 MANY = b"[" + b"0," * 2000 + b"0]"
 KEYS = b"{" + b",".join(b'"%d":0' % number for number in range(2000)) + b"}"
 
@@ -182,26 +182,26 @@ KEYS = b"{" + b",".join(b'"%d":0' % number for number in range(2000)) + b"}"
 # Rule 6: limits, checked before memory is taken.
 
 
-@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("text", [DEEP, MANY, KEYS], ids=["deep", "many", "keys"])
-async def test_json_is_bounded_in_depth_and_elements(name, text):
+async def test_json_is_bounded_in_depth_and_elements(text):
     app = safe_app(max_json_elements=1000)
     async with app.lifespan():
-        answer = await send(app, WAYS[name], text)
-        assert answer.status == (400 if text is DEEP else 413), answer.body
-        check_error(WAYS[name], answer)
+        for name, way in WAYS.items():
+            answer = await send(app, way, text)
+            assert answer.status == (400 if text is DEEP else 413), (name, answer.body)
+            check_error(way, answer)
     assert app.seen.items == []
 
 
-@pytest.mark.parametrize("name", WAYS)
-async def test_a_body_is_bounded_in_bytes(name):
+async def test_a_body_is_bounded_in_bytes():
     app = safe_app(max_body_bytes=1000)
     async with app.lifespan():
-        answer = await send(app, WAYS[name], b'"' + b"x" * 1000 + b'"')
-        assert answer.status == 413
-        check_error(WAYS[name], answer)
-        if name in TAKE_TEXT:
-            assert (await send(app, WAYS[name], b'"x"')).status == 200
+        for name, way in WAYS.items():
+            answer = await send(app, way, b'"' + b"x" * 1000 + b'"')
+            assert answer.status == 413, name
+            check_error(way, answer)
+            if name in TAKE_TEXT:
+                assert (await send(app, way, b'"x"')).status == 200, name
 
 
 @pytest.mark.parametrize("text", [DEEP, MANY, KEYS], ids=["deep", "many", "keys"])
@@ -226,24 +226,24 @@ COMPRESS = {
 }
 
 
-@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("coding", COMPRESS)
-async def test_an_archive_bomb_is_refused(name, coding):
-    app = safe_app()
-    bomb = COMPRESS[coding](WAYS[name].body(b'"' + bytes(32 * MIB) + b'"'))
-    assert len(bomb) < MIB
-    headers = [*WAYS[name].headers, ("content-encoding", coding)]
+async def test_an_archive_bomb_is_refused(coding):
+    app = safe_app(max_body_bytes=MIB)
     async with app.lifespan():
-        answer = await ask(app, WAYS[name].path, body=bomb, headers=headers)
-        # Where no coding is taken it is refused unread.
-        assert answer.status == (413 if WAYS[name].error == "type" else 415)
-        check_error(WAYS[name], answer)
+        for name, way in WAYS.items():
+            bomb = COMPRESS[coding](way.body(b'"' + bytes(2 * MIB) + b'"'))
+            assert len(bomb) < MIB // 100
+            headers = [*way.headers, ("content-encoding", coding)]
+            answer = await ask(app, way.path, body=bomb, headers=headers)
+            # Where no coding is taken it is refused unread.
+            assert answer.status == (415 if name.startswith("oip") else 413), name
+            check_error(way, answer)
     assert app.seen.items == []
 
 
 async def test_a_file_in_a_form_is_not_unpacked():
-    app = safe_app()
-    bomb = gzip.compress(bytes(32 * MIB))
+    app = safe_app(max_body_bytes=MIB)
+    bomb = gzip.compress(bytes(2 * MIB))
     body = form(b"1", bomb).replace(
         b"Content-Type: image/png", b"Content-Type: image/png\r\nContent-Encoding: gzip"
     )
@@ -270,18 +270,18 @@ OF_PROTOCOLS = {
 METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT"]
 
 
-@pytest.mark.parametrize("path", OF_PROTOCOLS)
-async def test_only_named_methods_are_answered(path):
+async def test_only_named_methods_are_answered():
     app = safe_app()
     async with app.lifespan():
-        for method in METHODS:
-            body = b"{}" if method == "POST" else None
-            headers = [JSON] if body else []
-            answer = await ask(app, path, method=method, body=body, headers=headers)
-            allowed = method in OF_PROTOCOLS[path]
-            assert (answer.status in (404, 405)) == (not allowed), (method, answer)
-            if answer.status == 405:
-                assert set(answer.headers["allow"].split(", ")) == OF_PROTOCOLS[path]
+        for path, allowed in OF_PROTOCOLS.items():
+            for method in METHODS:
+                body = b"{}" if method == "POST" else None
+                headers = [JSON] if body else []
+                answer = await ask(app, path, method=method, body=body, headers=headers)
+                refused = answer.status in (404, 405)
+                assert refused == (method not in allowed), (path, method, answer)
+                if answer.status == 405:
+                    assert set(answer.headers["allow"].split(", ")) == allowed
 
 
 MANAGEMENT = [
@@ -291,31 +291,27 @@ MANAGEMENT = [
 ]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [*(f"/v2/{name}" for name in MANAGEMENT), "/v1/files", "/v1/fine_tuning/jobs", "/v1/models/a"],
-)
-async def test_nothing_of_a_protocol_changes_the_server(path):
+async def test_nothing_of_a_protocol_changes_the_server():
     """Triton's and OpenAI's servers load models, map memory and keep files for their callers."""
     app = safe_app()
     async with app.lifespan():
-        for method in ("POST", "PUT", "DELETE"):
-            answer = await ask(app, path, method=method, body=b"{}", headers=[JSON])
-            assert answer.status in (404, 405)
-            assert "error" in answer.json()
+        for path in (*(f"/v2/{name}" for name in MANAGEMENT), "/v1/files", "/v1/models/a"):
+            for method in ("POST", "PUT", "DELETE"):
+                answer = await ask(app, path, method=method, body=b"{}", headers=[JSON])
+                assert answer.status in (404, 405), path
+                assert "error" in answer.json()
 
 
-@pytest.mark.parametrize("name", WAYS)
-async def test_what_a_page_may_send_unasked_is_refused(name):
+async def test_what_a_page_may_send_unasked_is_refused():
     """A page of another origin can send the types of forms, or none."""
-    app = safe_app(max_json_elements=1000)
-    way = WAYS[name]
+    app = safe_app()
     async with app.lifespan():
-        for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-            headers = [("content-type", kind)] if kind else [("origin", "http://evil.test")]
-            answer = await ask(app, way.path, body=way.body(b'"x"'), headers=headers)
-            assert answer.status == 415, (kind, answer.body)
-            check_error(way, answer)
+        for name, way in WAYS.items():
+            for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+                headers = [("content-type", kind)] if kind else [("origin", "http://evil.test")]
+                answer = await ask(app, way.path, body=way.body(b'"x"'), headers=headers)
+                assert answer.status == 415, (name, kind, answer.body)
+                check_error(way, answer)
     assert app.seen.items == []
 
 
@@ -488,7 +484,10 @@ async def test_models_that_callers_name_are_no_labels():
             name = f"made-up-{number}"
             for path, body in (
                 ("/v1/completions", {"model": name, "prompt": "a"}),
-                ("/v1/chat/completions", {"model": name, "messages": []}),
+                (
+                    "/v1/chat/completions",
+                    {"model": name, "messages": [{"role": "user", "content": "a"}]},
+                ),
                 ("/v1/embeddings", {"model": name, "input": "a"}),
                 (f"/v2/models/{name}/infer", {"inputs": []}),
                 (f"/v2/models/any/versions/{name}/infer", {"inputs": []}),
@@ -631,7 +630,7 @@ async def test_no_payload_is_in_a_log_at_any_level(caplog):
 
     kind = "Content-Type: application/json"
     with caplog.at_level(logging.DEBUG):
-        async with live(app) as server:
+        async with live(app, access_log=True) as server:
             raw = Raw(server)
             for way in WAYS.values():
                 lines = [f"{name}: {value}" for name, value in way.headers]
