@@ -66,8 +66,8 @@ class Client:
         releases: How often the place of its connection was given back.
     """
 
-    def __init__(self, shared):
-        self.wire = Wire()
+    def __init__(self, shared, wire=None):
+        self.wire = wire or Wire()
         self.releases = 0
         self._connection = Http1Connection(shared, self.wire, self._released, None)
         self._connection.start()
@@ -116,8 +116,8 @@ class ServerInMemory:
         self.shared = Shared(app, options, {}, parking, timeouts, tasks, "http")
         self.workers = self.shared.workers
 
-    def connect(self):
-        return Client(self.shared)
+    def connect(self, wire=None):
+        return Client(self.shared, wire)
 
     def counts(self):
         """How many calls have begun, and how many of them have ended."""

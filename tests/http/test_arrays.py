@@ -58,10 +58,32 @@ async def test_a_file_comes_and_lists_go(app, array, order):
     assert answer.json() == (2 * array).tolist()
 
 
+@pytest.mark.parametrize("dtype", [">f8", ">i4", ">c16", ">f2"])
+async def test_a_file_of_another_byte_order_is_an_array_of_this_machine(dtype):
+    async def native(arrays: list[np.ndarray]) -> list[bool]:
+        return [array.dtype.isnative for array in arrays]
+
+    app = shoal.App()
+    app.endpoint("/native")(native)
+    async with app.lifespan():
+        assert (await send(app, "/native", npy(np.ones(2, dtype)))).json() is True
+
+
+async def test_a_result_of_another_byte_order_is_sent():
+    async def swapped(sizes: list[int]) -> list[dict[str, object]]:
+        return [{"a": np.arange(size, dtype=">f8"), "b": np.ones(1)} for size in sizes]
+
+    app = shoal.App()
+    app.endpoint("/swapped")(swapped)
+    async with app.lifespan():
+        assert (await ask(app, "/swapped", 3)).json() == {"a": [0.0, 1.0, 2.0], "b": [1.0]}
+
+
 async def test_a_file_is_made_of_what_the_annotation_says(app):
     async with app.lifespan():
         assert (await send(app, "/kind", npy(np.arange(3.0)))).json() == "float32"
-        assert (await send(app, "/kind", npy(np.arange(3) * 1j))).status == 422
+        for size in (0, 3):
+            assert (await send(app, "/kind", npy(np.arange(size) * 1j))).status == 422
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
@@ -83,6 +105,14 @@ async def test_whole_numbers_fit_or_are_refused(dtype):
             assert (await ask(app, "/numbers", [wrong])).status == 422
         if bounds.max < 300:
             assert (await send(app, "/numbers", npy(np.array([300])))).status == 422
+
+
+async def test_a_number_beyond_the_range_of_a_float_is_refused(app):
+    async with app.lifespan():
+        assert (await ask(app, "/kind", [1.5, 3e38])).status == 200
+        assert (await ask(app, "/kind", [1.5, 1e300])).status == 422
+        assert (await send(app, "/kind", npy([1e300]))).status == 422
+        assert (await send(app, "/kind", npy([np.inf, np.nan]))).status == 200
 
 
 @pytest.mark.parametrize("item", [[[1], [1, 2]], "text", ["a"], {"a": 1}, None, [None], [2**70]])

@@ -13,8 +13,6 @@ from typing import Any, Literal
 import anyio
 import pytest
 from held_app import counted, served, statistics
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
@@ -914,62 +912,6 @@ async def test_a_request_that_does_not_fit_has_a_short_error():
         answer = await infer(served.app, tensor(["x"] * 10_000, [10, 1000], "BYTES"))
         assert answer.status == 400
         assert len(error(answer)) < 300
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner),
-    max_leaves=8,
-)
-SHAPES = st.lists(st.integers(-1, 5) | st.sampled_from([2**40, 2**63, 2**64]), max_size=5)
-INPUTS = st.fixed_dictionaries(
-    {"name": st.sampled_from("xy"), "shape": SHAPES, "datatype": st.sampled_from(list(RANGES))},
-    optional={
-        "data": st.lists(JSON, max_size=6) | JSON,
-        "parameters": st.fixed_dictionaries(
-            {}, optional={"binary_data_size": st.integers(-1, 40) | JSON}
-        ),
-    },
-)
-REQUESTS = st.fixed_dictionaries(
-    {"inputs": st.lists(INPUTS, max_size=3) | JSON},
-    optional={"id": JSON, "outputs": st.lists(JSON, max_size=2), "parameters": JSON},
-)
-
-
-ANNOTATIONS = [Any, str, list[float], np.ndarray, NDArray[np.int8]]
-
-
-async def check_random_requests(annotation: Any, number: int) -> None:
-    served = Served(annotation)
-    requests: list[Any] = []
-
-    @settings(max_examples=number)
-    @given(REQUESTS, st.binary(max_size=60), st.integers(-3, 3) | st.none())
-    def collect(head, data, off):
-        requests.append((head, data, off))
-
-    collect()
-    async with served.app.lifespan():
-        for head, data, off in requests:
-            length = None if off is None else len(json.dumps(head).encode()) + off
-            sent = binary(head, data, length=length)
-            answer = await ask(served.app, "/v2/models/m/infer", **sent)
-            assert answer.status in (200, 400), (head, data, answer.body)
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-@pytest.mark.parametrize("annotation", ANNOTATIONS)
-async def test_no_request_is_answered_with_an_error_of_the_server(annotation):
-    await check_random_requests(annotation, 100)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
-async def test_no_request_of_very_many_is_answered_with_an_error_of_the_server():
-    for annotation in ANNOTATIONS:
-        await check_random_requests(annotation, 20_000 // len(ANNOTATIONS))
 
 
 A_PAIR = {"inputs": [described(bytes(16), [1, 2], "FP64")]}

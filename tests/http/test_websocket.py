@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Annotated
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from pydantic import BaseModel
@@ -253,6 +254,28 @@ async def test_a_leaving_client_ends_its_stream():
             socket.say(id=1, item=1)
             await socket.read()
         await ended.wait()
+
+
+@pytest.mark.parametrize("steps", range(12))
+@pytest.mark.parametrize("end", ["leave", "cancel", "rubbish"])
+async def test_a_call_that_ends_as_its_client_leaves_it_ends_once(end, steps, caplog):
+    app = serving(doubled)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        for number in range(8):
+            socket.say(id=number, item=number)
+        for _ in range(steps):
+            await anyio.lowlevel.checkpoint()
+        if end == "cancel":
+            for number in range(8):
+                socket.say(id=number, cancel=True)
+            assert {(await socket.read())["id"] for _ in range(8)} == set(range(8))
+        else:
+            socket.leave() if end == "leave" else socket.say("rubbish")
+            await socket.returned.wait()
+        await settle()
+        requests, errors = await status_of(app)
+    assert (requests <= 8, errors) == (True, 0)
+    assert [one for one in caplog.records if one.levelname == "ERROR"] == []
 
 
 async def test_a_connection_may_have_so_many_requests_at_once():

@@ -107,9 +107,11 @@ class StreamingAnswer:
         with anyio.CancelScope(shield=True):
             await self._response.aclose()
             # httpx nests several generators, and closing the outermost one leaves the inner ones to
-            # the garbage collector. The connection is closed, so reading on ends them all.
+            # the garbage collector. Reading on ends them all: the connection is closed, or the wait
+            # is cancelled, since one of HTTP/2 stays open for other requests.
             for generator in (self.lines, self._pieces):
-                with suppress(Exception):
+                with anyio.CancelScope() as reading, suppress(Exception):
+                    reading.cancel()
                     async for _ in generator:
                         pass
 

@@ -71,7 +71,9 @@ def connect(
         max_connections: The largest number of connections, and so of calls at a time; others wait.
             None for no limit.
         tls: Whom to trust, and who this client is; None to trust the usual authorities.
-        transport: The httpx transport to use instead of sockets, such as one for tests.
+        transport: The httpx transport to use instead of sockets, such as one for tests. Of one that
+            speaks HTTP/2 a server does not learn that a call was cancelled, since httpx does not
+            reset its stream: the call ends when it is done, or when this client is closed.
 
     Raises:
         TypeError: An argument has the wrong type.

@@ -75,9 +75,11 @@ class Arrays:
     def _checked(self, array: Any) -> Any:
         if array.dtype.kind not in _KINDS:
             raise ValueError(_NO_NUMBERS)
+        if not array.dtype.isnative:  # much that takes arrays refuses such
+            array = array.astype(array.dtype.newbyteorder("="))
         if self._dtype is None or array.dtype == self._dtype:
             return array
-        if not array.size:
+        if not array.size and array.dtype.kind != "c":
             return array.astype(self._dtype)
         if array.dtype.kind in "iu" and self._dtype.kind in "iu":
             # Numpy would convert 300 to 44 in eight bits.
@@ -86,7 +88,10 @@ class Arrays:
                 raise ValueError(f"it has a number that does not fit into {self._dtype}")
             return array.astype(self._dtype)
         try:
-            return array.astype(self._dtype, casting="same_kind")
+            with self._np.errstate(over="raise"):
+                return array.astype(self._dtype, casting="same_kind")
+        except FloatingPointError:
+            raise ValueError(f"it has a number that does not fit into {self._dtype}") from None
         except TypeError as error:
             raise ValueError(str(error)) from None
 

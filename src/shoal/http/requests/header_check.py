@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_LONGEST_SHOWN: Final = 64
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
@@ -23,7 +24,13 @@ def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """
     for name, value in headers:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise ValueError(
-                f"the header {name!r} can't be sent with the value {value!r}: a name consists of "
-                "letters, digits and hyphens, and a value has no line breaks or control characters"
-            )
+            raise not_sendable(name, value)
+
+
+def not_sendable(name: bytes, value: bytes) -> ValueError:
+    """Returns the error about an invalid header. It has no value, which callers may have sent."""
+    return ValueError(
+        f"the header {name[:_LONGEST_SHOWN]!r} can't be sent with its value of {len(value)} bytes: "
+        "a name consists of letters, digits and hyphens, and a value has no line breaks or control "
+        "characters"
+    )

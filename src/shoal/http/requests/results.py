@@ -30,6 +30,10 @@ BYTES: Final = b"application/octet-stream"
 BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
 """The types of results that are sent as they are."""
 
+# What it says of values that others can write: large integers, arrays of another byte order.
+_LIMITS_OF_ORJSON: Final = ("Integer exceeds 64-bit range", "not native-endianness")
+_WITH_ARRAYS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
 
 def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]:
     """Writes a handler's result.
@@ -70,11 +74,10 @@ def encoded(value: Any) -> bytes:
     Raises:
         TypeError: The value can't be written.
     """
-    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
     try:
-        return orjson.dumps(value, default=_jsonable, option=options)
+        return orjson.dumps(value, default=_jsonable, option=_WITH_ARRAYS)
     except orjson.JSONEncodeError as error:
-        if "Integer exceeds 64-bit range" not in str(error):
+        if not any(limit in str(error) for limit in _LIMITS_OF_ORJSON):
             raise
     try:
         return to_json(value, fallback=_jsonable, inf_nan_mode="null")

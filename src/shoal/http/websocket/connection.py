@@ -377,8 +377,6 @@ class SocketConnection:
         """Cancels the calls that are left, of a client that is gone."""
         for request in tuple(self._requests.values()):
             request.leave()
-            if request.is_pending and request not in self._ended:
-                self._ended.append(request)
         while self._ended:
             self._result_of(self._ended.popleft())
 

@@ -148,6 +148,7 @@ class SocketRequest:
 
     def resume(self) -> None:
         """Handles that its call has ended; see `Resumable`."""
+        self._leave = None  # a client that leaves now would have it resumed again
         self._connection.resume(self)
 
     def when_left(self, callback: Callable[[], object] | None) -> bool:
@@ -163,11 +164,6 @@ class SocketRequest:
             self.task_scope.cancel()
         elif self._leave is not None:
             self._leave()
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether it is to be resumed when its call has ended."""
-        return self._leave is not None
 
     def may_send(self) -> bool:
         """Returns whether its stream may pass on one more item."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from shoal.http.requests.header_check import not_sendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -92,12 +94,12 @@ class AnswerHead:
         name, value = bytes(name), bytes(value)
         # A line break in a value would make the rest of it a header.
         if not _NAME.fullmatch(name) or _BREAKS.search(value):
-            raise _not_sendable(name, value)
+            raise not_sendable(name, value)
         line = b"\r\n%b: %b" % (name, value)
         match name.lower():
             case b"content-length":
                 if not value.isdigit() or self.length is not None:
-                    raise _not_sendable(name, value)
+                    raise not_sendable(name, value)
                 self.length = int(value)
                 if self.status == 204:
                     return b""
@@ -143,10 +145,3 @@ def error_answer(status: int, text: str, date: bytes) -> bytes:
     headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
     framing = b"\r\ncontent-length: %d\r\nconnection: close" % len(body)
     return AnswerHead(status, headers).encoded(framing, date) + body
-
-
-def _not_sendable(name: Any, value: Any) -> ValueError:
-    return ValueError(
-        f"the header {name!r} can't be sent with the value {value!r}: a name consists of letters, "
-        "digits and hyphens, and a value has no line breaks or control characters"
-    )

@@ -7,6 +7,7 @@ The fixes serve correct clients, and correct streams on a connection with a misb
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -39,6 +40,11 @@ from shoal.http.server.streams.websocket import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+# It logs each header, and so its clients' tokens, wherever all loggers are set to DEBUG.
+_hpack_log: Final = logging.getLogger("hpack")
+if _hpack_log.level == logging.NOTSET:
+    _hpack_log.setLevel(logging.INFO)
 
 # A client may reset so many requests before they are answered, and half of all after that.
 _MOST_RESETS: Final = 100

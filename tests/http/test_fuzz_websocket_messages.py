@@ -3,7 +3,8 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from fuzzing import AT_LENGTH
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.http.websocket.messages import (
@@ -74,8 +75,8 @@ def test_any_text_is_a_message_or_a_violation(text):
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(300)
-@settings(max_examples=20_000)
+@pytest.mark.timeout(3600)
+@AT_LENGTH
 @given(texts)
 def test_any_text_is_a_message_or_a_violation_at_length(text):
     check(text)

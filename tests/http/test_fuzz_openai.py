@@ -1,18 +1,12 @@
 """Random bodies to OpenAI's paths: none is an error of the server, and nothing is kept of them."""
 
 import json
-import os
 
-import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fuzzing import Sent, checking, fuzz_at_length, fuzz_quickly, sent_by
 from hypothesis import strategies as st
 from openai_app import events, openai_app
 
-from shoal.testing import run_virtually
-from shoal.testing.asgi import Call
-
-CASES = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
 NAMES = [
     "words",
     "upper",
@@ -74,38 +68,32 @@ BODIES = (
 PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
 
 
-async def answered(cases):
-    """Sends each body; checks its answer, and that nothing is left of it."""
-    app = openai_app()
-    async with app.lifespan():
-        for path, body in cases:
-            call = Call(app, path, body=body, headers=[("content-type", "application/json")])
-            with anyio.fail_after(60):
-                await call.run()
-            answer = call.answer
-            assert answer.status < 500, (path, body, answer.body)
-            if answer.status != 200:
-                assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
-            elif answer.headers["content-type"] == "text/event-stream":
-                found = events(answer.body)
-                assert found[-1] == "[DONE]", (path, body, found)
-            else:
-                json.loads(answer.body)
-        await anyio.sleep(1)
-        for backend in app.controller.backends.values():
-            assert (backend.queued, backend.running) == (0, 0)
+CASES = st.builds(
+    lambda path, body: Sent(path, body, (("content-type", "application/json"),)), PATHS, BODIES
+)
 
 
-@pytest.mark.timeout(120)  # takes seconds; but when it fails Hypothesis looks for a short list
-@given(st.lists(st.tuples(PATHS, BODIES), max_size=20))
-@settings(max_examples=15, suppress_health_check=list(HealthCheck))
-def test_no_body_is_an_error_of_the_server(cases):
-    run_virtually(lambda: answered(cases), backend="asyncio")
+def fuzzed_app():
+    return openai_app(max_body_bytes=2**20)
+
+
+def check_form(sent, answer):
+    """An error is an object of the protocol, or a text about what is no HTTP."""
+    if answer.headers["content-type"].startswith("text/plain"):
+        assert sent.directly
+    elif answer.status != 200:
+        assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
+    elif answer.headers["content-type"] == "text/event-stream":
+        assert events(answer.body)[-1] == "[DONE]"
+    else:
+        json.loads(answer.body)
+
+
+def test_no_body_is_an_error_of_the_server():
+    fuzz_quickly(fuzzed_app, sent_by(CASES), checking(check_form))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@given(st.lists(st.tuples(PATHS, BODIES), min_size=100, max_size=100))
-@settings(max_examples=max(1, CASES // 100), suppress_health_check=list(HealthCheck))
-def test_no_body_of_many_is_an_error_of_the_server(cases):
-    run_virtually(lambda: answered(cases), backend="trio")
+def test_no_body_of_many_is_an_error_of_the_server():
+    fuzz_at_length(fuzzed_app, sent_by(CASES), checking(check_form))

@@ -1,0 +1,557 @@
+"""Each protocol over each carrier: HTTP/1.1 and HTTP/2, over TCP, TLS and a UNIX socket.
+
+A server on each event loop runs in a thread for the whole file, and clients that no one here wrote
+ask it. Where such a client does not speak HTTP/2 itself, httpx carries what it writes and reads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+import socket
+import ssl
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.from_thread
+import h2.config
+import h2.connection
+import h2.events
+import h2.settings
+import httpx
+import numpy as np
+import ormsgpack
+import pytest
+from backports import zstd
+from carried_app import carried_app
+from httpx_sse import connect_sse
+from websockets.sync.client import connect, unix_connect
+from wsproto.connection import Connection as WebSocket
+from wsproto.connection import ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, TextMessage
+
+import shoal.http_client
+from shoal.http.server.listeners import AppListener, Tcp, Unix
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
+
+pytestmark = pytest.mark.real_time
+
+HANG_S = 10
+LOOPS = ["trio", "asyncio"]
+NUMBERS = itertools.count()
+# By which path, with TLS or without, and whether in HTTP/2.
+CARRIERS = {
+    "http1-tls": ("tls", False),
+    "http1-unix": ("unix", False),
+    "http2-prior-knowledge": ("tcp", True),
+    "http2-alpn": ("tls", True),
+    "http2-unix": ("unix", True),
+}
+
+
+@dataclass
+class Served:
+    """A server in a thread; its addresses by `tls`, `tcp` and `unix`."""
+
+    app: Any
+    loop: str
+    urls: dict[str, str]
+    certfile: str
+
+    def trusting(self):
+        """Returns the TLS of a client."""
+        return ssl.create_default_context(cafile=self.certfile)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificate")
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    files = ["-nodes", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", names]
+    try:
+        subprocess.run([*make, *files, *about], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return {"certfile": str(folder / "cert.pem"), "keyfile": str(folder / "key.pem")}
+
+
+@pytest.fixture(scope="module", params=LOOPS)
+def served(request, certificate, tmp_path_factory):
+    app = carried_app()
+    path = str(tmp_path_factory.mktemp("carried") / "s")
+    assert len(os.fsencode(path)) < 100, "the path of a UNIX socket is too long"
+    urls: dict[str, str] = {}
+
+    async def run(*, task_status):
+        def started(name, url):
+            urls[name] = url
+            if len(urls) == 3:
+                task_status.started(stop)
+
+        stop = anyio.Event()
+        extra = [
+            AppListener(address=Tcp("127.0.0.1", 0), app=app, started=partial(started, "tcp")),
+            AppListener(address=Unix(path), app=app, started=partial(started, "unix")),
+        ]
+        options = HttpOptions(port=0, graceful_timeout_s=1, keep_alive_timeout_s=60, **certificate)
+        await serve(
+            app,
+            options,
+            shutdown=stop.wait,
+            started=partial(started, "tls"),
+            extra_listeners=extra,
+        )
+
+    with anyio.from_thread.start_blocking_portal(request.param) as portal:
+        ended, stop = portal.start_task(run)
+        yield Served(app, request.param, urls, certificate["certfile"])
+        portal.call(stop.set)
+        ended.result(HANG_S)
+
+
+@dataclass
+class Carrier:
+    """A way to the server."""
+
+    served: Served
+    name: str
+
+    @property
+    def path(self):
+        return CARRIERS[self.name][0]
+
+    @property
+    def is_http2(self):
+        return CARRIERS[self.name][1]
+
+    @property
+    def url(self):
+        given = self.served.urls[self.path]
+        return "http://localhost" if self.path == "unix" else given
+
+    @property
+    def authority(self):
+        return httpx.URL(self.url).netloc
+
+    def transport(self, kind=httpx.HTTPTransport):
+        # Without TLS, and with HTTP/2 alone, httpx knows that the server speaks it.
+        protocols = {"http1": not self.is_http2 or self.path == "tls", "http2": self.is_http2}
+        uds = self.served.urls["unix"].removeprefix("unix:") if self.path == "unix" else None
+        return kind(verify=self.served.trusting(), uds=uds, **protocols)
+
+    @contextmanager
+    def client(self, coding="identity"):
+        """A client of httpx, each answer of which must come by this carrier."""
+
+        def check(answer):
+            assert answer.http_version == ("HTTP/2" if self.is_http2 else "HTTP/1.1")
+
+        with httpx.Client(
+            base_url=self.url,
+            transport=self.transport(),
+            headers={"accept-encoding": coding},
+            timeout=HANG_S,
+            event_hooks={"response": [check]},
+        ) as client:
+            yield client
+
+    def open_socket(self):
+        """A connection as the kernel has it, or TLS."""
+        if self.path == "unix":
+            plain = socket.socket(socket.AF_UNIX)
+            plain.connect(self.served.urls["unix"].removeprefix("unix:"))
+        else:
+            url = httpx.URL(self.url)
+            plain = socket.create_connection((url.host, url.port))
+        plain.settimeout(HANG_S)
+        if self.path != "tls":
+            return plain
+        context = self.served.trusting()
+        context.set_alpn_protocols(["h2"])
+        return context.wrap_socket(plain, server_hostname="localhost")
+
+
+@pytest.fixture(params=CARRIERS)
+def carrier(served, request):
+    return Carrier(served, request.param)
+
+
+# The protocols.
+
+
+def use_openapi(carrier):
+    with carrier.client() as client:
+        document = client.get("/-/openapi.json").json()
+        assert document["openapi"].startswith("3.1")
+        assert "/double" in document["paths"]
+        page = client.get("/-/docs")
+        assert page.status_code == 200
+        assert "default-src" in page.headers["content-security-policy"]
+        landing = client.get("/", headers={"accept": "text/html"})
+        assert "Carried" in landing.text
+        assert client.get("/-/healthz").status_code == 200
+
+
+def use_json(carrier):
+    with carrier.client() as client:
+        assert client.post("/any", json={"a": [1, None]}).json() == {"a": [1, None]}
+        assert client.get("/any?x=1").json() == {"x": "1"}
+        problem = client.post("/count", json="no")
+        assert problem.status_code == 422
+        assert problem.headers["content-type"] == "application/problem+json"
+        late = client.post("/held", json=next(NUMBERS), headers={"x-request-timeout": "0.05"})
+        assert late.text.count("deadline-exceeded") == 1  # in the stream, which has begun
+
+
+def use_open_inference_json(carrier):
+    tensor = {"name": "x", "shape": [2, 2], "datatype": "FP64", "data": [1, 2, 3, 4]}
+    with carrier.client() as client:
+        assert client.get("/v2/health/ready").status_code == 200
+        assert client.get("/v2/models/double").json()["name"] == "double"
+        answer = client.post("/v2/models/double/infer", json={"id": "7", "inputs": [tensor]})
+        assert answer.json()["id"] == "7"
+        assert answer.json()["outputs"][0]["data"] == [2, 4, 6, 8]
+        wrong = client.post("/v2/models/double/infer", json={"inputs": []})
+        assert (wrong.status_code, list(wrong.json())) == (400, ["error"])
+
+
+def use_open_inference_binary(carrier):
+    triton = pytest.importorskip("tritonclient.http")
+    array = np.arange(6.0).reshape(2, 3)
+    given = triton.InferInput("x", array.shape, "FP64")
+    given.set_data_from_numpy(array, binary_data=True)
+    of = triton.InferenceServerClient
+    body, length = of.generate_request_body([given], request_id="8")
+    with carrier.client() as client:
+        answer = client.post(
+            "/v2/models/double/infer",
+            content=body,
+            headers={
+                "content-type": "application/octet-stream",
+                "inference-header-content-length": str(length),
+            },
+        )
+    found = of.parse_response_body(
+        answer.content, header_length=int(answer.headers["inference-header-content-length"])
+    )
+    assert found.get_response()["id"] == "8"
+    assert (found.as_numpy("output") == 2 * array).all()
+
+
+def use_openai(carrier):
+    openai = pytest.importorskip("openai")
+    with (
+        carrier.client() as of_http,
+        openai.OpenAI(
+            base_url=f"{carrier.url}/v1", api_key="none", max_retries=0, http_client=of_http
+        ) as client,
+    ):
+        assert "upper" in [model.id for model in client.models.list()]
+        whole = client.completions.create(model="upper", prompt="a b")
+        assert whole.choices[0].text == "A B"
+        messages: Any = [{"role": "user", "content": "hi you"}]
+        with client.chat.completions.create(
+            model="words", messages=messages, stream=True, stream_options={"include_usage": True}
+        ) as stream:
+            chunks = list(stream)
+        texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+        assert "".join(texts) == "user: hi you\nassistant: "
+        assert chunks[-1].usage.completion_tokens == 3
+        vectors = client.embeddings.create(model="embed", input=["a", "bc"])
+        assert [one.embedding for one in vectors.data] == [[1.0, 0.5], [2.0, 0.5]]
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.completions.create(model="gpt", prompt="a")
+        assert missing.value.code == "model_not_found"
+
+
+def use_events(carrier):
+    headers = {"accept": "text/event-stream"}
+    with carrier.client() as client:
+        with connect_sse(client, "GET", "/count?number=3") as source:
+            events = list(source.iter_sse())
+        assert [(e.id, e.event, e.data) for e in events] == [
+            *((str(n + 1), "message", str(n)) for n in range(3)),
+            ("4", "end", "{}"),
+        ]
+        carrier.served.app.runs.clear()
+        again = client.get("/count?number=3", headers={**headers, "last-event-id": "4"})
+        assert (again.status_code, carrier.served.app.runs) == (204, [])
+        lines = client.post("/count", json=2, headers={"accept": "application/x-ndjson"})
+        assert lines.text.split() == ['{"item":0}', '{"item":1}', '{"end":true}']
+        assert client.post("/count", json=2, headers={"accept": "application/json"}).json() == [
+            0,
+            1,
+        ]
+
+
+def use_bodies(carrier):
+    packed = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+    array = np.arange(500.0)
+    file = io.BytesIO()
+    np.save(file, array)
+    coded = {"content-type": "application/json", "content-encoding": "gzip"}
+    with carrier.client() as client:
+        raw = bytes(range(256)) * 1000
+        of_bytes = {"content-type": "application/octet-stream"}
+        assert client.post("/raw", content=raw, headers=of_bytes).content == raw[::-1]
+        npy = {"content-type": "application/x-npy", "accept": "application/x-npy"}
+        answer = client.post("/double", content=file.getvalue(), headers=npy)
+        assert answer.headers["content-type"] == "application/x-npy"
+        assert (np.load(io.BytesIO(answer.content)) == 2 * array).all()
+        answer = client.post("/any", content=ormsgpack.packb({"a": b"\0"}), headers=packed)
+        assert ormsgpack.unpackb(answer.content) == {"a": b"\0"}
+        files = {"image": ("a.png", b"12345", "image/png")}
+        assert client.post("/photo", files=files, data={"title": "t"}).json() == ["t", 5]
+        body = json.dumps("é" * 5000).encode()
+        for coding, compress in (("gzip", gzip.compress), ("zstd", zstd.compress)):
+            headers = {**coded, "content-encoding": coding}
+            assert client.post("/any", content=compress(body), headers=headers).json() == "é" * 5000
+        bomb = gzip.compress(bytes(32 * 2**20))
+        refused = client.post("/any", content=bomb, headers=coded)
+        assert refused.status_code == 413
+    for coding, decompress in (("gzip", gzip.decompress), ("zstd", zstd.decompress)):
+        for path, item in (("/any", "x" * 5000), ("/count", 1)):
+            with (
+                carrier.client(coding) as client,
+                client.stream("POST", path, json=item) as answer,
+            ):
+                assert answer.headers["content-encoding"] == coding
+                found = decompress(b"".join(answer.iter_raw()))
+            if path == "/any":
+                assert json.loads(found) == item
+            else:
+                assert found.endswith(b"data: 0\n\nevent: end\ndata: {}\n\n")
+
+
+def use_client(carrier):
+    async def main():
+        async with shoal.http_client.connect(
+            carrier.url, transport=carrier.transport(httpx.AsyncHTTPTransport)
+        ) as client:
+            assert await client.call("/any", {"a": 1}) == {"a": 1}
+            assert (await client.call("/double", np.ones(3), result="npy") == 2).all()
+            assert await client.call("/raw", b"ab", result="bytes") == b"ba"
+            assert await client.map("/any", range(9), max_concurrent=3) == list(range(9))
+            async with client.stream("/count", 3) as stream:
+                assert [step async for step in stream] == [0, 1, 2]
+            with pytest.raises(shoal.HttpProblem, match="fit"):
+                await client.call("/photo", 3)
+
+    anyio.run(main, backend=carrier.served.loop)
+
+
+PROTOCOLS = [
+    use_openapi,
+    use_json,
+    use_open_inference_json,
+    use_open_inference_binary,
+    use_openai,
+    use_events,
+    use_bodies,
+    use_client,
+]
+
+
+@pytest.mark.parametrize("use", PROTOCOLS, ids=lambda use: use.__name__.removeprefix("use_"))
+def test_a_protocol_is_carried(carrier, use):
+    use(carrier)
+
+
+def test_a_client_that_leaves_frees_its_place(carrier):
+    item = next(NUMBERS)
+    left = carrier.served.app.held.left[item]
+    with carrier.client() as client, client.stream("POST", "/held", json=item) as answer:
+        lines = answer.iter_lines()  # the connection is closed with it
+        assert next(lines) == f"data: {item}"
+        assert not left.is_set()
+    assert left.wait(HANG_S)
+
+
+# What has no HTTP/2, or ways of its own.
+
+
+def test_the_client_of_triton_speaks_tls(served):
+    triton = pytest.importorskip("tritonclient.http")
+    with triton.InferenceServerClient(
+        served.urls["tls"].removeprefix("https://"),
+        ssl=True,
+        ssl_context_factory=served.trusting,
+    ) as client:
+        assert client.is_server_ready()
+        for binary in (True, False):
+            given = triton.InferInput("x", [2, 1], "FP64")
+            given.set_data_from_numpy(np.ones((2, 1)), binary_data=binary)
+            found = client.infer("double", [given])
+            assert (found.as_numpy("output") == 2).all()
+
+
+@pytest.mark.parametrize("path", ["tls", "unix"])
+def test_the_client_of_this_package_takes_certificates_and_sockets(served, path):
+    async def main():
+        async with shoal.http_client.connect(served.urls[path], tls=served.trusting()) as client:
+            assert await client.call("/any", 1) == 1
+            async with client.websocket("/any") as calls:
+                assert await calls.call([1]) == [1]
+            async with client.websocket("/count") as calls, calls.stream(3) as stream:
+                assert [step async for step in stream] == [0, 1, 2]
+
+    anyio.run(main, backend=served.loop)
+
+
+class ExtendedConnect:
+    """A WebSocket over a stream of HTTP/2, by extended CONNECT (RFC 8441)."""
+
+    def __init__(self, carrier, path, *headers):
+        self._socket = carrier.open_socket()
+        config = h2.config.H2Configuration(header_encoding="ascii")
+        self._http2 = h2.connection.H2Connection(config)
+        self._http2.initiate_connection()
+        self._websocket = WebSocket(ConnectionType.CLIENT)
+        self._received = []
+        while self._http2.remote_settings.enable_connect_protocol != 1:
+            self._read()
+        self._stream = self._http2.get_next_available_stream_id()
+        self._http2.send_headers(
+            self._stream,
+            [
+                (":method", "CONNECT"),
+                (":protocol", "websocket"),
+                (":scheme", "https" if carrier.path == "tls" else "http"),
+                (":path", path),
+                (":authority", carrier.authority),
+                ("sec-websocket-version", "13"),
+                *headers,
+            ],
+        )
+        self.status, self.headers = None, {}
+        while self.status is None:
+            self._read()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self._socket.close()
+
+    def _read(self):
+        self._socket.sendall(self._http2.data_to_send())
+        data = self._socket.recv(2**16)
+        assert data, "closed"
+        for event in self._http2.receive_data(data):
+            if isinstance(event, h2.events.ResponseReceived):
+                self.headers = dict(event.headers)
+                self.status = int(self.headers[":status"])
+            elif isinstance(event, h2.events.DataReceived):
+                self._http2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+                self._websocket.receive_data(event.data)
+        self._socket.sendall(self._http2.data_to_send())
+
+    def send(self, message):
+        data = self._websocket.send(message)
+        self._http2.send_data(self._stream, data)
+
+    def recv(self):
+        """The next message, or the end."""
+        while True:
+            for event in self._websocket.events():
+                assert isinstance(event, TextMessage | CloseConnection)
+                return event
+            self._read()
+
+
+@contextmanager
+def open_websocket(carrier, path, **more):
+    """A WebSocket of the client `websockets`, which speaks HTTP/1.1."""
+    options = {"subprotocols": ["shoal.v1"], "compression": None, "proxy": None, **more}
+    if carrier.path == "unix":
+        opened = unix_connect(
+            carrier.served.urls["unix"].removeprefix("unix:"), f"ws://localhost{path}", **options
+        )
+    else:
+        url = carrier.url.replace("http", "ws", 1)
+        opened = connect(f"{url}{path}", ssl=carrier.served.trusting(), **options)
+    with opened as socket:
+        yield socket
+
+
+HTTP1 = [name for name, (_, is_http2) in CARRIERS.items() if not is_http2]
+HTTP2 = [name for name, (_, is_http2) in CARRIERS.items() if is_http2]
+
+
+@pytest.mark.parametrize("name", HTTP1)
+def test_a_websocket_is_carried_by_http1(served, name):
+    carrier = Carrier(served, name)
+    with open_websocket(carrier, "/count") as socket:
+        assert socket.subprotocol == "shoal.v1"
+        socket.send('{"id": 1, "item": 100, "credit": 60}')
+        socket.send('{"id": 2, "item": 2}')
+        check_streams(lambda: json.loads(socket.recv(HANG_S)), socket.send)
+    with open_websocket(carrier, "/double") as socket:
+        socket.send(b'{"id": 1}\n' + npy_of([1.5]))
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "result": [3.0]}
+    item = next(NUMBERS)
+    left = served.app.held.left[item]
+    with open_websocket(carrier, "/held") as socket:
+        socket.send(json.dumps({"id": 1, "item": item}))
+        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "next": item}
+        assert not left.is_set()
+    assert left.wait(HANG_S)
+
+
+@pytest.mark.parametrize("name", HTTP2)
+def test_a_websocket_is_carried_by_http2(served, name):
+    carrier = Carrier(served, name)
+    asked = ("sec-websocket-protocol", "shoal.v1")
+    with ExtendedConnect(carrier, "/count", asked) as socket:
+        assert socket.status == 200
+        assert socket.headers["sec-websocket-protocol"] == "shoal.v1"
+        socket.send(TextMessage('{"id": 1, "item": 100, "credit": 60}'))
+        socket.send(TextMessage('{"id": 2, "item": 2}'))
+        check_streams(
+            lambda: json.loads(socket.recv().data), lambda text: socket.send(TextMessage(text))
+        )
+    with ExtendedConnect(carrier, "/double", asked) as socket:
+        socket.send(BytesMessage(b'{"id": 1}\n' + npy_of([1.5])))
+        assert json.loads(socket.recv().data) == {"id": 1, "result": [3.0]}
+        socket.send(TextMessage("rubbish"))
+        assert socket.recv().code == 1007
+    item = next(NUMBERS)
+    left = served.app.held.left[item]
+    with ExtendedConnect(carrier, "/held", asked) as socket:
+        socket.send(TextMessage(json.dumps({"id": 1, "item": item})))
+        assert json.loads(socket.recv().data) == {"id": 1, "next": item}
+        assert not left.is_set()
+    assert left.wait(HANG_S)
+    with ExtendedConnect(carrier, "/double") as socket:
+        assert socket.status == 400  # asks for no sub-protocol
+
+
+def npy_of(values):
+    file = io.BytesIO()
+    np.save(file, np.array(values))
+    return file.getvalue()
+
+
+def check_streams(recv, send):
+    """Reads two streams, one of which needs more credit, to their ends."""
+    found, ended = {1: [], 2: []}, set()
+    while len(ended) < 2:
+        message = recv()
+        if "next" in message:
+            found[message["id"]].append(message["next"])
+            if message["next"] == 59:
+                send('{"id": 1, "credit": 40}')
+        else:
+            assert message["end"] is True
+            ended.add(message["id"])
+    assert found == {1: list(range(100)), 2: [0, 1]}

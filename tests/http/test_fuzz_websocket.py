@@ -1,0 +1,173 @@
+"""WebSockets whose clients send what nobody meant: requests, rubbish, and ends at any time."""
+
+import json
+from collections import Counter
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+from fuzzing import fuzz_at_length, fuzz_quickly
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+import shoal
+from socket_in_memory import OFFERED, Socket
+
+CODES = {1003, 1007, 1008, 1009}
+
+
+class Comment(BaseModel):
+    author: str
+    replies: list["Comment"] = []
+
+
+def fuzzed_app():
+    app = shoal.App(max_body_bytes=2**16, max_json_elements=1000, max_websocket_requests=4)
+
+    @app.endpoint("/any")
+    async def anything(items: list[Any]) -> list[Any]:
+        return items
+
+    @app.endpoint("/comment")
+    async def comment(items: list[Comment]) -> list[Comment]:
+        return items
+
+    @app.endpoint("/raw")
+    async def raw(items: list[bytes]) -> list[int]:
+        return [len(item) for item in items]
+
+    @app.endpoint("/array")
+    async def array(items: list[np.ndarray]) -> list[Any]:
+        return items
+
+    @app.endpoint("/count")
+    async def count(items: list[int]):
+        for step in range(100):
+            yield [step if step < item else shoal.END for item in items]
+
+    @app.endpoint("/held")
+    async def held(items: list[Any]) -> list[Any]:
+        await anyio.sleep_forever()
+        return items
+
+    return app
+
+
+texts = st.text(max_size=5) | st.sampled_from(["\ud800", "\x00", "a" * 300])
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 120) | st.integers() | st.floats() | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+) | st.just({"author": "cod"})
+ids = st.sampled_from([1, 2, 3, 4, 5, "a", "a.b:c-d_e"])
+odd_ids = ids | st.sampled_from([0, "", "\n", -1, 2**60, True, None, "x" * 65, 1.0])
+members = st.dictionaries(
+    st.sampled_from(["priority", "timeout_s", "credit", "cancel", "id", "x"]),
+    st.sampled_from([1, 2, 0, 0.001, -1, 2**31, True, None, "1"]) | values,
+    max_size=1,
+)
+requests = st.tuples(ids, values).map(lambda drawn: {"id": drawn[0], "item": drawn[1]})
+objects = (
+    requests
+    | st.tuples(requests, members).map(lambda drawn: {**drawn[0], **drawn[1]})
+    | ids.map(lambda name: {"id": name, "cancel": True})
+    | st.tuples(ids, st.integers(1, 9)).map(lambda drawn: {"id": drawn[0], "credit": drawn[1]})
+)
+odd_objects = st.tuples(odd_ids, values, members).map(
+    lambda drawn: {"id": drawn[0], "item": drawn[1], **drawn[2]}
+)
+heads = (ids | odd_ids).map(lambda name: json.dumps({"id": name}).encode())
+messages = (
+    objects.map(json.dumps)
+    | objects.map(json.dumps)
+    | objects.map(json.dumps)
+    | odd_objects.map(json.dumps)
+    | st.tuples(heads, st.binary(max_size=20)).map(b"\n".join)
+    | st.binary(max_size=20)
+    | texts
+    | st.sampled_from(["[" * 5000, '{"id":1,"item":' + "[" * 300, '{"id":1,"item":' + "1" * 2**17])
+    | st.sampled_from(['{"id":1,"item":1,"id":2}', '{"id":1,"item":' + "[1" + ",1" * 2000 + "]}"])
+)
+WAIT = None
+conversations = st.tuples(
+    st.sampled_from(["/any", "/comment", "/raw", "/array", "/count", "/held"]),
+    st.lists(messages | st.just(WAIT), max_size=12),
+    st.booleans(),
+)
+
+
+class AtOnce:
+    """What this package's server offers: messages are taken as they come."""
+
+    def __init__(self):
+        self.take = None
+
+    def extension(self, send):
+        async def send_texts(texts):
+            for text in texts:
+                await send({"type": "websocket.send", "text": text})
+
+        return {
+            OFFERED: {
+                "when_received": lambda take: setattr(self, "take", take),
+                "send_texts": send_texts,
+                "when_left": lambda callback: None,
+                "when_draining": lambda callback: None,
+                "is_cut_off": lambda: False,
+                "send_timeout_s": 10,
+            }
+        }
+
+
+async def check(target, conversation):
+    """Talks; checks each answer, and that the connection ends."""
+    path, sent, at_once = conversation
+    socket = Socket(target.app, path, server=("192.0.2.1", 80))
+    offered = AtOnce()
+    if at_once:
+        socket.scope["extensions"] |= offered.extension(socket._send)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(socket.run)
+        assert (await socket.message())["type"] == "websocket.accept"
+        for message in sent:
+            if message is WAIT or socket.returned.is_set():
+                for _ in range(20):
+                    await anyio.lowlevel.checkpoint()
+                continue
+            kind = "text" if isinstance(message, str) else "bytes"
+            if kind == "text":
+                message = message.encode("utf-8", "replace").decode()
+            event = {"type": "websocket.receive", kind: message}
+            if offered.take is None or not offered.take(event):
+                socket.say(message)
+        await anyio.lowlevel.checkpoint()
+        socket.leave()
+    limited = any("timeout_s" in str(message) for message in sent)
+    ended = Counter()
+    for message in socket.sent:
+        if message["type"] == "websocket.close":
+            assert message["code"] in CODES, message
+            assert message is socket.sent[-1]
+            continue
+        told = json.loads(message["text"])
+        assert (told.keys() - {"id"}) <= {"result", "next", "end", "error"}, told
+        assert len(told) == 2
+        if "next" not in told:
+            ended[told["id"]] += 1
+        if "error" in told:
+            kind = told["error"]["type"].rpartition(":")[2]
+            assert told["error"]["status"] < 500 or (limited and kind == "deadline-exceeded"), told
+    for name, number in ended.items():
+        assert number <= len([one for one in sent if one is not WAIT]), name
+
+
+def test_no_message_is_an_error_of_the_server():
+    fuzz_quickly(fuzzed_app, conversations, check)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_no_message_of_many_is_an_error_of_the_server():
+    fuzz_at_length(fuzzed_app, conversations, check)

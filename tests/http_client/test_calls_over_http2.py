@@ -1,0 +1,64 @@
+"""Calls by a transport of httpx that speaks HTTP/2, whose connection is shared by all calls."""
+
+from __future__ import annotations
+
+import anyio
+import httpx
+import pytest
+from served import served
+
+import shoal
+from shoal.http_client import connect
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+class Steps:
+    """A stream of three items, which then waits if it is told to."""
+
+    def __init__(self, *, waits):
+        self.waits = waits
+        self.ended = anyio.Event()
+
+    async def __call__(self, items: list[int]):
+        try:
+            for number in range(3):
+                yield [number] * len(items)
+            if self.waits:
+                await anyio.sleep_forever()
+        finally:
+            self.ended.set()
+
+
+def app_of(steps):
+    app = shoal.App()
+    app.endpoint("/steps")(steps)
+    return app
+
+
+def over_http2():
+    return httpx.AsyncHTTPTransport(http1=False, http2=True)
+
+
+@pytest.mark.parametrize("read", [0, 1, 3])
+async def test_a_stream_is_left_at_once_and_the_connection_stays(read):
+    async with (
+        served(app_of(Steps(waits=False)), keep_alive_timeout_s=60) as url,
+        connect(url, transport=over_http2()) as client,
+    ):
+        for _ in range(2):
+            async with client.stream("/steps", 1) as stream:
+                found = [await anext(stream) for _ in range(read)]
+                if read == 3:
+                    assert [item async for item in stream] == []
+            assert found == list(range(read))
+
+
+async def test_a_stream_that_is_left_ends_with_the_client():
+    steps = Steps(waits=True)
+    async with served(app_of(steps), keep_alive_timeout_s=60) as url:
+        async with connect(url, transport=over_http2()) as client:
+            async with client.stream("/steps", 1) as stream:
+                assert await anext(stream) == 0
+            assert not steps.ended.is_set()
+        await steps.ended.wait()
