@@ -89,7 +89,6 @@ def check_errors(client: Any) -> None:
         ("same", one, {"model_version": "2"}, "404", "not found"),
         ("dot", one, {}, "400", "'a' is missing"),
         ("same", one, {"sequence_id": 3}, "400", "sequence_id"),
-        ("same", one, {"request_compression_algorithm": "gzip"}, "415", "coding"),
         ("fail", one, {}, "500", "The call failed"),
         ("full", many, {}, "503", "overloaded"),
     ):
@@ -99,7 +98,21 @@ def check_errors(client: Any) -> None:
         assert "private" not in raised.value.message()
 
 
-CHECKS = (check_models, check_datatypes, check_text, check_errors)
+def check_compression(client: Any) -> None:
+    array = np.arange(2000.0).reshape(2, 1000)
+    for algorithm in ("gzip", "deflate"):
+        for binary in (True, False):
+            found = client.infer(
+                "array",
+                [tensor("x", array, binary)],
+                outputs=[triton.InferRequestedOutput("output", binary_data=binary)],
+                request_compression_algorithm=algorithm,
+                response_compression_algorithm=algorithm,
+            )
+            assert (found.as_numpy("output") == array).all()
+
+
+CHECKS = (check_models, check_datatypes, check_text, check_compression, check_errors)
 
 
 def check_load(port: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from shoal.http.oip.tensor import malformed
+from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused
@@ -45,11 +46,13 @@ def read_tensors(
         What its JSON describes, and its inputs.
 
     Raises:
-        Refused: It is malformed.
+        Refused: It is malformed, or its content coding is.
     """
     headers = exchange.headers
-    if headers.get(b"content-type") not in _MEDIA_TYPES or b"content-encoding" in headers:
+    if headers.get(b"content-type") not in _MEDIA_TYPES:
         _check_media_type(headers)
+    if b"content-encoding" in headers:
+        body = decoded(headers, body, exchange.settings.max_body_bytes)
     declared = headers.get(HEADER_LENGTH)
     if declared is None:
         described, end = descriptions.read(body), len(body)
@@ -125,7 +128,3 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
                 "Send application/json, or application/octet-stream with binary data.",
             )
         )
-    coding = headers.get(b"content-encoding")
-    if coding is not None and coding.strip().lower() != b"identity":
-        detail = "Send the body without a content coding."
-        raise Refused(Problem(415, "unsupported-media-type", "The body is encoded", detail))
