@@ -2,8 +2,8 @@
 """What a request costs the server on a WebSocket and over HTTP, for the same item.
 
 Prints the CPU time of the server's process for a request, user and system, of 64 requests at once:
-over HTTP on 64 connections, on 64 WebSockets with one each, and on one WebSocket with 64. The
-rounds of the three alternate, and the median of each is shown.
+over HTTP on 64 connections, on 64 WebSockets with one each, on 8 with 8 each, and on one with 64.
+The rounds of the four alternate, and the median of each is shown.
 
     python benchmarks/websocket.py [--event-loop asyncio] [--rounds 9]
 """
@@ -108,6 +108,7 @@ def measured(event_loop: str, rounds: int) -> dict[str, float]:
     kinds: Sequence[tuple[str, str, int]] = (
         ("HTTP, 64 connections", "http", 64),
         ("64 WebSockets", "websocket", 64),
+        ("8 WebSockets", "websocket", 8),
         ("1 WebSocket", "websocket", 1),
     )
     with subprocess.Popen(

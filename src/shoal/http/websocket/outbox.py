@@ -79,7 +79,7 @@ class Outbox:
 
     async def send_some(self) -> None:
         """Sends what comes first, several messages at once where the server offers that."""
-        texts: list[str] = []
+        texts: list[bytes] = []
         size = 0
         while self._waiting and size < _SENT_AT_ONCE:
             request, text = self._waiting.popleft()
@@ -89,12 +89,12 @@ class Outbox:
                 request.unsent -= 1
                 request.changed.set()
                 text = b'{"id":%b,"next":%b}' % (request.id, text)
-            texts.append(text.decode())
+            texts.append(text)
         if self._offered is not None:
             await self._offered["send_texts"](texts)
         else:
             for each in texts:
-                await self.send({"type": "websocket.send", "text": each})
+                await self.send({"type": "websocket.send", "text": each.decode()})
         self.has_sent.set()
 
     async def send(self, message: dict[str, Any]) -> None:

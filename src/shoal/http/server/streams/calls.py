@@ -5,7 +5,6 @@ What Hypercorn's protocols use as their task group: they start calls and tasks b
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -13,11 +12,11 @@ import anyio.lowlevel
 from hypercorn.protocol.events import Data, StreamClosed
 from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.protocol.ws_stream import ASGIWebsocketState
-from wsproto.events import TextMessage
-from wsproto.utilities import LocalProtocolError
+from wsproto.connection import ConnectionState
 
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained
+from shoal.http.server.streams.frames import text_frames
 from shoal.http.server.streams.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -217,16 +216,22 @@ class StreamCalls:
             self._ended()
 
 
-async def _send_texts(stream: Any, texts: Iterable[str]) -> None:
+async def _send_texts(stream: Any, texts: Iterable[bytes]) -> None:
     """Sends messages on a WebSocket that is accepted, all at once."""
     # Before any state has changed; also where all is dropped.
     await anyio.lowlevel.checkpoint_if_cancelled()
-    if stream.closed or stream.state is not ASGIWebsocketState.CONNECTED:
+    if _takes_messages(stream):
+        await stream.send(Data(stream_id=stream.stream_id, data=text_frames(texts)))
+    else:
         await anyio.lowlevel.checkpoint()
-        return
-    with suppress(LocalProtocolError):  # it is being closed
-        data = b"".join([stream.connection.send(TextMessage(data=text)) for text in texts])
-        await stream.send(Data(stream_id=stream.stream_id, data=data))
+
+
+def _takes_messages(stream: Any) -> bool:
+    return (
+        not stream.closed
+        and stream.state is ASGIWebsocketState.CONNECTED
+        and stream.connection.state is ConnectionState.OPEN
+    )
 
 
 def _has_begun(stream: Any) -> bool:

@@ -20,16 +20,18 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
 from shoal.http.server.http1.answer import LAST_CHUNK, AnswerHead
+from shoal.http.server.streams.frames import is_between_messages, message_at
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hypercorn.typing import ConnectionState as LifespanState
-    from hypercorn.typing import WebsocketAcceptEvent
+    from hypercorn.typing import WebsocketAcceptEvent, WebsocketReceiveEvent
 
     from shoal.http.server.http1.head import HeadParser
 
 _STREAM_ID: Final = 1
+_OPEN: Final = ConnectionState.OPEN
 NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
 
 
@@ -116,6 +118,8 @@ async def _send(stream: WSStream, event: WsEvent) -> None:
 class Http1WebSocket:
     """A connection that HTTP/1.1 was upgraded to a WebSocket on.
 
+    Invariant: while it `_is_between` messages, wsproto holds no part of one.
+
     Args:
         make: Makes the stream, from a function that sends its events, and its number.
         send: Sends bytes, or closes the connection.
@@ -130,8 +134,9 @@ class Http1WebSocket:
         send: Callable[[Event], Awaitable[None]],
         date: Callable[[], bytes],
     ) -> None:
-        self._stream = make(self._stream_send, _STREAM_ID)
+        self._stream: Any = make(self._stream_send, _STREAM_ID)
         harden(self._stream)
+        self._is_between = False
         self._send = send
         self._date = date
         self._is_chunked = False
@@ -175,9 +180,27 @@ class Http1WebSocket:
     async def handle(self, event: Event) -> None:
         """Handles data from the socket, or its end."""
         if isinstance(event, RawData):
-            await self._stream.handle(Data(stream_id=_STREAM_ID, data=event.data))
+            await self._handle_data(event.data)
         elif isinstance(event, Closed):
             await self._stream.handle(StreamClosed(stream_id=_STREAM_ID))
+
+    async def _handle_data(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and (found := self._message_at(data, at)) is not None:
+            message, at = found
+            await self._stream.app_put(message)
+        if at < len(data):
+            await self._stream.handle(Data(stream_id=_STREAM_ID, data=data[at:] if at else data))
+            self._is_between = is_open(self._stream) and is_between_messages(
+                self._stream.connection
+            )
+
+    def _message_at(self, data: bytes, at: int) -> tuple[WebsocketReceiveEvent, int] | None:
+        """Reads a message at once, if one begins there and all of it is there."""
+        stream = self._stream
+        if not self._is_between or stream.closed or stream.connection.state is not _OPEN:
+            return None
+        return message_at(data, at, stream.buffer.max_length)
 
     async def ping(self) -> None:
         """Asks the client for a sign of life."""
