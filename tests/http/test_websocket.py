@@ -577,6 +577,25 @@ async def test_what_the_server_cuts_off_is_told_so():
         assert (await socket.closed())[0] == messages.RESTART
 
 
+@pytest.mark.parametrize("is_plain", [True, False])
+async def test_the_items_of_streams_are_timed(is_plain):
+    async def slow(items: list[int]):
+        await anyio.sleep(2)
+        for step in range(3):
+            yield [step if is_plain else {"step": step}] * len(items)
+            await anyio.sleep(0.2)
+
+    app = serving(slow)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        while "end" not in await socket.read():
+            pass
+        ((name, times),) = app._dispatcher.streams
+        first, between = times.first.snapshot(), times.between.snapshot()
+        assert (name, first.total, between.total) == ("slow", 1, 2)
+        assert (first.sum, between.sum) == (pytest.approx(2), pytest.approx(0.4))
+
+
 async def test_answers_are_counted():
     app = serving(doubled)
     async with app.lifespan(), opened(app, "/x") as socket:

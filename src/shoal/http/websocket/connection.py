@@ -14,6 +14,7 @@ deadline of a send, and so gives all of it back.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -21,7 +22,6 @@ import orjson
 from starlette.responses import Response
 
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.batching.calls.stream import ResultStream
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
@@ -30,7 +30,6 @@ from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.requests.results import encoded
-from shoal.http.requests.streaming import PLAIN
 from shoal.http.websocket.items import item_of
 from shoal.http.websocket.messages import (
     RESTART,
@@ -46,6 +45,7 @@ from shoal.http.websocket.messages import (
 )
 from shoal.http.websocket.outbox import Outbox
 from shoal.http.websocket.problems import CANCELLED, too_many
+from shoal.http.websocket.relay import relay
 from shoal.http.websocket.request import ItemHeaders, SocketRequest
 from shoal.http.websocket.signal import Signal
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
@@ -100,6 +100,7 @@ class SocketConnection:
         self._calls = calls
         self._codecs = codecs
         self._count = dispatcher.answers.count
+        self._times = dispatcher.streams
         self._headers = headers
         self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
         self.item_headers = ItemHeaders.of(self.http_scope)
@@ -307,26 +308,10 @@ class SocketConnection:
         self._end(request, b"result", _written(result))
 
     async def _relay(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
-        async with request.call.stream(item, metadata) as stream:
-            if isinstance(stream, ResultStream):
-                stream.pass_on(lambda item: self._put_at_once(request, item))
-            async for each in stream:
-                text = encoded(each)
-                while not request.may_send():
-                    await request.changed.wait()
-                self._put(request, text)
+        clock = self._times.of(self._calls.endpoint.name).clock(self.parking.now)
+        stream = request.call.stream(item, metadata)
+        await relay(request, stream, partial(self._put, request), clock)
         self._end(request, b"end", b"true")
-
-    def _put_at_once(self, request: SocketRequest, item: Any) -> bool:
-        """Takes an item from the handler's task, if it is plain and may be sent."""
-        if type(item) not in PLAIN or not request.may_send():
-            return False
-        try:
-            text = encoded(item)
-        except TypeError:
-            return False  # the stream's task has to know
-        self._put(request, text)
-        return True
 
     def _put(self, request: SocketRequest, text: bytes) -> None:
         self._outbox.put_item(request, text)
