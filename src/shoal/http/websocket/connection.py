@@ -47,8 +47,8 @@ from shoal.http.websocket.outbox import Outbox
 from shoal.http.websocket.problems import CANCELLED, too_many
 from shoal.http.websocket.relay import relay
 from shoal.http.websocket.request import ItemHeaders, SocketRequest
-from shoal.http.websocket.signal import Signal
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
+from shoal.http.websocket.writing import Writing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -114,7 +114,7 @@ class SocketConnection:
         self._requests: dict[bytes, SocketRequest] = {}
         # Those whose calls have ended, with results that are yet to be written.
         self._ended: deque[SocketRequest] = deque()
-        self._to_send = Signal(self.parking)
+        self._writing = Writing(self._offered, self.parking, self._write_now, self._gave_up)
         self._outbox = Outbox(
             send, self._offered, self.settings.send_timeout_s, self.parking, self._gave_up
         )
@@ -315,14 +315,14 @@ class SocketConnection:
 
     def _put(self, request: SocketRequest, text: bytes) -> None:
         self._outbox.put_item(request, text)
-        self._to_send.set()
+        self._writing.soon()
 
     # The end of requests.
 
     def resume(self, request: SocketRequest) -> None:
         """Handles that the call of a request has ended for which no task waits."""
         self._ended.append(request)
-        self._to_send.set()
+        self._writing.soon()
 
     def _result_of(self, request: SocketRequest) -> None:
         """Ends a request whose call has ended."""
@@ -343,7 +343,7 @@ class SocketConnection:
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._outbox.put_last(request, kind, text)
-        self._to_send.set()
+        self._writing.soon()
 
     def _fail(self, request: SocketRequest, error: Exception) -> None:
         """Ends a request by an error."""
@@ -364,16 +364,23 @@ class SocketConnection:
             request.leave()
             if request.is_pending and request not in self._ended:
                 self._ended.append(request)
+        self._write_results()
+
+    # The sending; see `Writing`.
+
+    def _write_now(self) -> bool:
+        self._write_results()
+        is_closing = self._is_draining or self._close_with is not None
+        return not is_closing and self._outbox.send_now()
+
+    def _write_results(self) -> None:
         while self._ended:
             self._result_of(self._ended.popleft())
-
-    # The sending task.
 
     @holds_ctrl_c
     async def _write(self) -> None:
         while True:
-            while self._ended:
-                self._result_of(self._ended.popleft())
+            self._write_results()
             if self._outbox:
                 await self._outbox.send_some()
             elif self._close_with is not None:
@@ -384,7 +391,7 @@ class SocketConnection:
             elif self._is_draining and not self._requests:
                 self._close_with = RESTART, "the server ends"
             else:
-                await self._to_send.wait()
+                await self._writing.wait()
 
     # The end of the connection.
 
@@ -394,7 +401,7 @@ class SocketConnection:
             self._close_with = violation.code, violation.reason
             for request in tuple(self._requests.values()):
                 request.leave()
-            self._to_send.set()
+            self._writing.in_own_task()
 
     def _gave_up(self) -> None:
         """Handles that the client is gone, or does not read."""
@@ -403,7 +410,7 @@ class SocketConnection:
     def _drain(self) -> None:
         """Handles that the server ends: no request begins, and those that run may finish."""
         self._is_draining = True
-        self._to_send.set()
+        self._writing.in_own_task()
 
     def _left(self) -> None:
         """Handles that the client has left, or that the server cuts off what still runs."""
@@ -415,7 +422,7 @@ class SocketConnection:
             request.leave()
             self._fail(request, ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
-        self._to_send.set()
+        self._writing.in_own_task()
 
 
 def _written(result: Any) -> bytes:

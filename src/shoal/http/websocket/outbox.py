@@ -51,6 +51,7 @@ class Outbox:
         self._gave_up = gave_up
         self._waiting: deque[tuple[SocketRequest | None, bytes]] = deque()
         self._bytes = 0  # of streams
+        self._is_sending = False  # in a task
         self.has_sent = Signal(parking)
 
     def __bool__(self) -> bool:
@@ -79,6 +80,32 @@ class Outbox:
 
     async def send_some(self) -> None:
         """Sends what comes first, several messages at once where the server offers that."""
+        self._is_sending = True
+        texts = self._taken()
+        if self._offered is not None:
+            await self._offered["send_texts"](texts)
+        else:
+            for each in texts:
+                await self.send({"type": "websocket.send", "text": each.decode()})
+        self._is_sending = False
+        self.has_sent.set()
+
+    def send_now(self) -> bool:
+        """Sends what comes first, where the server offers to do that in no task.
+
+        Returns:
+            Whether nothing is left; False also if something waits that is being sent.
+        """
+        offered = self._offered  # nothing, once the connection has ended
+        if self._is_sending or not offered or offered["is_blocked"]():
+            return False
+        if self._waiting:
+            offered["send_texts_now"](self._taken())
+            self.has_sent.set()
+        return not self._waiting
+
+    def _taken(self) -> list[bytes]:
+        """Takes the messages that are sent next."""
         texts: list[bytes] = []
         size = 0
         while self._waiting and size < _SENT_AT_ONCE:
@@ -90,12 +117,7 @@ class Outbox:
                 request.changed.set()
                 text = b'{"id":%b,"next":%b}' % (request.id, text)
             texts.append(text)
-        if self._offered is not None:
-            await self._offered["send_texts"](texts)
-        else:
-            for each in texts:
-                await self.send({"type": "websocket.send", "text": each.decode()})
-        self.has_sent.set()
+        return texts
 
     async def send(self, message: dict[str, Any]) -> None:
         """Sends a message of ASGI before all that waits."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope as AppScope
 
     from shoal.http.server.shared import Shared
+    from shoal.http.server.streams.outlet import Outlet
 
 # A client that opens streams and resets them at once leaves calls that have not noticed the reset.
 _CALLS_PER_STREAM: Final = 2
@@ -190,6 +191,11 @@ class StreamCalls:
             offered["when_draining"] = partial(self._when_draining, stream)
             offered["when_received"] = inbox.when_received
             offered["send_texts"] = partial(_send_texts, stream)
+            outlet: Outlet | None = getattr(stream, "outlet", None)
+            if outlet is not None:
+                offered["soon"] = outlet.soon
+                offered["is_blocked"] = outlet.is_blocked
+                offered["send_texts_now"] = partial(_send_texts_now, stream, outlet)
         self._shared.started += 1
         try:
             try:
@@ -224,6 +230,12 @@ async def _send_texts(stream: Any, texts: Iterable[bytes]) -> None:
         await stream.send(Data(stream_id=stream.stream_id, data=text_frames(texts)))
     else:
         await anyio.lowlevel.checkpoint()
+
+
+def _send_texts_now(stream: Any, outlet: Outlet, texts: Iterable[bytes]) -> None:
+    """Sends messages on a WebSocket whose outlet is not blocked, all at once."""
+    if _takes_messages(stream):
+        outlet.send_now(text_frames(texts))
 
 
 def _takes_messages(stream: Any) -> bool:

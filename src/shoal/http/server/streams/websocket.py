@@ -7,7 +7,7 @@ checked.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Body, Data, EndBody, Request, Response, StreamClosed
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import WebsocketAcceptEvent, WebsocketReceiveEvent
 
     from shoal.http.server.http1.head import HeadParser
+    from shoal.http.server.streams.outlet import Outlet
 
 _STREAM_ID: Final = 1
 _OPEN: Final = ConnectionState.OPEN
@@ -123,6 +124,7 @@ class Http1WebSocket:
     Args:
         make: Makes the stream, from a function that sends its events, and its number.
         send: Sends bytes, or closes the connection.
+        outlet: Sends bytes at once.
         date: Returns the header line with the date.
     """
 
@@ -132,10 +134,12 @@ class Http1WebSocket:
         self,
         make: Callable[[Callable[[StreamEvent], Awaitable[None]], int], WSStream],
         send: Callable[[Event], Awaitable[None]],
+        outlet: Outlet,
         date: Callable[[], bytes],
     ) -> None:
-        self._stream: Any = make(self._stream_send, _STREAM_ID)
-        harden(self._stream)
+        self._stream = stream = make(self._stream_send, _STREAM_ID)
+        harden(stream)
+        cast("Any", stream).outlet = outlet  # for the application
         self._is_between = False
         self._send = send
         self._date = date
@@ -155,7 +159,7 @@ class Http1WebSocket:
     def forget(self) -> None:
         """See `StreamProtocol.forget`."""
         # The application may still have the stream, so that keeps all but what `harden` added.
-        for name in ("_handle_events", "_accept"):
+        for name in ("_handle_events", "_accept", "outlet"):
             vars(self._stream).pop(name)
         vars(self).clear()
 
@@ -188,7 +192,7 @@ class Http1WebSocket:
         at = 0
         while at < len(data) and (found := self._message_at(data, at)) is not None:
             message, at = found
-            await self._stream.app_put(message)
+            await cast("Any", self._stream).app_put(message)
         if at < len(data):
             await self._stream.handle(Data(stream_id=_STREAM_ID, data=data[at:] if at else data))
             self._is_between = is_open(self._stream) and is_between_messages(
