@@ -82,7 +82,7 @@ class StreamConnection(Receiver):
         self._released = released
         self._peer = host_and_port(transport.peer)
         self._name = host_and_port(transport.name)
-        self._received = Received(shared, transport, self._wake, self._was_handled)
+        self._received = Received(shared, transport, self, self._wake, self._was_handled)
         self._client_ended = False
         self._finishing = False
         self._closed = False

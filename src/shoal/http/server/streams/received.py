@@ -1,21 +1,25 @@
 """What a client has sent, until it is handled: in turns, and by its connection's task.
 
 To handle it may have to wait, for the application or for the client itself, so it is handled in a
-task. And it may take long, so connections take turns; see `Turns`.
+task. And it may take long, so connections take turns; see `Turns`. Both cost more than a small
+message for an application which takes it at once. So where that is all that was received, a task
+that all connections share passes it on, as it makes the calls of HTTP/1.1. Of each connection it
+passes on one message at a time, and it makes way for others after some calls.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hypercorn.events import RawData
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
+    from shoal.http.server.streams.outlet import Outlet
     from shoal.http.server.streams.protocol import StreamProtocol
 
 _MOST_UNREAD: Final = 2**16
@@ -34,6 +38,7 @@ class Received:
     Args:
         shared: The state of the address.
         transport: The client's socket.
+        connection: The connection.
         got_turn: Called when the connection's task `has_turn`.
         was_handled: Called when a part was handled.
 
@@ -45,14 +50,18 @@ class Received:
         self,
         shared: Shared,
         transport: Transport | TlsTransport,
+        connection: Outlet,
         got_turn: Callable[[], object],
         was_handled: Callable[[], object],
     ) -> None:
         self._shared = shared
         self._transport = transport
+        self._connection = connection
         self._got_turn = got_turn
         self._was_handled = was_handled
         self._data = bytearray()
+        # Passes on a message that no task has been switched to for yet.
+        self._in_hand: Callable[[], Awaitable[None] | None] | None = None
         self._is_in_line = False
         self._is_busy = True  # with a part, or with the start of the protocol
         self._is_over = False
@@ -68,7 +77,7 @@ class Received:
     @property
     def is_waiting(self) -> bool:
         """Whether a part of it waits to be handled."""
-        return bool(self._data)
+        return bool(self._data) or self._in_hand is not None
 
     def begin(self, protocol: StreamProtocol) -> None:
         """Begins to handle it, once the protocol has started."""
@@ -79,17 +88,24 @@ class Received:
         """Discards what is not handled yet, and all that comes."""
         self._is_over = True
         self._data.clear()
+        self._in_hand = None
         self.has_turn = False
 
     def forget(self) -> None:
         """Drops what refers to the connection, which has ended; a turn may still come."""
-        for name in ("_transport", "_protocol", "_got_turn", "_was_handled"):
+        for name in ("_connection", "_transport", "_protocol", "_got_turn", "_was_handled"):
             vars(self).pop(name, None)
 
     def add(self, data: bytes) -> None:
         """Adds what has just come."""
         if self._is_over:
             return
+        if not (self._data or self._is_busy):
+            self._in_hand = self._protocol.handle_now(data)
+            if self._in_hand is not None:
+                self._is_busy = True
+                self._connection.soon(self._pass_on)
+                return
         self._data += data
         if len(self._data) >= _MOST_UNREAD:
             self._transport.pause()
@@ -111,6 +127,23 @@ class Received:
             self._at_once = max(size // 2, _LEAST_HANDLED)
         elif len(data) == size and 2 * took_s < _TURN_S:
             self._at_once = min(2 * size, _MOST_HANDLED)
+        self._go_on()
+
+    def _pass_on(self) -> Coroutine[Any, Any, None] | None:
+        """Passes on a message, in a task that connections share."""
+        pass_on, self._in_hand = self._in_hand, None
+        try:
+            rest = None if pass_on is None else pass_on()
+        except BaseException:
+            self._connection.abort()
+            raise
+        if rest is not None:
+            return self._pass_on_rest(rest)
+        self._go_on()
+        return None
+
+    async def _pass_on_rest(self, rest: Awaitable[None]) -> None:
+        await rest
         self._go_on()
 
     def _go_on(self) -> None:

@@ -7,6 +7,7 @@ checked.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from hypercorn.events import Closed, Event, RawData
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
     from hypercorn.typing import WebsocketAcceptEvent, WebsocketReceiveEvent
 
     from shoal.http.server.http1.head import HeadParser
+    from shoal.http.server.streams.inbox import Inbox
     from shoal.http.server.streams.outlet import Outlet
 
 _STREAM_ID: Final = 1
+_SMALL: Final = 2**12  # bytes
 _OPEN: Final = ConnectionState.OPEN
 NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
 
@@ -192,12 +195,26 @@ class Http1WebSocket:
         at = 0
         while at < len(data) and (found := self._message_at(data, at)) is not None:
             message, at = found
-            await cast("Any", self._stream).app_put(message)
+            await self._inbox.put(message)
         if at < len(data):
             await self._stream.handle(Data(stream_id=_STREAM_ID, data=data[at:] if at else data))
             self._is_between = is_open(self._stream) and is_between_messages(
                 self._stream.connection
             )
+
+    def handle_now(self, data: bytes) -> Callable[[], Awaitable[None] | None] | None:
+        """Reads data that is one small message; see `StreamProtocol`."""
+        if len(data) > _SMALL or (found := self._message_at(data, 0)) is None:
+            return None
+        message, end = found
+        if end < len(data) or not self._inbox.takes_now:
+            return None
+        return partial(self._inbox.put_now, message)
+
+    @property
+    def _inbox(self) -> Inbox:
+        inbox: Inbox = cast("Any", self._stream).app_put.__self__
+        return inbox
 
     def _message_at(self, data: bytes, at: int) -> tuple[WebsocketReceiveEvent, int] | None:
         """Reads a message at once, if one begins there and all of it is there."""
