@@ -114,7 +114,7 @@ class Outbox:
             if request is not None:
                 self._bytes -= len(text)
                 request.unsent -= 1
-                request.changed.set()
+                request.tell_stream()
                 text = b'{"id":%b,"next":%b}' % (request.id, text)
             texts.append(text)
         return texts

@@ -37,8 +37,7 @@ async def relay(
         async for item in stream:  # pyright: ignore[reportUnknownVariableType] (of any type)
             text = encoded(item)
             clock.tick()
-            while not request.may_send():
-                await request.changed.wait()
+            await request.wait_to_send()
             put(text)
 
 

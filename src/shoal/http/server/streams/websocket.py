@@ -207,9 +207,8 @@ class Http1WebSocket:
         if len(data) > _SMALL or (found := self._message_at(data, 0)) is None:
             return None
         message, end = found
-        if end < len(data) or not self._inbox.takes_now:
-            return None
-        return partial(self._inbox.put_now, message)
+        inbox = self._inbox
+        return partial(inbox.put_now, message) if end == len(data) and inbox.takes_now else None
 
     @property
     def _inbox(self) -> Inbox:
