@@ -26,6 +26,7 @@ from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ShutDown
+from shoal.http.requests.body import too_large
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused, explained
@@ -33,13 +34,13 @@ from shoal.http.requests.results import encoded
 from shoal.http.websocket.items import item_of
 from shoal.http.websocket.messages import (
     RESTART,
-    TOO_BIG,
     Cancel,
     Credit,
     NewRequest,
     Violation,
     quickly_read,
     read_binary,
+    read_large,
     read_text,
     reused_id,
 )
@@ -190,11 +191,12 @@ class SocketConnection:
         """
         given = (data or b"") if text is None else text.encode()
         if len(given) > self.settings.max_body_bytes + _LONGEST_HEAD:
-            raise Violation(TOO_BIG, "a message is larger than max_body_bytes")
-        if text is None:
+            new = read_large(given, is_binary=text is None)
+            self._start(new, None, too_large(self.settings.max_body_bytes))
+        elif text is None:
             self._start(read_binary(given), None)
-        elif (new := quickly_read(given)) is not None:
-            self._start(new, given)
+        elif (quickly := quickly_read(given)) is not None:
+            self._start(quickly, given)
         else:
             self._handle(read_text(given, self.settings.max_json_elements))
 
@@ -211,21 +213,23 @@ class SocketConnection:
             request.is_cancelled = True
             request.leave()
 
-    def _start(self, new: NewRequest, text: bytes | None) -> None:
+    def _start(self, new: NewRequest, text: bytes | None, refused: Exception | None = None) -> None:
         """Starts a request.
 
         Args:
             new: The request.
             text: The whole message, if only a part of it was read yet.
+            refused: Why it is refused; None if it is not.
         """
         if new.id in self._requests:
             raise reused_id()
         request = SocketRequest(self, new)
         if self._is_draining:
-            self._fail(request, ShutDown("the server ends"))
-            return
-        if len(self._requests) >= self.settings.max_websocket_requests:
-            self._fail(request, Refused(too_many(self.settings.max_websocket_requests)))
+            refused = ShutDown("the server ends")
+        elif len(self._requests) >= self.settings.max_websocket_requests:
+            refused = Refused(too_many(self.settings.max_websocket_requests))
+        if refused is not None:
+            self._fail(request, refused)
             return
         self._requests[new.id] = request
         try:
