@@ -153,6 +153,31 @@ async def test_what_a_client_sends_beyond_the_limit_is_not_collected(kind):
     assert most < 2**21
 
 
+async def test_the_pings_of_a_client_that_does_not_read_are_not_collected():
+    pings = WebSocket(ConnectionType.CLIENT).send(Ping(b"x" * 125)) * 100
+    async with live(EchoApp()) as server:
+        with server.connect_now(upgrade()) as client:
+            client.setblocking(False)
+            tracemalloc.start()
+            refused = sent = 0
+            left = pings
+            try:
+                while refused < 1000 and sent < 2**25:
+                    await anyio.lowlevel.checkpoint()
+                    try:
+                        size = client.send(left)
+                        left = left[size:] or pings
+                        sent += size
+                        refused = 0
+                    except BlockingIOError:
+                        refused += 1
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+    assert sent > 2**20
+    assert most < 2**20
+
+
 @both_protocols
 async def test_a_silent_client_is_pinged_and_then_disconnected(kind):
     app = EchoApp()
