@@ -17,7 +17,7 @@ from wsproto.events import CloseConnection, Ping, TextMessage
 import shoal
 from shoal.http.server import client as server_client
 from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.websocket.outbox import Outbox
+from shoal.http.websocket import outbox
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -276,11 +276,11 @@ async def test_a_mistake_in_sending_ends_that_connection_alone(monkeypatch, capl
     async with app.lifespan(), served_in_memory(app) as server:
         client = await SocketClient.opened(server)
 
-        def fail(_outbox):
+        def fail(_self):
             raise RuntimeError("a mistake")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Outbox, "send_now", fail)
+            patch.setattr(outbox.Outbox, "send_now", fail)
             client.say(id=1, item=1)
             await settle()
         assert any(isinstance(each, CloseConnection) for each in client.events())
@@ -311,6 +311,77 @@ async def test_answers_wait_for_a_client_that_does_not_read_and_keep_their_order
         assert [each.get("next") for each in messages] == [*range(40), None]
         assert messages[-1] == {"id": 1, "end": True}
         client.wire.takes = True
+
+
+async def test_more_than_is_sent_at_once_is_sent():
+    async def large(items: list[int]) -> list[str]:
+        return [str(item) * 10_000 for item in items]
+
+    app = serving(large, max_batch_size=20, batch_wait_timeout_s=1)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        for number in range(20):
+            client.say(id=number, item=number)
+        await settle()
+        assert [each["id"] for each in client.messages()] == list(range(20))
+
+
+async def test_a_client_is_read_again_once_its_answers_are_sent(monkeypatch):
+    monkeypatch.setattr(outbox, "_MOST_UNSENT", 2)
+    app = serving(doubled)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say_data(b"".join(framed(b'{"id":%d,"item":"no"}' % number) for number in range(9)))
+        await settle()
+        assert [each["id"] for each in client.messages()] == list(range(9))
+
+
+async def test_the_last_answer_of_a_server_that_ends_is_followed_by_the_close():
+    go = anyio.Event()
+
+    async def held(items: list[int]) -> list[int]:
+        await go.wait()
+        return items
+
+    app = serving(held)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say(id=1, item=1)
+        await settle()
+        for connection in server.shared.connections:
+            connection.drain()
+        await settle()
+        assert client.events() == []
+        go.set()
+        await settle()
+        answer, close = client.events()
+        assert json.loads(answer.data) == {"id": 1, "result": 1}
+        assert close.code == 1012
+
+
+async def test_what_looks_like_a_message_inside_of_one_is_none():
+    app = Taking()
+    async with served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        inner = framed(b"x")
+        outer = framed(b"ab" + inner, opcode=2, mask=bytes(4))
+        client.say_data(outer[: -len(inner)])
+        await settle()
+        client.say_data(inner)
+        await settle()
+        assert app.taken == [None]  # one binary message
+        client.wire.receiver.client_ended()
+
+
+async def test_a_message_between_the_frames_of_another_one_is_refused():
+    app = Taking()
+    async with served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say_data(framed(b"a", fin=False))
+        await settle()
+        client.say_data(framed(b"b"))
+        await settle()
+        assert (app.taken, client.wire.is_open) == ([], False)
 
 
 async def test_a_client_that_does_not_read_is_ended_and_its_requests_are_cancelled():

@@ -51,7 +51,6 @@ class Outbox:
         self._gave_up = gave_up
         self._waiting: deque[tuple[SocketRequest | None, bytes]] = deque()
         self._bytes = 0  # of streams
-        self._is_sending = False  # in a task
         self.has_sent = Signal(parking)
 
     def __bool__(self) -> bool:
@@ -80,24 +79,24 @@ class Outbox:
 
     async def send_some(self) -> None:
         """Sends what comes first, several messages at once where the server offers that."""
-        self._is_sending = True
         texts = self._taken()
         if self._offered is not None:
             await self._offered["send_texts"](texts)
         else:
             for each in texts:
                 await self.send({"type": "websocket.send", "text": each.decode()})
-        self._is_sending = False
         self.has_sent.set()
 
     def send_now(self) -> bool:
         """Sends what comes first, where the server offers to do that in no task.
 
+        It comes after all that `send_some` has taken, which the connection gets before that waits.
+
         Returns:
-            Whether nothing is left; False also if something waits that is being sent.
+            Whether nothing is left; False also if the client must be waited for.
         """
         offered = self._offered  # nothing, once the connection has ended
-        if self._is_sending or not offered or offered["is_blocked"]():
+        if not offered or offered["is_blocked"]():
             return False
         if self._waiting:
             offered["send_texts_now"](self._taken())
