@@ -2,8 +2,8 @@
 """What a request costs the server on a WebSocket and over HTTP, for the same item.
 
 Prints the CPU time of the server's process for a request, user and system, of 64 requests at once:
-over HTTP on 64 connections, on 64 WebSockets with one each, and on one WebSocket with 64. The
-rounds of the three alternate, and the median of each is shown.
+over HTTP on 64 connections, on 64 WebSockets with one each, on 8 with 8 each, and on one with 64.
+The connections are open before. The rounds of the four alternate, and the median of each is shown.
 
     python benchmarks/websocket.py [--event-loop asyncio] [--rounds 9]
 """
@@ -16,6 +16,7 @@ import socket
 import statistics
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -58,8 +59,8 @@ def answers_websocket(received: bytes) -> int:
     return received.count(b'"result"')
 
 
-def run(port: int, connections: int, kind: str, requests: int) -> None:
-    """Makes requests, always as many at once."""
+def run(port: int, connections: int, kind: str, requests: int, cpu_s: Callable[[], float]) -> float:
+    """Makes requests, always as many at once; returns the CPU time that they took."""
     each = AT_ONCE // connections
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(connections)]
     poll = select.epoll()
@@ -84,15 +85,21 @@ def run(port: int, connections: int, kind: str, requests: int) -> None:
     for one in sockets:
         poll.register(one, select.EPOLLIN)
         ask(one, each)
-    while ended < requests:
+    before: float | None = None
+    while ended < requests + AT_ONCE:
         for number, _ in poll.poll():
             one = by_number[number]
             more = count(one.recv(2**16))
             ended += more
-            if more and sent < requests:
+            if more and sent < requests + AT_ONCE:
                 ask(one, more)
+        if before is None and ended >= AT_ONCE:
+            before = cpu_s()
+    assert before is not None
+    took_s = cpu_s() - before
     for one in sockets:
         one.close()
+    return took_s
 
 
 def cpu_s(pid: int) -> float:
@@ -108,6 +115,7 @@ def measured(event_loop: str, rounds: int) -> dict[str, float]:
     kinds: Sequence[tuple[str, str, int]] = (
         ("HTTP, 64 connections", "http", 64),
         ("64 WebSockets", "websocket", 64),
+        ("8 WebSockets", "websocket", 8),
         ("1 WebSocket", "websocket", 1),
     )
     with subprocess.Popen(
@@ -121,10 +129,8 @@ def measured(event_loop: str, rounds: int) -> dict[str, float]:
             port = int(server.stderr.readline().rpartition(":")[2])
             for number in range(rounds + 1):
                 for name, kind, connections in kinds:
-                    before = cpu_s(server.pid)
-                    run(port, connections, kind, REQUESTS)
+                    took_s = run(port, connections, kind, REQUESTS, partial(cpu_s, server.pid))
                     if number:  # the first round warms up
-                        took_s = cpu_s(server.pid) - before
                         found.setdefault(name, []).append(took_s / REQUESTS * 1e6)
         finally:
             server.terminate()

@@ -11,7 +11,7 @@ from live_server import Http2Client, live
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.http.server.sockets.timeouts import Timeout, Timeouts
-from shoal.http.server.streams import connection as stream_connection
+from shoal.http.server.streams import received
 from shoal.http.server.streams.http2 import Http2
 from shoal.http.server.turns import Turns
 from shoal.testing import settle
@@ -151,7 +151,7 @@ def handled(monkeypatch):
 async def test_how_much_is_handled_in_a_turn_depends_on_how_long_it_takes(
     turn_s, last_size, handled, monkeypatch
 ):
-    monkeypatch.setattr(stream_connection, "_TURN_S", turn_s)
+    monkeypatch.setattr(received, "_TURN_S", turn_s)
     async with live(EchoApp()) as server:
         client = Http2Client(await server.connect())
         for _ in range(2**14):  # 272 KiB

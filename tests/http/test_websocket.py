@@ -444,7 +444,9 @@ ODD = [
     (b"\n1", 1007),
     (b"\xff\n1", 1007),
     (b'{"id":1,"item":1}\n1', 1008),
-    ('{"id":1,"item":"' + "x" * 3000 + '"}', 1009),
+    ('{"item":"' + "x" * 3000 + '","id":1}', 1009),
+    ('{"id":1,"cancel":' + " " * 3000 + "true}", 1009),
+    (b"x" * 3000, 1003),
 ]
 
 
@@ -460,6 +462,39 @@ async def test_a_client_that_breaks_the_protocol_is_told_how(sent, code):
         assert (message["type"], message["code"]) == ("websocket.close", code)
         assert 0 < len(message["reason"]) < 123
         await socket.returned.wait()
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        '{"id":2,"item":"' + "x" * 3000 + '"}',
+        '{ "id": 2, "item": ' + "x" * 3000,
+        b'{"id":2}\n' + bytes(3000),
+    ],
+)
+async def test_an_item_that_is_too_large_fails_alone(large):
+    held = Held()
+    app = serving(held, settings={"max_body_bytes": 1000})
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        socket.say(large)
+        failed = await socket.read()
+        assert (failed["id"], failed["error"]["status"]) == (2, 413)
+        assert failed["error"]["type"] == "urn:shoal:problem:body-too-large"
+        held.go.set()
+        assert await socket.read() == {"id": 1, "result": 2}
+        socket.say(id=2, item=2)
+        assert await socket.read() == {"id": 2, "result": 4}
+
+
+async def test_an_item_that_is_too_large_can_not_use_the_id_of_a_running_request():
+    app = serving(Held(), settings={"max_body_bytes": 1000})
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        await settle()
+        socket.say('{"id":1,"item":"' + "x" * 3000 + '"}')
+        assert (await socket.read())["error"]["status"] == 499
+        assert (await socket.closed())[0] == 1008
 
 
 async def test_the_id_of_a_running_request_can_not_be_used_again():
@@ -598,6 +633,25 @@ async def test_what_the_server_cuts_off_is_told_so():
         failed = await socket.read()
         assert failed["error"]["type"] == "urn:shoal:problem:closed"
         assert (await socket.closed())[0] == messages.RESTART
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+async def test_the_items_of_streams_are_timed(is_plain):
+    async def slow(items: list[int]):
+        await anyio.sleep(2)
+        for step in range(3):
+            yield [step if is_plain else {"step": step}] * len(items)
+            await anyio.sleep(0.2)
+
+    app = serving(slow)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        while "end" not in await socket.read():
+            pass
+        ((name, times),) = app._dispatcher.streams
+        first, between = times.first.snapshot(), times.between.snapshot()
+        assert (name, first.total, between.total) == ("slow", 1, 2)
+        assert (first.sum, between.sum) == (pytest.approx(2), pytest.approx(0.4))
 
 
 async def test_answers_are_counted():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import tracemalloc
 from contextlib import suppress
 
@@ -11,7 +12,7 @@ import h2.events
 import h2.exceptions
 import pytest
 from echo_app import EchoApp
-from live_server import Http2Client, live, read_all, read_until, upgrade
+from live_server import Http2Client, live, read_all, read_until, until_quiet, upgrade
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, Ping, TextMessage
@@ -151,6 +152,34 @@ async def test_what_a_client_sends_beyond_the_limit_is_not_collected(kind):
             finally:
                 tracemalloc.stop()
     assert most < 2**21
+
+
+async def test_the_pings_of_a_client_that_does_not_read_are_not_collected():
+    pings = WebSocket(ConnectionType.CLIENT).send(Ping(b"x" * 125)) * 100
+    async with live(EchoApp()) as server:
+        with server.connect_now(upgrade()) as client:
+            await until_quiet()
+            assert client.recv(2**16).startswith(b"HTTP/1.1 101")
+            client.setblocking(False)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+            tracemalloc.start()
+            refused = sent = 0
+            left = pings
+            try:
+                while refused < 2 and sent < 2**24:
+                    try:
+                        size = client.send(left)
+                        left = left[size:] or pings
+                        sent += size
+                        refused = 0
+                    except BlockingIOError:
+                        refused += 1
+                        await until_quiet()
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+    assert sent > 2**18
+    assert most < 2**20
 
 
 @both_protocols

@@ -7,9 +7,11 @@ import json
 from contextlib import asynccontextmanager
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 import pytest
+import wsproto.connection
 from raw_server import raw_server
 from served import served
 from socket_server import PROBLEM, SocketServer
@@ -18,6 +20,8 @@ import shoal
 from shoal import errors
 from shoal.http_client import RetryOptions, connect
 from shoal.http_client.websocket.frames import Frames
+from shoal.http_client.websocket.socket import _Link
+from shoal.testing import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -545,3 +549,46 @@ def test_a_message_has_an_item_and_the_rest():
         {"id": 1, "item": "i"},
         {"id": 2, "item": {"a": 1}, "timeout_s": 2.5, "priority": 1},
     ]
+
+
+class Network:
+    """A connection to a server that sends pings, and reads when it is told to."""
+
+    def __init__(self, pings):
+        self.pings = pings
+        self.written = b""
+        self.reads = anyio.Event()
+
+    async def read(self, _size):
+        if not self.pings:
+            await anyio.sleep_forever()
+        payload = self.pings.pop(0)
+        return b"\x89%c%b" % (len(payload), payload)
+
+    async def write(self, data, *, timeout):
+        await self.reads.wait()
+        self.written += data
+
+
+class Answer:
+    url = "http://x"
+
+    def __init__(self, network):
+        self.network = network
+
+
+async def test_of_the_pings_of_a_server_that_does_not_read_the_latest_is_answered():
+    network = Network([b"%d" % number for number in range(1000)])
+    link = _Link(Answer(network), 1, 1000)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(link.read)
+        tasks.start_soon(link.write)
+        while network.pings:
+            await anyio.lowlevel.checkpoint()
+        await settle()
+        network.reads.set()
+        await settle()
+        tasks.cancel_scope.cancel()
+    server = wsproto.connection.Connection(wsproto.connection.ConnectionType.SERVER)
+    server.receive_data(network.written)
+    assert [event.payload for event in server.events()] in ([b"999"], [b"0", b"999"])

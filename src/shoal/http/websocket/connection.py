@@ -14,6 +14,7 @@ deadline of a send, and so gives all of it back.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -21,34 +22,34 @@ import orjson
 from starlette.responses import Response
 
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.batching.calls.stream import ResultStream
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ShutDown
+from shoal.http.requests.body import too_large
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.requests.results import encoded
-from shoal.http.requests.streaming import PLAIN
 from shoal.http.websocket.items import item_of
 from shoal.http.websocket.messages import (
     RESTART,
-    TOO_BIG,
     Cancel,
     Credit,
     NewRequest,
     Violation,
     quickly_read,
     read_binary,
+    read_large,
     read_text,
     reused_id,
 )
 from shoal.http.websocket.outbox import Outbox
 from shoal.http.websocket.problems import CANCELLED, too_many
+from shoal.http.websocket.relay import relay
 from shoal.http.websocket.request import ItemHeaders, SocketRequest
-from shoal.http.websocket.signal import Signal
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
+from shoal.http.websocket.writing import Writing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -100,6 +101,7 @@ class SocketConnection:
         self._calls = calls
         self._codecs = codecs
         self._count = dispatcher.answers.count
+        self._times = dispatcher.streams
         self._headers = headers
         self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
         self.item_headers = ItemHeaders.of(self.http_scope)
@@ -113,7 +115,7 @@ class SocketConnection:
         self._requests: dict[bytes, SocketRequest] = {}
         # Those whose calls have ended, with results that are yet to be written.
         self._ended: deque[SocketRequest] = deque()
-        self._to_send = Signal(self.parking)
+        self._writing = Writing(self._offered, self.parking, self._write_now, self._gave_up)
         self._outbox = Outbox(
             send, self._offered, self.settings.send_timeout_s, self.parking, self._gave_up
         )
@@ -189,11 +191,12 @@ class SocketConnection:
         """
         given = (data or b"") if text is None else text.encode()
         if len(given) > self.settings.max_body_bytes + _LONGEST_HEAD:
-            raise Violation(TOO_BIG, "a message is larger than max_body_bytes")
-        if text is None:
+            new = read_large(given, is_binary=text is None)
+            self._start(new, None, too_large(self.settings.max_body_bytes))
+        elif text is None:
             self._start(read_binary(given), None)
-        elif (new := quickly_read(given)) is not None:
-            self._start(new, given)
+        elif (quickly := quickly_read(given)) is not None:
+            self._start(quickly, given)
         else:
             self._handle(read_text(given, self.settings.max_json_elements))
 
@@ -210,21 +213,23 @@ class SocketConnection:
             request.is_cancelled = True
             request.leave()
 
-    def _start(self, new: NewRequest, text: bytes | None) -> None:
+    def _start(self, new: NewRequest, text: bytes | None, refused: Exception | None = None) -> None:
         """Starts a request.
 
         Args:
             new: The request.
             text: The whole message, if only a part of it was read yet.
+            refused: Why it is refused; None if it is not.
         """
         if new.id in self._requests:
             raise reused_id()
         request = SocketRequest(self, new)
         if self._is_draining:
-            self._fail(request, ShutDown("the server ends"))
-            return
-        if len(self._requests) >= self.settings.max_websocket_requests:
-            self._fail(request, Refused(too_many(self.settings.max_websocket_requests)))
+            refused = ShutDown("the server ends")
+        elif len(self._requests) >= self.settings.max_websocket_requests:
+            refused = Refused(too_many(self.settings.max_websocket_requests))
+        if refused is not None:
+            self._fail(request, refused)
             return
         self._requests[new.id] = request
         try:
@@ -307,37 +312,21 @@ class SocketConnection:
         self._end(request, b"result", _written(result))
 
     async def _relay(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
-        async with request.call.stream(item, metadata) as stream:
-            if isinstance(stream, ResultStream):
-                stream.pass_on(lambda item: self._put_at_once(request, item))
-            async for each in stream:
-                text = encoded(each)
-                while not request.may_send():
-                    await request.changed.wait()
-                self._put(request, text)
+        clock = self._times.of(self._calls.endpoint.name).clock(self.parking.now)
+        stream = request.call.stream(item, metadata)
+        await relay(request, stream, partial(self._put, request), clock)
         self._end(request, b"end", b"true")
-
-    def _put_at_once(self, request: SocketRequest, item: Any) -> bool:
-        """Takes an item from the handler's task, if it is plain and may be sent."""
-        if type(item) not in PLAIN or not request.may_send():
-            return False
-        try:
-            text = encoded(item)
-        except TypeError:
-            return False  # the stream's task has to know
-        self._put(request, text)
-        return True
 
     def _put(self, request: SocketRequest, text: bytes) -> None:
         self._outbox.put_item(request, text)
-        self._to_send.set()
+        self._writing.soon()
 
     # The end of requests.
 
     def resume(self, request: SocketRequest) -> None:
         """Handles that the call of a request has ended for which no task waits."""
         self._ended.append(request)
-        self._to_send.set()
+        self._writing.soon()
 
     def _result_of(self, request: SocketRequest) -> None:
         """Ends a request whose call has ended."""
@@ -358,7 +347,7 @@ class SocketConnection:
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._outbox.put_last(request, kind, text)
-        self._to_send.set()
+        self._writing.soon()
 
     def _fail(self, request: SocketRequest, error: Exception) -> None:
         """Ends a request by an error."""
@@ -377,16 +366,23 @@ class SocketConnection:
         """Cancels the calls that are left, of a client that is gone."""
         for request in tuple(self._requests.values()):
             request.leave()
+        self._write_results()
+
+    # The sending; see `Writing`.
+
+    def _write_now(self) -> bool:
+        self._write_results()
+        is_closing = self._is_draining or self._close_with is not None
+        return not is_closing and self._outbox.send_now()
+
+    def _write_results(self) -> None:
         while self._ended:
             self._result_of(self._ended.popleft())
-
-    # The sending task.
 
     @holds_ctrl_c
     async def _write(self) -> None:
         while True:
-            while self._ended:
-                self._result_of(self._ended.popleft())
+            self._write_results()
             if self._outbox:
                 await self._outbox.send_some()
             elif self._close_with is not None:
@@ -397,7 +393,7 @@ class SocketConnection:
             elif self._is_draining and not self._requests:
                 self._close_with = RESTART, "the server ends"
             else:
-                await self._to_send.wait()
+                await self._writing.wait()
 
     # The end of the connection.
 
@@ -407,7 +403,7 @@ class SocketConnection:
             self._close_with = violation.code, violation.reason
             for request in tuple(self._requests.values()):
                 request.leave()
-            self._to_send.set()
+            self._writing.in_own_task()
 
     def _gave_up(self) -> None:
         """Handles that the client is gone, or does not read."""
@@ -416,7 +412,7 @@ class SocketConnection:
     def _drain(self) -> None:
         """Handles that the server ends: no request begins, and those that run may finish."""
         self._is_draining = True
-        self._to_send.set()
+        self._writing.in_own_task()
 
     def _left(self) -> None:
         """Handles that the client has left, or that the server cuts off what still runs."""
@@ -428,7 +424,7 @@ class SocketConnection:
             request.leave()
             self._fail(request, ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
-        self._to_send.set()
+        self._writing.in_own_task()
 
 
 def _written(result: Any) -> bytes:

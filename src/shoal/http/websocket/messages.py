@@ -166,6 +166,22 @@ def read_binary(data: bytes) -> NewRequest:
     return _request(_id(members), body, members, is_binary=True)
 
 
+def read_large(message: bytes, *, is_binary: bool) -> NewRequest:
+    """Reads only the id of a request that is larger than a request may be.
+
+    Raises:
+        Violation: It does not begin with its id, or is no request.
+    """
+    if is_binary:
+        return read_binary(message)
+    found = _REQUEST.match(message)
+    if found is None:
+        raise Violation(
+            TOO_BIG, "a message is too large, and does not begin with an id and an item"
+        )
+    return NewRequest(found[1], b"")
+
+
 def _request(token: bytes, body: bytes, members: dict[str, Any], *, is_binary: bool) -> NewRequest:
     priority, timeout_s = members.pop("priority", None), members.pop("timeout_s", None)
     credit = _credit(members.pop("credit")) if "credit" in members else FIRST_CREDIT

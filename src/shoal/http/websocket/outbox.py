@@ -79,7 +79,33 @@ class Outbox:
 
     async def send_some(self) -> None:
         """Sends what comes first, several messages at once where the server offers that."""
-        texts: list[str] = []
+        texts = self._taken()
+        if self._offered is not None:
+            await self._offered["send_texts"](texts)
+        else:
+            for each in texts:
+                await self.send({"type": "websocket.send", "text": each.decode()})
+        self.has_sent.set()
+
+    def send_now(self) -> bool:
+        """Sends what comes first, where the server offers to do that in no task.
+
+        It comes after all that `send_some` has taken, which the connection gets before that waits.
+
+        Returns:
+            Whether nothing is left; False also if the client must be waited for.
+        """
+        offered = self._offered  # nothing, once the connection has ended
+        if not offered or offered["is_blocked"]():
+            return False
+        if self._waiting:
+            offered["send_texts_now"](self._taken())
+            self.has_sent.set()
+        return not self._waiting
+
+    def _taken(self) -> list[bytes]:
+        """Takes the messages that are sent next."""
+        texts: list[bytes] = []
         size = 0
         while self._waiting and size < _SENT_AT_ONCE:
             request, text = self._waiting.popleft()
@@ -87,15 +113,10 @@ class Outbox:
             if request is not None:
                 self._bytes -= len(text)
                 request.unsent -= 1
-                request.changed.set()
+                request.tell_stream()
                 text = b'{"id":%b,"next":%b}' % (request.id, text)
-            texts.append(text.decode())
-        if self._offered is not None:
-            await self._offered["send_texts"](texts)
-        else:
-            for each in texts:
-                await self.send({"type": "websocket.send", "text": each})
-        self.has_sent.set()
+            texts.append(text)
+        return texts
 
     async def send(self, message: dict[str, Any]) -> None:
         """Sends a message of ASGI before all that waits."""

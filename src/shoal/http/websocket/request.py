@@ -91,14 +91,13 @@ class SocketRequest:
         call: Its call, once that is made.
         credit: How many more items of its stream may be sent.
         unsent: How many messages of its stream wait to be sent.
-        changed: Set when the stream may go on.
         is_cancelled: Whether its client has cancelled it.
         has_ended: Whether its last message was made.
         task_scope: Cancels the task that waits for its call; None if there is none.
     """
 
     __slots__ = (
-        *("_connection", "_leave", "call", "changed", "credit", "headers", "id"),
+        *("_changed", "_connection", "_leave", "call", "credit", "headers", "id"),
         *("has_ended", "is_cancelled", "loop", "task_scope", "unsent"),
     )
 
@@ -114,7 +113,7 @@ class SocketRequest:
         self.loop = connection.loop
         self.credit = new.credit
         self.unsent = 0
-        self.changed = Signal(connection.parking)
+        self._changed: Signal | None = None
         self.is_cancelled = False
         self.has_ended = False
         self.task_scope: anyio.CancelScope | None = None
@@ -174,4 +173,16 @@ class SocketRequest:
     def add_credit(self, items: int) -> None:
         """Allows its stream to send more items."""
         self.credit = min(self.credit + items, MOST_CREDIT)
-        self.changed.set()
+        self.tell_stream()
+
+    def tell_stream(self) -> None:
+        """Wakes the task that waits until its stream may send, if one does."""
+        if self._changed is not None:
+            self._changed.set()
+
+    async def wait_to_send(self) -> None:
+        """Waits until its stream may pass on one more item."""
+        while not self.may_send():
+            if self._changed is None:  # few requests have to wait
+                self._changed = Signal(self._connection.parking)
+            await self._changed.wait()

@@ -230,6 +230,9 @@ class _Link:
         self.requests = SocketRequests(self._send, max_requests)
         self._frames = Frames(max_message_bytes)
         self._outbox: deque[bytes] = deque()
+        # To the latest ping, which answers those before it (RFC 6455, 5.5.3). So a server that
+        # sends pings and does not read has no more than one kept.
+        self._pong = b""
         self._to_send = anyio.Event()
         self._has_ended = anyio.Event()
 
@@ -252,8 +255,8 @@ class _Link:
         """Sends what there is to send, until the end."""
         try:
             while True:
-                while self._outbox:
-                    await self.answer.network.write(self._outbox.popleft(), timeout=SILENCE_S)
+                while frame := self._next_frame():
+                    await self.answer.network.write(frame, timeout=SILENCE_S)
                 self._to_send = anyio.Event()
                 await self._to_send.wait()
         except Exception as error:
@@ -278,7 +281,8 @@ class _Link:
                 was_asked = False
                 for each in self._frames.received(data):
                     if isinstance(each, bytes):
-                        self._put(each)
+                        self._pong = each
+                        self._to_send.set()
                     else:
                         self.requests.handle(each)
         except Exception as error:
@@ -297,6 +301,13 @@ class _Link:
 
     def _send(self, message: bytes, is_binary: bool) -> None:
         self._put(self._frames.binary(message) if is_binary else self._frames.text(message))
+
+    def _next_frame(self) -> bytes:
+        """Takes the next frame to send; empty if there is none."""
+        if self._pong:
+            frame, self._pong = self._pong, b""
+            return frame
+        return self._outbox.popleft() if self._outbox else b""
 
     def _put(self, frame: bytes) -> None:
         self._outbox.append(frame)

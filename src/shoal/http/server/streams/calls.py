@@ -5,7 +5,6 @@ What Hypercorn's protocols use as their task group: they start calls and tasks b
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -13,11 +12,11 @@ import anyio.lowlevel
 from hypercorn.protocol.events import Data, StreamClosed
 from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.protocol.ws_stream import ASGIWebsocketState
-from wsproto.events import TextMessage
-from wsproto.utilities import LocalProtocolError
+from wsproto.connection import ConnectionState
 
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained
+from shoal.http.server.streams.frames import text_frames
 from shoal.http.server.streams.inbox import Inbox
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope as AppScope
 
     from shoal.http.server.shared import Shared
+    from shoal.http.server.streams.outlet import Outlet
 
 # A client that opens streams and resets them at once leaves calls that have not noticed the reset.
 _CALLS_PER_STREAM: Final = 2
@@ -191,6 +191,11 @@ class StreamCalls:
             offered["when_draining"] = partial(self._when_draining, stream)
             offered["when_received"] = inbox.when_received
             offered["send_texts"] = partial(_send_texts, stream)
+            outlet: Outlet | None = getattr(stream, "outlet", None)
+            if outlet is not None:
+                offered["soon"] = outlet.soon
+                offered["is_blocked"] = outlet.is_blocked
+                offered["send_texts_now"] = partial(_send_texts_now, stream, outlet)
         self._shared.started += 1
         try:
             try:
@@ -217,16 +222,28 @@ class StreamCalls:
             self._ended()
 
 
-async def _send_texts(stream: Any, texts: Iterable[str]) -> None:
+async def _send_texts(stream: Any, texts: Iterable[bytes]) -> None:
     """Sends messages on a WebSocket that is accepted, all at once."""
     # Before any state has changed; also where all is dropped.
     await anyio.lowlevel.checkpoint_if_cancelled()
-    if stream.closed or stream.state is not ASGIWebsocketState.CONNECTED:
+    if _takes_messages(stream):
+        await stream.send(Data(stream_id=stream.stream_id, data=text_frames(texts)))
+    else:
         await anyio.lowlevel.checkpoint()
-        return
-    with suppress(LocalProtocolError):  # it is being closed
-        data = b"".join([stream.connection.send(TextMessage(data=text)) for text in texts])
-        await stream.send(Data(stream_id=stream.stream_id, data=data))
+
+
+def _send_texts_now(stream: Any, outlet: Outlet, texts: Iterable[bytes]) -> None:
+    """Sends messages on a WebSocket whose outlet is not blocked, all at once."""
+    if _takes_messages(stream):
+        outlet.send_now(text_frames(texts))
+
+
+def _takes_messages(stream: Any) -> bool:
+    return (
+        not stream.closed
+        and stream.state is ASGIWebsocketState.CONNECTED
+        and stream.connection.state is ConnectionState.OPEN
+    )
 
 
 def _has_begun(stream: Any) -> bool:

@@ -31,6 +31,8 @@ from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
 from shoal.http.server.streams.calls import StreamCalls
 from shoal.http.server.streams.http2 import Http2
+from shoal.http.server.streams.outlet import SocketWork
+from shoal.http.server.streams.received import Received
 from shoal.http.server.streams.websocket import Http1WebSocket
 
 if TYPE_CHECKING:
@@ -51,14 +53,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.server")
 
-_MOST_UNREAD: Final = 2**16
 # How long a connection may be idle whose client has let the time for a request pass.
 _LAST_IDLE_S: Final = 1.0
-# How long it may take to handle what is handled in one turn. Small frames take a hundred times as
-# long as large ones of the same size.
-_TURN_S: Final = 0.001
-_LEAST_HANDLED: Final = 2**10
-_MOST_HANDLED: Final = 2**16
 # So many large frames are sent in one turn.
 _SENT_AT_ONCE: Final = 4
 
@@ -86,14 +82,11 @@ class StreamConnection(Receiver):
         self._released = released
         self._peer = host_and_port(transport.peer)
         self._name = host_and_port(transport.name)
-        self._received = bytearray()
+        self._received = Received(shared, transport, self, self._wake, self._was_handled)
         self._client_ended = False
         self._finishing = False
         self._closed = False
         self._waiters: list[Any] = []
-        self._is_in_line = False  # for a turn, see `Turns`
-        self._has_turn = False
-        self._handled_at_once = 2**12  # bytes
         self._sent_in_turn = 0
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._is_sending = False  # what is unsent has a deadline
@@ -103,6 +96,7 @@ class StreamConnection(Receiver):
         self._has_given_up = False
         self._calls: StreamCalls | None = None  # from when its task runs
         self._protocol: StreamProtocol
+        self._work: SocketWork | None = None  # until a WebSocket has ended
 
     def start_http2(self, received: bytes) -> None:
         """Begins to speak HTTP/2.
@@ -153,7 +147,8 @@ class StreamConnection(Receiver):
                 self._peer,
                 self._name,
             )
-            self._protocol = websocket = Http1WebSocket(make, self._handle_event, shared.date)
+            self._work = SocketWork(parser.line.raw_path, self.abort)
+            self._protocol = websocket = Http1WebSocket(make, self._handle_event, self, shared.date)
             await websocket.upgrade(parser, cast("ConnectionState", shared.state))
 
         self._start(begin, received)
@@ -177,13 +172,8 @@ class StreamConnection(Receiver):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self._finishing:
-            return
         self._is_pinged = False
-        self._received += data
-        if len(self._received) >= _MOST_UNREAD:
-            self._transport.pause()
-        self._line_up()
+        self._received.add(data)
 
     @override
     def client_ended(self) -> None:
@@ -206,14 +196,30 @@ class StreamConnection(Receiver):
     def connection_lost(self) -> None:
         self._close()
 
+    # As an `Outlet`.
+
+    def soon(self, work: Callable[[], Awaitable[None] | None]) -> None:
+        """Has a task that all connections share call a function, soon."""
+        if self._work is not None:
+            self._shared.workers.start(self._work, work)
+
+    def is_blocked(self) -> bool:
+        """Returns whether what was sent waits for the client."""
+        return self._transport.is_blocked
+
+    def send_now(self, data: bytes) -> None:
+        """Sends data at once, on a connection that is not blocked."""
+        if not self._finishing and not self._transport.send(data):
+            self._set_timeout()
+
     # The connection's task.
 
     def _start(self, begin: Callable[[], Awaitable[None]], received: bytes) -> None:
         self._shared.connections.add(self)
         self._transport.receiver = self
-        self._received += received
+        if received:
+            self._received.add(received)
         self._shared.turns.take(partial(self._start_task, begin))
-        self._line_up()
 
     def _start_task(self, begin: Callable[[], Awaitable[None]]) -> None:
         self._shared.context.run(self._shared.tasks.start_soon, self._run, begin)
@@ -227,6 +233,7 @@ class StreamConnection(Receiver):
                     )
                     try:
                         await begin()
+                        self._received.begin(self._protocol)
                         await self._read()
                         await self._disconnect()
                         self._close()
@@ -238,6 +245,8 @@ class StreamConnection(Receiver):
             self._close()
             self._released()
             self._calls = None
+            self._received.forget()
+            self._work = None
             if hasattr(self, "_protocol"):  # it has begun
                 self._protocol.forget()
                 del self._protocol
@@ -245,39 +254,17 @@ class StreamConnection(Receiver):
     async def _read(self) -> None:
         while not self._closed:
             self._set_timeout()
-            if self._has_turn:
-                self._has_turn = False
-                await self._handle_some()
-            elif self._client_ended and not self._received:
+            if self._received.has_turn:
+                await self._received.handle_some()
+            elif self._client_ended and self._received.is_handled:
                 return
             else:
                 await self._change()
 
-    async def _handle_some(self) -> None:
-        size = self._handled_at_once
-        data = bytes(self._received[:size])
-        del self._received[:size]
-        if not self._received:
-            self._transport.resume()
-        began = self._shared.timeouts.now()
-        await self._protocol.handle(RawData(data))
-        took_s = self._shared.timeouts.now() - began
-        if took_s > _TURN_S:
-            self._handled_at_once = max(size // 2, _LEAST_HANDLED)
-        elif len(data) == size and 2 * took_s < _TURN_S:
-            self._handled_at_once = min(2 * size, _MOST_HANDLED)
-        self._line_up()
-
-    def _line_up(self) -> None:
-        """Waits for a turn to handle what was received, unless it does so already."""
-        if self._received and not (self._is_in_line or self._has_turn):
-            self._is_in_line = True
-            self._shared.turns.take(self._take_turn)
-
-    def _take_turn(self) -> None:
-        self._is_in_line = False
-        if self._received:  # what comes after the end is discarded
-            self._has_turn = True
+    def _was_handled(self) -> None:
+        """Goes on once a part of what was received is handled."""
+        self._set_timeout()
+        if self._client_ended:
             self._wake()
 
     async def _wait_to_send(self) -> None:
@@ -332,8 +319,7 @@ class StreamConnection(Receiver):
         if self._finishing:
             return
         self._finishing = True
-        self._received.clear()
-        self._has_turn = False
+        self._received.end()
         if self._transport.is_blocked:
             self._transport.resume()
         elif self._protocol.is_client_done and not self._transport.has_unread():
@@ -352,6 +338,7 @@ class StreamConnection(Receiver):
     def _close(self) -> None:
         if not self._closed:
             self._finishing = self._closed = True
+            self._received.end()
             self._timeout.close()
             self._transport.close()
             self._shared.remove(self)
@@ -420,7 +407,7 @@ class StreamConnection(Receiver):
         """Reads what there is; returns whether there was anything."""
         if self._transport.has_unread():
             self._transport.read_now()
-        return bool(self._received) and not self._closed
+        return self._received.is_waiting
 
     def _check_websockets(self) -> None:
         """Ends a connection whose WebSockets' client gives no sign of life when asked for one."""

@@ -228,6 +228,9 @@ class Http2(H2Protocol):
             for buffer in self.stream_buffers.values():
                 await buffer.close()
 
+    def handle_now(self, data: bytes) -> None:
+        """Returns None: nothing is quickly read."""
+
     async def stream_send(self, event: StreamEvent) -> None:
         """Sends a part of an answer."""
         # A client that does not open its flow-control window blocks its stream and not the socket,

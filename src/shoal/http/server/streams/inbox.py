@@ -9,6 +9,7 @@ it and no checkpoint.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import anyio
@@ -19,7 +20,7 @@ from shoal.http.server.log_errors import contained
 from shoal.http.server.sockets.timeouts import BodyTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from hypercorn.typing import ASGIReceiveEvent
 
@@ -91,6 +92,11 @@ class Inbox:
         """Sets what each message of a WebSocket is offered to; one that it refuses is queued."""
         self._take = take
 
+    @property
+    def takes_now(self) -> bool:
+        """Whether the application takes the messages of its WebSocket in no task of its own."""
+        return self._take is not None
+
     def is_cut_off(self) -> bool:
         """Whether the server ends, and waits a moment for the end of the answer."""
         return self._is_cut_off and not self.is_over
@@ -101,25 +107,37 @@ class Inbox:
             self._disconnect = message
             self.disconnect()
             return
+        rest = self.put_now(message)
+        if rest is not None:
+            await rest
+
+    def put_now(self, message: ASGIReceiveEvent) -> Awaitable[None] | None:
+        """Passes the application a message that is no disconnect.
+
+        Returns:
+            What must be awaited before the next one; None if nothing.
+        """
         if self._take is not None and self._take(message):
-            return
-        timeout = self._timeout
-        if timeout is not None and message["type"] == "http.request":
-            timeout.received(len(message["body"]), is_last=not message["more_body"])
+            return None
+        if self._timeout is not None and message["type"] == "http.request":
+            self._timeout.received(len(message["body"]), is_last=not message["more_body"])
         try:
             self._to_app.send_nowait(message)
         except anyio.WouldBlock:
-            try:
-                # The client can't send meanwhile.
-                if timeout is not None:
-                    timeout.pause()
-                await self._to_app.send(message)
-                if timeout is not None:
-                    timeout.resume()
-            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-                return
+            return self._put_once_read(message)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return
+            pass
+        return None
+
+    async def _put_once_read(self, message: ASGIReceiveEvent) -> None:
+        timeout = self._timeout
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            # The client can't send meanwhile.
+            if timeout is not None:
+                timeout.pause()
+            await self._to_app.send(message)
+            if timeout is not None:
+                timeout.resume()
 
     def disconnect(self) -> None:
         """Tells the application that the client is gone."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hypercorn.events import Event
 
 
@@ -23,6 +25,16 @@ class StreamProtocol(Protocol):
 
     async def handle(self, event: Event) -> None:
         """Handles data from the socket, or its end."""
+        ...
+
+    def handle_now(self, data: bytes) -> Callable[[], Awaitable[None] | None] | None:
+        """Reads data from the socket that is one small message for the application.
+
+        Returns:
+            Passes on the message: it is called before anything else is handled, in a task. If it
+            returns something, that is awaited. None if the data is something else, and nothing was
+            done.
+        """
         ...
 
     @property

@@ -7,7 +7,8 @@ checked.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Body, Data, EndBody, Request, Response, StreamClosed
@@ -20,16 +21,21 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
 from shoal.http.server.http1.answer import LAST_CHUNK, AnswerHead
+from shoal.http.server.streams.frames import is_between_messages, message_at
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hypercorn.typing import ConnectionState as LifespanState
-    from hypercorn.typing import WebsocketAcceptEvent
+    from hypercorn.typing import WebsocketAcceptEvent, WebsocketReceiveEvent
 
     from shoal.http.server.http1.head import HeadParser
+    from shoal.http.server.streams.inbox import Inbox
+    from shoal.http.server.streams.outlet import Outlet
 
 _STREAM_ID: Final = 1
+_SMALL: Final = 2**12  # bytes
+_OPEN: Final = ConnectionState.OPEN
 NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
 
 
@@ -116,9 +122,12 @@ async def _send(stream: WSStream, event: WsEvent) -> None:
 class Http1WebSocket:
     """A connection that HTTP/1.1 was upgraded to a WebSocket on.
 
+    Invariant: while it `_is_between` messages, wsproto holds no part of one.
+
     Args:
         make: Makes the stream, from a function that sends its events, and its number.
         send: Sends bytes, or closes the connection.
+        outlet: Sends bytes at once.
         date: Returns the header line with the date.
     """
 
@@ -128,10 +137,13 @@ class Http1WebSocket:
         self,
         make: Callable[[Callable[[StreamEvent], Awaitable[None]], int], WSStream],
         send: Callable[[Event], Awaitable[None]],
+        outlet: Outlet,
         date: Callable[[], bytes],
     ) -> None:
-        self._stream = make(self._stream_send, _STREAM_ID)
-        harden(self._stream)
+        self._stream = stream = make(self._stream_send, _STREAM_ID)
+        harden(stream)
+        cast("Any", stream).outlet = outlet  # for the application
+        self._is_between = False
         self._send = send
         self._date = date
         self._is_chunked = False
@@ -150,7 +162,7 @@ class Http1WebSocket:
     def forget(self) -> None:
         """See `StreamProtocol.forget`."""
         # The application may still have the stream, so that keeps all but what `harden` added.
-        for name in ("_handle_events", "_accept"):
+        for name in ("_handle_events", "_accept", "outlet"):
             vars(self._stream).pop(name)
         vars(self).clear()
 
@@ -175,9 +187,40 @@ class Http1WebSocket:
     async def handle(self, event: Event) -> None:
         """Handles data from the socket, or its end."""
         if isinstance(event, RawData):
-            await self._stream.handle(Data(stream_id=_STREAM_ID, data=event.data))
+            await self._handle_data(event.data)
         elif isinstance(event, Closed):
             await self._stream.handle(StreamClosed(stream_id=_STREAM_ID))
+
+    async def _handle_data(self, data: bytes) -> None:
+        at = 0
+        while at < len(data) and (found := self._message_at(data, at)) is not None:
+            message, at = found
+            await self._inbox.put(message)
+        if at < len(data):
+            await self._stream.handle(Data(stream_id=_STREAM_ID, data=data[at:] if at else data))
+            self._is_between = is_open(self._stream) and is_between_messages(
+                self._stream.connection
+            )
+
+    def handle_now(self, data: bytes) -> Callable[[], Awaitable[None] | None] | None:
+        """Reads data that is one small message; see `StreamProtocol`."""
+        if len(data) > _SMALL or (found := self._message_at(data, 0)) is None:
+            return None
+        message, end = found
+        inbox = self._inbox
+        return partial(inbox.put_now, message) if end == len(data) and inbox.takes_now else None
+
+    @property
+    def _inbox(self) -> Inbox:
+        inbox: Inbox = cast("Any", self._stream).app_put.__self__
+        return inbox
+
+    def _message_at(self, data: bytes, at: int) -> tuple[WebsocketReceiveEvent, int] | None:
+        """Reads a message at once, if one begins there and all of it is there."""
+        stream = self._stream
+        if not self._is_between or stream.closed or stream.connection.state is not _OPEN:
+            return None
+        return message_at(data, at, stream.buffer.max_length)
 
     async def ping(self) -> None:
         """Asks the client for a sign of life."""

@@ -1,0 +1,422 @@
+"""Messages on WebSockets that no task of the connection is switched to for: what holds for them."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import anyio.lowlevel
+import pytest
+from live_server import upgrade
+from server_in_memory import Wire
+from server_in_memory import serving as served_in_memory
+from test_websocket_frames import framed
+from wsproto.connection import Connection, ConnectionType
+from wsproto.events import CloseConnection, Ping, TextMessage
+
+import shoal
+from shoal.http.server import client as server_client
+from shoal.http.server.http1.connection import Http1Connection
+from shoal.http.websocket import outbox
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+AT_ONCE = 64
+
+
+class SocketWire(Wire):
+    """What a connection has in place of its socket, and who handles what comes."""
+
+    receiver = None
+    unread = b""
+
+    @property
+    def is_blocked(self):
+        return bool(self.unsent)
+
+    def has_room(self):
+        return not self.unsent
+
+    def has_unread(self):
+        return bool(self.unread)
+
+    def read_now(self):
+        unread, self.unread = self.unread, b""
+        self.receiver.data_received(unread)
+
+
+class SocketClient:
+    """A client whose WebSocket is open."""
+
+    def __init__(self, server, path="/x"):
+        self.wire = SocketWire()
+        self.releases = 0
+        switch = server_client.Client(server.shared, self.wire, self._released)
+        http1 = Http1Connection(server.shared, self.wire, self._released, switch)
+        http1.start()
+        head = upgrade("Sec-WebSocket-Protocol: shoal.v1")
+        http1.data_received(head.replace(b"GET / ", b"GET %b " % path.encode()))
+        self._frames = Connection(ConnectionType.CLIENT)
+        self._has_head = False
+
+    @classmethod
+    async def opened(cls, server):
+        """One that has sent a first message, which wsproto reads."""
+        client = cls(server)
+        await settle()
+        client.say_data(framed(b"", opcode=10))
+        await settle()
+        return client
+
+    def _released(self):
+        self.releases += 1
+
+    def say_data(self, data):
+        self.wire.receiver.data_received(data)
+
+    def say(self, **members):
+        self.say_data(framed(json.dumps(members).encode()))
+
+    def events(self):
+        """What has come since the last call."""
+        sent, self.wire.sent = self.wire.sent, b""
+        if not self._has_head:
+            sent = sent.partition(b"\r\n\r\n")[2]
+            self._has_head = True
+        self._frames.receive_data(sent)
+        return list(self._frames.events())
+
+    def messages(self):
+        return [json.loads(each.data) for each in self.events() if isinstance(each, TextMessage)]
+
+    def read_on(self):
+        """Takes what it did not read before."""
+        self.wire.sent += self.wire.unsent
+        self.wire.unsent = b""
+        self.wire.takes = True
+        self.wire.receiver.all_sent()
+
+
+def counting_turns(server, monkeypatch):
+    taken = []
+    take = server.shared.turns.take
+    monkeypatch.setattr(server.shared.turns, "take", lambda turn: (taken.append(turn), take(turn)))
+    return taken
+
+
+def serving(handler, settings=None, **options):
+    app = shoal.App(**(settings or {}))
+    app.endpoint("/x", **options)(handler)
+    return app
+
+
+async def doubled(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+async def test_a_small_message_takes_no_turn_and_much_takes_one(monkeypatch):
+    app = serving(doubled)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        turns = counting_turns(server, monkeypatch)
+        for number in range(5):
+            client.say(id=number, item=number)
+            await settle()
+            assert client.messages() == [{"id": number, "result": 2 * number}]
+        assert not turns
+        client.say_data(framed(b'{"id":1,"item":1}') + framed(b'{"id":2,"item":1}'))
+        await settle()
+        assert len(turns) == 1
+        client.say_data(framed(b'{"id":3,"item":' + b" " * 2**12 + b"1}"))
+        await settle()
+        assert len(turns) > 1  # since it is handled in parts
+        before = len(turns)
+        client.say(id=3, item=3)
+        await settle()
+        assert len(turns) == before
+
+
+async def test_messages_are_handled_in_their_order_however_they_come():
+    batches = []
+
+    async def noted(items: list[int]) -> list[int]:
+        batches.append(items)
+        return items
+
+    app = serving(noted, max_batch_size=6, batch_wait_timeout_s=1)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say(id=1, item=1)
+        client.say(id=2, item=2)
+        client.say_data(framed(b'{"id":3,"item":' + b" " * 5000 + b"3}"))
+        client.say(id=4, item=4)
+        last = framed(b'{"id":5,"item":5}')
+        client.say_data(last[:9])
+        await anyio.lowlevel.checkpoint()
+        client.say_data(last[9:])
+        client.say(id=6, item=6)
+        await settle()
+        assert batches == [[1, 2, 3, 4, 5, 6]]
+        assert [each["result"] for each in client.messages()] == [1, 2, 3, 4, 5, 6]
+
+
+class Taking:
+    """An ASGI application that takes messages at once, or has them queued."""
+
+    def __init__(self, takes=True):
+        self.takes = takes
+        self.taken = []
+        self.received = []
+        self.reads = anyio.Event()
+        self.reads.set()
+
+    async def __call__(self, scope, receive, send):
+        await receive()
+        scope["extensions"]["shoal.disconnect"]["when_received"](self._take)
+        await send({"type": "websocket.accept", "subprotocol": "shoal.v1"})
+        while not self.received or self.received[-1]["type"] != "websocket.disconnect":
+            await self.reads.wait()
+            self.received.append(await receive())
+
+    def _take(self, message):
+        if message["text"] == "fail":
+            raise RuntimeError("a mistake")
+        if self.takes:
+            self.taken.append(message["text"])
+        return self.takes
+
+
+async def test_of_many_messages_that_come_at_once_few_are_passed_on_in_one_pass():
+    app = Taking()
+    async with served_in_memory(app) as server:
+        clients = [await SocketClient.opened(server) for _ in range(4 * AT_ONCE)]
+        for client in clients:
+            client.say_data(framed(b"x"))
+        most = 0
+        while (before := len(app.taken)) < len(clients):
+            await anyio.lowlevel.checkpoint()
+            # Trio shuffles the tasks of a pass, so there may be two of the worker's in one here.
+            most = max(most, (len(app.taken) - before + 1) // 2)
+        assert most <= AT_ONCE
+        for client in clients:
+            client.wire.receiver.client_ended()
+
+
+async def test_a_client_that_floods_waits_for_turns():
+    app = Taking()
+    async with served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        for _ in range(1000):
+            client.say_data(framed(b"x"))
+        assert len(app.taken) == 0
+        await settle()
+        assert app.taken == ["x"] * 1000
+        client.wire.receiver.client_ended()
+
+
+async def test_the_application_has_what_came_before_the_client_left():
+    app = Taking()
+    async with served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say_data(framed(b"last"))
+        client.wire.receiver.client_ended()
+        await settle()
+        assert app.taken == ["last"]
+        assert [message["type"] for message in app.received] == ["websocket.disconnect"]
+        assert client.releases == 1
+
+
+async def test_a_client_that_is_gone_is_not_waited_for():
+    app = Taking()
+    async with served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say_data(framed(b"last"))
+        client.wire.close()
+        client.wire.receiver.connection_lost()
+        await settle()
+        assert app.taken == []
+        assert client.releases == 1
+
+
+async def test_messages_that_the_application_refuses_are_queued_in_their_order():
+    app = Taking(takes=False)
+    async with served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        app.reads = anyio.Event()
+        client.say_data(framed(b"0"))  # is received by the call that waits
+        await settle()
+        for number in range(1, 30):
+            client.say_data(framed(b"%d" % number))
+            await settle()
+        app.reads.set()
+        await settle()
+        assert [message["text"] for message in app.received] == [str(n) for n in range(30)]
+        client.wire.receiver.client_ended()
+
+
+async def test_a_mistake_of_the_application_ends_that_connection_alone(caplog):
+    app = Taking()
+    async with served_in_memory(app) as server:
+        clients = [await SocketClient.opened(server) for _ in range(2)]
+        clients[0].say_data(framed(b"fail"))
+        clients[1].say_data(framed(b"x"))
+        await settle()
+        assert [client.wire.is_open for client in clients] == [False, True]
+        assert clients[0].releases == 1
+        assert app.taken == ["x"]
+        clients[1].wire.receiver.client_ended()
+    assert len(caplog.records) == 1
+    assert "the application failed" in caplog.text
+    caplog.clear()
+
+
+async def test_a_mistake_in_sending_ends_that_connection_alone(monkeypatch, caplog):
+    app = serving(doubled)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+
+        def fail(_self):
+            raise RuntimeError("a mistake")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(outbox.Outbox, "send_now", fail)
+            client.say(id=1, item=1)
+            await settle()
+        assert any(isinstance(each, CloseConnection) for each in client.events())
+        other = await SocketClient.opened(server)
+        other.say(id=1, item=1)
+        await settle()
+        assert other.messages() == [{"id": 1, "result": 2}]
+    caplog.clear()
+
+
+async def test_answers_wait_for_a_client_that_does_not_read_and_keep_their_order():
+    async def counted(items: list[int]):
+        for step in range(max(items)):
+            yield [step if step < item else shoal.END for item in items]
+
+    app = serving(counted, slow_reader_timeout_s=None)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.wire.takes = False
+        client.say(id=1, item=40)
+        await settle()
+        assert client.wire.unsent.count(b'"next"') < 40
+        while client.wire.unsent:
+            client.read_on()
+            client.wire.takes = False
+            await settle()
+        messages = client.messages()
+        assert [each.get("next") for each in messages] == [*range(40), None]
+        assert messages[-1] == {"id": 1, "end": True}
+        client.wire.takes = True
+
+
+async def test_more_than_is_sent_at_once_is_sent():
+    async def large(items: list[int]) -> list[str]:
+        return [str(item) * 10_000 for item in items]
+
+    app = serving(large, max_batch_size=20, batch_wait_timeout_s=1)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        for number in range(20):
+            client.say(id=number, item=number)
+        await settle()
+        assert [each["id"] for each in client.messages()] == list(range(20))
+
+
+async def test_a_client_is_read_again_once_its_answers_are_sent(monkeypatch):
+    monkeypatch.setattr(outbox, "_MOST_UNSENT", 2)
+    app = serving(doubled)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say_data(b"".join(framed(b'{"id":%d,"item":"no"}' % number) for number in range(9)))
+        await settle()
+        assert [each["id"] for each in client.messages()] == list(range(9))
+
+
+async def test_the_last_answer_of_a_server_that_ends_is_followed_by_the_close():
+    go = anyio.Event()
+
+    async def held(items: list[int]) -> list[int]:
+        await go.wait()
+        return items
+
+    app = serving(held)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say(id=1, item=1)
+        await settle()
+        for connection in server.shared.connections:
+            connection.drain()
+        await settle()
+        assert client.events() == []
+        go.set()
+        await settle()
+        answer, close = client.events()
+        assert json.loads(answer.data) == {"id": 1, "result": 1}
+        assert close.code == 1012
+
+
+async def test_what_looks_like_a_message_inside_of_one_is_none():
+    app = Taking()
+    async with served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        inner = framed(b"x")
+        outer = framed(b"ab" + inner, opcode=2, mask=bytes(4))
+        client.say_data(outer[: -len(inner)])
+        await settle()
+        client.say_data(inner)
+        await settle()
+        assert app.taken == [None]  # one binary message
+        client.wire.receiver.client_ended()
+
+
+async def test_a_message_between_the_frames_of_another_one_is_refused():
+    app = Taking()
+    async with served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.say_data(framed(b"a", fin=False))
+        await settle()
+        client.say_data(framed(b"b"))
+        await settle()
+        assert (app.taken, client.wire.is_open) == ([], False)
+
+
+async def test_a_client_that_does_not_read_is_ended_and_its_requests_are_cancelled():
+    cancelled = []
+
+    async def held(items: list[int]) -> list[int]:
+        if items == [1]:
+            return items
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cancelled.extend(items)
+
+    app = serving(held, max_batch_size=1, max_concurrent_batches=2)
+    async with app.lifespan(), served_in_memory(app, send_timeout_s=10) as server:
+        client = await SocketClient.opened(server)
+        client.wire.takes = False
+        client.say(id=1, item=1)
+        client.say(id=2, item=2)
+        await anyio.sleep(9)
+        assert (client.wire.is_open, cancelled) == (True, [])
+        await anyio.sleep(2)
+        await settle()
+        assert (client.wire.is_open, client.releases, cancelled) == (False, 1, [2])
+
+
+async def test_a_message_that_is_not_read_yet_is_a_sign_of_life():
+    app = serving(doubled)
+    async with app.lifespan(), served_in_memory(app, ping_interval_s=5) as server:
+        client = await SocketClient.opened(server)
+        await anyio.sleep(6)
+        assert any(isinstance(each, Ping) for each in client.events())
+        client.wire.unread = framed(b'{"id":1,"item":1}')
+        await anyio.sleep(5)
+        assert client.wire.is_open
+        assert client.messages() == [{"id": 1, "result": 2}]
+        await anyio.sleep(11)
+        assert not client.wire.is_open
