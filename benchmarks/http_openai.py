@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+from typing_extensions import TypedDict
 
 if __name__ == "__main__":
     # In place of this folder, whose http.py is not the standard library's.
@@ -49,6 +50,27 @@ app: Final = shoal.App(protocols=["openai"])
 async def whole(prompts: list[str]) -> list[str]:
     """Returns the prompts."""
     return prompts
+
+
+class Asked(TypedDict):
+    """A chat and its parameters, as a handler takes them that needs more than a prompt."""
+
+    messages: list[Message]
+    max_tokens: int
+    temperature: float
+
+
+class Message(TypedDict):
+    """One message of a chat."""
+
+    role: str
+    content: str
+
+
+@app.endpoint("/record", name="record", max_batch_size=CONNECTIONS)
+async def record(asked: list[Asked]) -> list[str]:
+    """Returns the last message of each chat."""
+    return [one["messages"][-1]["content"] for one in asked]
 
 
 @app.endpoint("/vector", name="vector", max_batch_size=CONNECTIONS)
@@ -84,6 +106,12 @@ KINDS: Final = {
         "Shoal's JSON": request("/whole", PROMPT),
         "completion": request("/v1/completions", asked("whole", prompt=PROMPT)),
         "chat": request("/v1/chat/completions", asked("whole", messages=CHAT)),
+    },
+    "one result for a chat with parameters": {
+        "Shoal's JSON": request(
+            "/record", {"messages": CHAT, "max_tokens": 100, "temperature": 0.7}
+        ),
+        "chat": request("/v1/chat/completions", asked("record", messages=CHAT)),
     },
     f"a vector of {len(VECTOR)} floats": {
         "Shoal's JSON": request("/vector", PROMPT),

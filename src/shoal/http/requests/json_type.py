@@ -183,7 +183,7 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
         raise TypeError(
             f"JSON can't be checked against {annotation!r}: annotate the handler's parameter as a "
             "list of a type that pydantic knows, of bytes for the raw body, or not at all for any "
-            "JSON"
+            f"JSON; pydantic says: {str(error).partition(chr(10))[0]}"
         ) from error
     return adapter
 
