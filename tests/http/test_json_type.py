@@ -185,5 +185,5 @@ def test_a_type_that_pydantic_does_not_know_is_refused_with_its_reason():
     class Unknown:
         pass
 
-    with pytest.raises(TypeError, match="pydantic says: .*Unknown"):
+    with pytest.raises(TypeError, match=r"pydantic says: .*Unknown"):
         adapter_of(Unknown)
