@@ -110,6 +110,8 @@ class AnswerHead:
                 return b""
             case b"date":
                 self._has_date = True
+            case b"x-request-id":
+                pass  # no other answer has this line
             case _ if len(line) <= _LONGEST_LINE:
                 if len(_lines) >= _MOST_LINES:
                     _lines.clear()
