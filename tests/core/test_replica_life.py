@@ -133,5 +133,5 @@ class LifeMachine(RuleBasedStateMachine):
             assert self.life.is_leaving
 
 
-LifeMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=20)
+LifeMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=20)
 TestAnyLife = LifeMachine.TestCase

@@ -249,5 +249,5 @@ class RolloutMachine(RuleBasedStateMachine):
         ] * self.wanted
 
 
-RolloutMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+RolloutMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40)
 TestAnyRollout = pytest.mark.slow(RolloutMachine.TestCase)

@@ -360,7 +360,7 @@ def mixes(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(options=mixes(), seed=st.integers(0, 1000), rate=st.sampled_from([100.0, 250.0, 600.0]))
 def test_a_simulation_does_what_the_engine_does_with_any_mix_of_options(options, seed, rate):
     levels = range(1, options.get("priority_levels", 1) + 1)
