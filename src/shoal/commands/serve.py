@@ -132,9 +132,9 @@ def _passed(arguments: Namespace) -> PassedSockets:
         passed = passed_sockets()
     except ValueError as error:
         raise CommandError(str(error), 1) from None
-    flags = ("host", "port", "uds") if passed.public else ()
-    flags += ("admin_socket",) if passed.admin is not None else ()
-    for name in flags:
+    in_place_of_public = ("host", "port", "uds") if passed.public else ()
+    in_place_of_admin = ("admin_socket",) if passed.admin is not None else ()
+    for name in (*in_place_of_public, *in_place_of_admin):
         if getattr(arguments, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise CommandError(f"systemd has passed a socket in place of {flag}; leave {flag} out")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
     from shoal.http.server.config import Drained
+    from shoal.http.server.listeners import Address
     from shoal.serving.app_file.server import EventLoop
     from shoal.serving.http_options import HttpOptions
 
@@ -214,7 +215,7 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
     """Returns the application for the port, and the other listeners."""
     app, inner, options = run.app, run.shoals, run.options
     others: list[AppListener] = []
-    at = run.passed.admin
+    at: Address | None = run.passed.admin
     if inner is None or (options.admin_socket is None and options.token is None and at is None):
         return app, others
     from shoal.http.app.admin_mount import AppAdmin
