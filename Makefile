@@ -37,14 +37,18 @@ RAY_STAMP := $(RAY_VENV)/.ray-installed
 LOWEST_VENV := .venv-lowest
 LOWEST_STAMP := $(LOWEST_VENV)/.lowest-installed
 
+# All but Ray, which pins much of its own, and the demo.
+RUN_TIME_EXTRAS := serve client bodies uvloop reload cache plot
+
 PEERS_VENV := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.peers-installed
 PEERS := benchmarks/http_peers/requirements.txt
 
-.PHONY: help demo test check lint types docs checked-docs pytest fast-pytest test-ray test-lowest soak fuzz bench bench-peers nox format clean
+.PHONY: help demo test check lint types docs checked-docs pytest fast-pytest test-ray test-lowest soak fuzz bench bench-peers \
+	nox release-check image-check constraints changelog format clean
 
 help: ## print the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO_STAMP) ## install what the demo needs and serve its two models
 	@exec $(BIN)/python -m examples.demo
@@ -110,12 +114,27 @@ bench-peers: $(PEERS_STAMP) ## install the servers that the benchmark over HTTP 
 nox: $(DEV_STAMP) ## the tests on every CPython found, and with the lowest dependency versions
 	@$(BIN)/nox
 
+release-check: $(DEV_STAMP) ## build a release into dist/, install it afresh, and run the README with it; write its bill of materials
+	@bash .ci/release-check $(VENV)
+
+image-check: $(DEV_STAMP) ## run the steps of the Dockerfile in a clean root, and the image, without Docker
+	@$(BIN)/python .ci/image.py
+
+# One file for all CPythons and systems; what this version of an extra needs, and nothing of ours.
+constraints: $(DEV_STAMP) ## pin the newest versions of what the library needs at run time in constraints.txt
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
+		--custom-compile-command 'make constraints' $(addprefix --extra ,$(RUN_TIME_EXTRAS)) \
+		--output-file constraints.txt pyproject.toml
+
+changelog: $(DEV_STAMP) ## gather the news fragments into docs/changelog.md: make changelog VERSION=1.2.0
+	@$(BIN)/towncrier build --yes --version $(VERSION)
+
 format: $(DEV_STAMP) ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and everything that was built
-	@rm -rf $(VENV) $(RAY_VENV) $(LOWEST_VENV) $(PEERS_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
+	@rm -rf $(VENV) $(RAY_VENV) $(LOWEST_VENV) $(PEERS_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache .image dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml
