@@ -44,9 +44,7 @@ def lines_that_start(prefix):
 
 
 def words_of(command):
-    return [
-        RUNS_IT if word == PYTHON else word for word in shlex.split(command, comments=True)
-    ]
+    return [RUNS_IT if word == PYTHON else word for word in shlex.split(command, comments=True)]
 
 
 def test_the_first_program_forms_a_batch(tmp_path):
