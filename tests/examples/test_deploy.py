@@ -267,16 +267,23 @@ def test_the_dashboard_is_found_and_finds_prometheus():
     assert any(mount.startswith(f"{directory}/") for mount in mounts)
 
 
-@with_grafana
 def test_prometheus_scrapes_the_server_of_the_composition():
     services = read(DEPLOY / "compose.yaml")["services"]
-    prometheus = read(GRAFANA / "prometheus.yaml")
+    prometheus = read(DEPLOY / "prometheus.yaml")
     [job] = prometheus["scrape_configs"]
-    assert job["metrics_path"] == "/-/metrics"
-    assert job["static_configs"][0]["targets"] == [f"shoal:{of('EXPOSE')[0]}"]
+    annotations = read(KUBERNETES / "deployment.yaml")["spec"]["template"]["metadata"]
+    assert job["metrics_path"] == annotations["annotations"]["prometheus.io/path"]
+    [name] = [name for name, service in services.items() if "build" in service]
+    assert job["static_configs"][0]["targets"] == [f"{name}:{of('EXPOSE')[0]}"]
     mounts = [volume.split(":")[1] for volume in services["prometheus"]["volumes"]]
     [rules] = prometheus["rule_files"]
     assert str(Path("/etc/prometheus", rules)) in mounts
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing")
+def test_prometheus_takes_its_configuration():
+    path = str(DEPLOY / "prometheus.yaml")
+    run("promtool", "check", "config", "--syntax-only", path)
 
 
 # systemd
