@@ -104,7 +104,8 @@ test-lowest: $(LOWEST_STAMP) ## what touches a dependency with each at its floor
 	@SHOAL_TEST_UVLOOP=1 $(LOWEST_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(LOWEST_TESTS)
 
 # orjson has no wheels for it, so the server is left out.
-FREE_THREADED_TESTS := tests/core tests/batching -k 'not http and not leaves_takes_all'
+FREE_THREADED_TESTS := tests/core tests/batching \
+	-k 'not http and not leaves_takes_all and not option_names'
 
 test-free-threaded: $(FREE_THREADED_STAMP) ## the tests of batchers on a free-threaded CPython: make PYTHON=python3.14t test-free-threaded
 	@PYTHON_GIL=0 $(FREE_THREADED_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(FREE_THREADED_TESTS)
