@@ -37,14 +37,21 @@ RAY_STAMP := $(RAY_VENV)/.ray-installed
 LOWEST_VENV := .venv-lowest
 LOWEST_STAMP := $(LOWEST_VENV)/.lowest-installed
 
+# All but Ray, which pins much of its own, and the demo.
+RUN_TIME_EXTRAS := serve client bodies uvloop reload cache plot
+
+FREE_THREADED_VENV := .venv-free-threaded
+FREE_THREADED_STAMP := $(FREE_THREADED_VENV)/.installed
+
 PEERS_VENV := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.peers-installed
 PEERS := benchmarks/http_peers/requirements.txt
 
-.PHONY: help demo test check lint types docs checked-docs pytest fast-pytest test-ray test-lowest soak fuzz bench bench-peers nox format clean
+.PHONY: help demo test check lint types docs checked-docs pytest fast-pytest test-ray test-lowest test-free-threaded soak fuzz bench bench-peers \
+	nox release-check image-check constraints changelog format clean
 
 help: ## print the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO_STAMP) ## install what the demo needs and serve its two models
 	@exec $(BIN)/python -m examples.demo
@@ -96,6 +103,13 @@ LOWEST_TESTS := tests/batching tests/http tests/observe tests/replicas tests/ser
 test-lowest: $(LOWEST_STAMP) ## what touches a dependency with each at its floor, on the oldest CPython, and on uvloop too
 	@SHOAL_TEST_UVLOOP=1 $(LOWEST_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(LOWEST_TESTS)
 
+# orjson has no wheels for it, so the server is left out.
+FREE_THREADED_TESTS := tests/core tests/batching \
+	-k 'not http and not leaves_takes_all and not option_names'
+
+test-free-threaded: $(FREE_THREADED_STAMP) ## the tests of batchers on a free-threaded CPython: make PYTHON=python3.14t test-free-threaded
+	@PYTHON_GIL=0 $(FREE_THREADED_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(FREE_THREADED_TESTS)
+
 soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
 
@@ -110,12 +124,27 @@ bench-peers: $(PEERS_STAMP) ## install the servers that the benchmark over HTTP 
 nox: $(DEV_STAMP) ## the tests on every CPython found, and with the lowest dependency versions
 	@$(BIN)/nox
 
+release-check: $(DEV_STAMP) ## build a release into dist/, install it afresh, and run the README with it; write its bill of materials
+	@bash .ci/release-check $(VENV)
+
+image-check: $(DEV_STAMP) ## run the steps of the Dockerfile in a clean root, and the image, without Docker
+	@$(BIN)/python .ci/image.py
+
+# One file for all CPythons and systems; what this version of an extra needs, and nothing of ours.
+constraints: $(DEV_STAMP) ## pin the newest versions of what the library needs at run time in constraints.txt
+	@$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-emit-index-url \
+		--custom-compile-command 'make constraints' $(addprefix --extra ,$(RUN_TIME_EXTRAS)) \
+		--output-file constraints.txt pyproject.toml
+
+changelog: $(DEV_STAMP) ## gather the news fragments into docs/changelog.md: make changelog VERSION=1.2.0
+	@$(BIN)/towncrier build --yes --version $(VERSION)
+
 format: $(DEV_STAMP) ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and everything that was built
-	@rm -rf $(VENV) $(RAY_VENV) $(LOWEST_VENV) $(PEERS_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
+	@rm -rf $(VENV) $(RAY_VENV) $(LOWEST_VENV) $(FREE_THREADED_VENV) $(PEERS_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache .image dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml
@@ -140,6 +169,14 @@ $(LOWEST_STAMP): pyproject.toml .ci/floors.py
 	@$(LOWEST_VENV)/bin/python .ci/floors.py > $(LOWEST_VENV)/floors.txt
 	@$(LOWEST_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test]' \
 		--constraint $(LOWEST_VENV)/floors.txt
+	@touch $@
+
+# Some of Hypothesis's versions would need Rust here, so an older one is taken.
+$(FREE_THREADED_STAMP): pyproject.toml
+	@PYTHON='$(PYTHON)' bash .ci/create-venv $(FREE_THREADED_VENV)
+	@echo "== installing shoal into $(FREE_THREADED_VENV)"
+	@$(FREE_THREADED_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable . \
+		'hypothesis>=6.115' 'pytest>=8.4' 'pytest-trio>=0.8' 'pytest-xdist>=3.8' --only-binary hypothesis
 	@touch $@
 
 $(PEERS_STAMP): $(PEERS)

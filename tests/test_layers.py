@@ -40,7 +40,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             *("planning", "starting"),
         }
     ),
-    "cli": frozenset({"commands"}),
+    "version": frozenset(),
+    "cli": frozenset({"commands", "version"}),
     "__main__": frozenset({"cli"}),
     "starting": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
     "top": frozenset(
@@ -56,7 +57,13 @@ ALSO_ALLOWED = {
 # What few need.
 LONG_TO_LOAD = {
     *("shoal.http.server.hypercorn", "shoal.http.server.streams.connection"),
-    *("anyio.from_thread", "importlib.metadata", "ssl", "shoal.serving.app_file.file"),
+    *(
+        "anyio.from_thread",
+        "importlib.metadata",
+        "shoal.version",
+        "ssl",
+        "shoal.serving.app_file.file",
+    ),
     *("shoal.batching.loops.asyncio_parking", "shoal.batching.loops.trio_parking"),
     *("asyncio", "shoal.serving.state.file"),
     # with endpoints, which an application may begin without

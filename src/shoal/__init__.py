@@ -79,6 +79,8 @@ if TYPE_CHECKING:
     )
     from shoal.starting import connect, serve, start
 
+    __version__: str
+
 __all__ = [
     "END",
     "SKIP",
@@ -170,12 +172,11 @@ __all__ = [
     "start",
 ]
 
-__version__ = "0.1.0"
-
 # Each name is loaded when it is first used. So a program that only batches does not load the
 # server, and a replica's process, which should start fast, loads no event loop that it does not
 # use.
 _WHERE: Final = {
+    "__version__": "shoal.version",
     "App": "shoal.http.app.app",
     "AutoscalingOptions": "shoal.core.replicas.autoscaling",
     "BackendConfig": "shoal.serving.config.config",

@@ -125,10 +125,10 @@ def _parser(given: Sequence[str]) -> ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Looks up the version on demand: `importlib.metadata` takes as long to load as the help."""
+    """Looks up the version on demand, since that takes as long as to load the help."""
 
     def __call__(self, parser: ArgumentParser, *_: object) -> None:
-        import importlib.metadata
+        from shoal.version import __version__
 
-        sys.stdout.write(f"shoal {importlib.metadata.version('shoal')}\n")
+        sys.stdout.write(f"shoal {__version__}\n")
         parser.exit()

@@ -21,6 +21,7 @@ from shoal.commands.support.loading import (
 )
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.parser import describe
+from shoal.http.server.activation import NO_SOCKETS, PassedSockets, passed_sockets
 from shoal.http.server.config import address_of
 
 if TYPE_CHECKING:
@@ -91,12 +92,17 @@ def _run(arguments: Namespace) -> int:
         return _reload(arguments)
     if arguments.reload_dir:
         raise CommandError("--reload-dir needs --reload")
+    passed = _passed(arguments)
     app = application_of(arguments.application)
-    return _process(arguments, app, _options(arguments, server_settings(app))).to_its_end()
+    options = _at(passed, _options(arguments, server_settings(app)))
+    return _process(arguments, app, options, passed=passed).to_its_end()
 
 
 def _reload(arguments: Namespace) -> int:
-    options = _options(arguments, file_settings(arguments.application))
+    passed = _passed(arguments)
+    if passed.admin is not None or len(passed.public) > 1:
+        raise CommandError("--reload takes one socket from systemd, for the application")
+    options = _at(passed, _options(arguments, file_settings(arguments.application)))
     reloader = Reloader(
         arguments.argv,
         address_of(options),
@@ -116,6 +122,32 @@ def _serve_version(arguments: Namespace, listening: int, turn: Turn) -> int:
     return _process(arguments, app, options, turn.wait_over).to_its_end()
 
 
+def _passed(arguments: Namespace) -> PassedSockets:
+    """Returns the sockets that systemd has passed.
+
+    Raises:
+        CommandError: One can't be used, or the command names an address in its place.
+    """
+    try:
+        passed = passed_sockets()
+    except ValueError as error:
+        raise CommandError(str(error), 1) from None
+    in_place_of_public = ("host", "port", "uds") if passed.public else ()
+    in_place_of_admin = ("admin_socket",) if passed.admin is not None else ()
+    for name in (*in_place_of_public, *in_place_of_admin):
+        if getattr(arguments, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise CommandError(f"systemd has passed a socket in place of {flag}; leave {flag} out")
+    return passed
+
+
+def _at(passed: PassedSockets, options: HttpOptions) -> HttpOptions:
+    """Returns options by which the server listens at a socket that was passed, if one was."""
+    if not passed.public:
+        return options
+    return replace(options, uds=None, fd=passed.public[0].fd)
+
+
 def _options(arguments: Namespace, from_file: Mapping[str, Any]) -> HttpOptions:
     return server_options(arguments, from_file, arguments.admin_socket)
 
@@ -125,6 +157,7 @@ def _process(
     app: ASGIApp,
     options: HttpOptions,
     wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever,
+    passed: PassedSockets = NO_SOCKETS,
 ) -> ServerProcess:
     return ServerProcess(
         app=app,
@@ -134,4 +167,5 @@ def _process(
         log_level=arguments.log_level,
         state=arguments.state,
         wait_over=wait_over,
+        passed=passed,
     )

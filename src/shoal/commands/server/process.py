@@ -14,6 +14,8 @@ from shoal.commands.server.signals import Signals
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, say
 from shoal.errors import LifespanFailed, StateRefused
+from shoal.http.server.activation import NO_SOCKETS, PassedSockets
+from shoal.http.server.listeners import AppListener, Unix
 from shoal.http.server.log_errors import contained
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
     from shoal.http.server.config import Drained
-    from shoal.http.server.listeners import AppListener
+    from shoal.http.server.listeners import Address
     from shoal.serving.app_file.server import EventLoop
     from shoal.serving.http_options import HttpOptions
 
@@ -46,6 +48,7 @@ class ServerProcess:
         state: The file that run-time changes are stored in; None to store none.
         started: Called with the URL once clients can connect.
         wait_over: Awaited beside the server; when it returns, the server drains and ends.
+        passed: The sockets that systemd has passed; `options` has the first of the application.
     """
 
     app: ASGIApp
@@ -56,6 +59,7 @@ class ServerProcess:
     state: Path | None = None
     started: Callable[[str], object] = lambda _: None
     wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever
+    passed: PassedSockets = NO_SOCKETS
 
     @property
     def shoals(self) -> App | None:
@@ -76,6 +80,10 @@ class ServerProcess:
             raise CommandError(
                 f"{self.spec} is not a shoal.App; leave out --state, --admin-socket and "
                 "--token-file, which need one"
+            )
+        if self.passed.admin is not None and self.shoals is None:
+            raise CommandError(
+                f"{self.spec} is not a shoal.App, which the socket named admin from systemd needs"
             )
         logging.basicConfig(
             level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -151,8 +159,11 @@ async def _serve(run: ServerProcess) -> int:
         is_up.set()
         _settle_memory()
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
-        say(f"Shoal serving {run.spec} on {url}")
+        say_where(url)
         run.started(url)
+
+    def say_where(url: str) -> None:
+        say(f"Shoal serving {run.spec} on {url}")
 
     async def shutdown() -> None:
         async with anyio.create_task_group() as tasks:
@@ -167,12 +178,16 @@ async def _serve(run: ServerProcess) -> int:
 
     try:
         app, others = _with_admin_api(run)
+        more = [
+            AppListener(address=at, app=app, started=say_where, may_have_tls=True)
+            for at in run.passed.public[1:]
+        ]
         drained = await serve(
             app,
             run.options,
             shutdown=shutdown,
             started=started,
-            extra_listeners=others,
+            extra_listeners=(*more, *others),
             load_later=(lambda: None) if run.shoals is None else load_the_rest,
         )
     except LifespanFailed as failure:
@@ -200,15 +215,17 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
     """Returns the application for the port, and the other listeners."""
     app, inner, options = run.app, run.shoals, run.options
     others: list[AppListener] = []
-    if inner is None or (options.admin_socket is None and options.token is None):
+    at: Address | None = run.passed.admin
+    if inner is None or (options.admin_socket is None and options.token is None and at is None):
         return app, others
     from shoal.http.app.admin_mount import AppAdmin
-    from shoal.http.server.listeners import AppListener, Unix
 
     if options.admin_socket is not None:
+        at = Unix(options.admin_socket)
+    if at is not None:
         # No token: only the user that the socket belongs to can open it.
         admin = AppAdmin(inner, token=None, allowed_modules=options.allowed_modules, behind=run.app)
-        others.append(AppListener(address=Unix(options.admin_socket), app=admin))
+        others.append(AppListener(address=at, app=admin))
     if options.token is not None:
         # Without a token the port has no admin API, not even at a loopback address: a proxy may
         # forward requests to it from anywhere.
@@ -227,6 +244,8 @@ def _cant_listen(run: ServerProcess, error: OSError) -> str:
         return f"can't use the certificate in {error.filename}: {why}"
     if error.filename is not None:
         return f"can't listen at {error.filename}: {why}"
+    if run.options.fd is not None:
+        return f"can't listen at file descriptor {run.options.fd}: {why}"
     return f"can't listen at {run.options.host} port {run.options.port}: {why}"
 
 

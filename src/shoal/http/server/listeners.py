@@ -71,7 +71,8 @@ class AppListener:
 
     Attributes:
         address: The address.
-        app: The application. As an extra listener's, its lifespan is not run.
+        app: The application. As an extra listener's, its lifespan is not run; it may be that of
+            the first listener, whose lifespan has run.
         started: Called with the URL once clients can connect.
         may_have_tls: Whether TLS is spoken there, if the server has a certificate.
     """

@@ -230,7 +230,7 @@ class _Server:
     ) -> _OpenListener:
         tls = self._tls if listener.may_have_tls else None
         guard = RequestGuard(self._options, bound.name)
-        is_main = not self._listeners
+        is_main = listener.app is self._to_open[0][0].app
         has_state = self._lifespan is not None and is_main
         shared = Shared(
             listener.app,

@@ -1,0 +1,347 @@
+"""The files of `examples/deploy`: each against its tool, and one against the other.
+
+`make image-check` builds the image, and runs it.
+"""
+
+from __future__ import annotations
+
+import configparser
+import http.client
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from dockerfile_parse import DockerfileParser
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "examples" / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+SYSTEMD = DEPLOY / "systemd"
+HANG_S = 15
+
+MANIFESTS = sorted(
+    path
+    for path in KUBERNETES.glob("*.yaml")
+    if path.stem not in ("kustomization", "prometheus-adapter")
+)
+
+
+def read(path):
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def run(*command, **more):
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **more)
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    return ran.stdout
+
+
+def tool(name):
+    """Returns the path of a command that is installed beside Python."""
+    return str(Path(sys.executable).parent / name)
+
+
+def dockerfile():
+    structure = DockerfileParser(str(DEPLOY / "Dockerfile")).structure
+    return [(one["instruction"], one["value"]) for one in structure]
+
+
+def of(instruction):
+    return [value for name, value in dockerfile() if name == instruction]
+
+
+def option(words, name):
+    """Returns the value of an option that is written as two words or as one."""
+    for place, word in enumerate(words):
+        if word == name:
+            return words[place + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return None
+
+
+CONTAINER = read(KUBERNETES / "deployment.yaml")["spec"]["template"]["spec"]["containers"][0]
+POD = read(KUBERNETES / "deployment.yaml")["spec"]["template"]["spec"]
+
+
+# Kubernetes
+
+
+@pytest.mark.parametrize("version", ["1.31", "1.37"])
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_a_manifest_fits_its_schema(path, version):
+    kubernetes_validate.validate(read(path), version, strict=True)
+
+
+def test_a_wrong_manifest_does_not():
+    wrong = read(KUBERNETES / "deployment.yaml")
+    wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, "1.37", strict=True)
+
+
+def test_all_manifests_are_applied():
+    kustomization = read(KUBERNETES / "kustomization.yaml")
+    assert sorted(kustomization["resources"]) == [path.name for path in MANIFESTS]
+    assert [one["name"] for one in kustomization["images"]] == [CONTAINER["image"]]
+
+
+def test_the_names_in_the_manifests_are_those_of_one_another():
+    deployment = read(KUBERNETES / "deployment.yaml")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    target = read(KUBERNETES / "autoscaler.yaml")["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert read(KUBERNETES / "service.yaml")["spec"]["selector"] == labels
+    assert read(KUBERNETES / "disruption.yaml")["spec"]["selector"]["matchLabels"] == labels
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    assert read(KUBERNETES / "service.yaml")["spec"]["ports"][0]["targetPort"] in ports
+    assert ports == {"http": int(of("EXPOSE")[0])}
+
+
+def test_a_pod_may_change_nothing():
+    assert POD["securityContext"]["runAsNonRoot"]
+    user = f"{POD['securityContext']['runAsUser']}:{POD['securityContext']['runAsGroup']}"
+    assert [user] == of("USER")
+    assert CONTAINER["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert [mount["mountPath"] for mount in CONTAINER["volumeMounts"]] == ["/tmp"]
+
+
+# How long a drain may take
+
+
+def test_a_pod_has_time_to_drain():
+    graceful_s = int(option(CONTAINER["args"], "--graceful-timeout"))
+    before_s = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert POD["terminationGracePeriodSeconds"] == before_s + graceful_s + 5
+
+
+def test_a_container_has_time_to_drain():
+    graceful_s = int(option(json.loads(of("CMD")[0]), "--graceful-timeout"))
+    assert read(DEPLOY / "compose.yaml")["services"]["shoal"]["stop_grace_period"] == (
+        f"{graceful_s + 5}s"
+    )
+    assert f"--timeout {graceful_s + 5}" in (DEPLOY / "Dockerfile").read_text()
+
+
+def test_a_service_has_time_to_drain():
+    service = unit("shoal.service")["Service"]
+    graceful_s = int(option(service["ExecStart"].split(), "--graceful-timeout"))
+    assert int(service["TimeoutStopSec"]) == graceful_s + 5
+
+
+# What the server answers
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The port of the application, served as the image serves it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = start("app:app", "--host", "0.0.0.0", "--port", str(port), directory=DEPLOY)
+    try:
+        assert process.stderr.readline().startswith("Shoal serving app:app on ")
+        yield port
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def start(*arguments, directory, before=(), **more):
+    command = [*before, sys.executable, "-m", "shoal", "serve", *arguments]
+    return subprocess.Popen(command, cwd=directory, stderr=subprocess.PIPE, text=True, **more)
+
+
+def ask(port, path, item=None):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
+    headers = {} if item is None else {"content-type": "application/json"}
+    body = None if item is None else json.dumps(item)
+    try:
+        connection.request("GET" if item is None else "POST", path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.real_time
+def test_what_the_probes_ask_for_is_answered(served):
+    probes = [CONTAINER[f"{name}Probe"] for name in ("startup", "liveness", "readiness")]
+    paths = {probe["httpGet"]["path"] for probe in probes}
+    annotations = read(KUBERNETES / "deployment.yaml")["spec"]["template"]["metadata"]
+    paths.add(annotations["annotations"]["prometheus.io/path"])
+    assert {path: ask(served, path)[0] for path in paths} == dict.fromkeys(paths, 200)
+
+
+@pytest.mark.real_time
+def test_the_health_check_of_the_image_passes_if_the_server_is_ready(served):
+    words = json.loads(of("HEALTHCHECK")[0].partition(" CMD ")[2])
+    words[0] = sys.executable
+    words[-1] = words[-1].replace(f":{of('EXPOSE')[0]}/", f":{served}/")
+    assert subprocess.run(words, timeout=HANG_S, check=False).returncode == 0
+    words[-1] = words[-1].replace("readyz", "nothing")
+    failed = subprocess.run(words, timeout=HANG_S, check=False, capture_output=True)
+    assert failed.returncode == 1
+
+
+@pytest.mark.real_time
+def test_the_autoscaler_goes_by_a_metric_of_the_server(served):
+    [metric] = read(KUBERNETES / "autoscaler.yaml")["spec"]["metrics"]
+    name = metric["pods"]["metric"]["name"]
+    [rule] = read(KUBERNETES / "prometheus-adapter.yaml")["rules"]["custom"]
+    assert rule["seriesQuery"].startswith(f"{name}{{")
+    assert ask(served, "/embed", "herring") == (200, "7")
+    assert re.search(rf"^{name}\{{[^}}]*\}} 0(\.0)?$", ask(served, "/-/metrics")[1], re.MULTILINE)
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing")
+def test_the_query_of_the_adapter_is_a_query(tmp_path):
+    [rule] = read(KUBERNETES / "prometheus-adapter.yaml")["rules"]["custom"]
+    query = rule["metricsQuery"]
+    for name, value in [("Series", "x"), ("LabelMatchers", 'pod="p"'), ("GroupBy", "pod")]:
+        query = query.replace(f"<<.{name}>>", value)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        yaml.dump({"groups": [{"name": "a", "rules": [{"record": "x", "expr": query}]}]})
+    )
+    run("promtool", "check", "rules", str(rules))
+
+
+# Docker
+
+
+def test_the_image_follows_the_rules_of_dockerfiles():
+    run(tool("hadolint"), str(DEPLOY / "Dockerfile"))
+
+
+def test_what_the_image_copies_is_in_its_context():
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    taken = [name for value in of("COPY") if "--from" not in value for name in value.split()[:-1]]
+    assert sorted(taken) == sorted(line[1:] for line in ignored if line.startswith("!"))
+    assert [name for name in taken if not (ROOT / name).exists()] == []
+
+
+def test_the_composition_fits_its_schema():
+    path = str(DEPLOY / "compose.yaml")
+    run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", path)
+
+
+GRAFANA = ROOT / "examples" / "grafana"
+with_grafana = pytest.mark.skipif(not GRAFANA.exists(), reason="examples/grafana is missing")
+
+
+@with_grafana
+def test_what_the_composition_mounts_is_there():
+    services = read(DEPLOY / "compose.yaml")["services"]
+    mounted = [
+        volume.split(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", [])
+        if volume.startswith(".")
+    ]
+    assert [name for name in mounted if not (DEPLOY / name).exists()] == []
+    assert (DEPLOY / services["shoal"]["build"]["context"]).resolve() == ROOT
+    assert (ROOT / services["shoal"]["build"]["dockerfile"]).exists()
+
+
+def test_the_dashboard_is_found_and_finds_prometheus():
+    services = read(DEPLOY / "compose.yaml")["services"]
+    [source] = read(DEPLOY / "grafana" / "datasource.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    [provider] = read(DEPLOY / "grafana" / "dashboards.yaml")["providers"]
+    directory = provider["options"]["path"]
+    mounts = [volume.split(":")[1] for volume in services["grafana"]["volumes"]]
+    assert any(mount.startswith(f"{directory}/") for mount in mounts)
+
+
+def test_prometheus_scrapes_the_server_of_the_composition():
+    services = read(DEPLOY / "compose.yaml")["services"]
+    prometheus = read(DEPLOY / "prometheus.yaml")
+    [job] = prometheus["scrape_configs"]
+    annotations = read(KUBERNETES / "deployment.yaml")["spec"]["template"]["metadata"]
+    assert job["metrics_path"] == annotations["annotations"]["prometheus.io/path"]
+    [name] = [name for name, service in services.items() if "build" in service]
+    assert job["static_configs"][0]["targets"] == [f"{name}:{of('EXPOSE')[0]}"]
+    mounts = [volume.split(":")[1] for volume in services["prometheus"]["volumes"]]
+    [rules] = prometheus["rule_files"]
+    assert str(Path("/etc/prometheus", rules)) in mounts
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing")
+def test_prometheus_takes_its_configuration():
+    path = str(DEPLOY / "prometheus.yaml")
+    run("promtool", "check", "config", "--syntax-only", path)
+
+
+# systemd
+
+
+def unit(name):
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str
+    parser.read(SYSTEMD / name)
+    return parser
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
+def test_systemd_takes_the_units(tmp_path):
+    program = str(Path(sys.executable))
+    for path in SYSTEMD.iterdir():
+        text = path.read_text().replace("/srv/shoal/.venv/bin/shoal", program)
+        (tmp_path / path.name).write_text(text)
+    ran = subprocess.run(
+        ["systemd-analyze", "verify", *map(str, sorted(tmp_path.iterdir()))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    ours = [line for line in ran.stderr.splitlines() if "shoal" in line]
+    assert (ran.returncode, ours) == (0, [])
+
+
+@pytest.mark.real_time
+@pytest.mark.skipif(
+    shutil.which("systemd-socket-activate") is None, reason="systemd-socket-activate is missing"
+)
+def test_the_units_serve_at_their_sockets(tmp_path):
+    sockets = [unit(name)["Socket"] for name in ("shoal.socket", "shoal-admin.socket")]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    admin = tmp_path / Path(sockets[1]["ListenStream"]).name
+    words = unit("shoal.service")["Service"]["ExecStart"].split()
+    assert words[1] == "serve"
+    names = ":".join(one["FileDescriptorName"] for one in sockets)
+    listen = [f"--listen=127.0.0.1:{port}", f"--listen={admin}", f"--fdname={names}"]
+    kept = [f"--setenv={name}={value}" for name, value in os.environ.items() if value]
+    before = ["systemd-socket-activate", *listen, *kept]
+    process = start(*words[2:], directory=DEPLOY, before=before)
+    hang = threading.Timer(HANG_S, process.kill)
+    hang.start()
+    try:
+        for _ in sockets:
+            assert process.stderr.readline().startswith("Listening on ")
+        admin.chmod(int(sockets[1]["SocketMode"], 8))
+        assert ask(port, "/embed", "herring") == (200, "7")
+        command = [sys.executable, "-m", "shoal", "status", "--json", "--url", f"unix:{admin}"]
+        assert "embed" in json.loads(run(*command))["endpoints"]
+        process.terminate()
+        _, said = process.communicate(timeout=HANG_S)
+        assert (process.returncode, "drained in" in said) == (0, True)
+    finally:
+        hang.cancel()
+        process.kill()
+        process.communicate()

@@ -1,0 +1,97 @@
+"""The workflows of public CI: they fit their schema, call what there is, and are pinned."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
+JOBS = {
+    (path.stem, name): job
+    for path in WORKFLOWS
+    for name, job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].items()
+}
+STEPS = [(name, step) for name, job in JOBS.items() for step in job["steps"]]
+
+
+def run(command, *arguments):
+    tool = str(Path(sys.executable).parent / command)
+    return subprocess.run(
+        [tool, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "NO_COLOR": "1"},
+    )
+
+
+def test_the_workflows_fit_their_schema():
+    paths = map(str, WORKFLOWS)
+    ran = run("check-jsonschema", "--builtin-schema", "vendor.github-workflows", *paths)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    updates = str(ROOT / ".github" / "dependabot.yaml")
+    ran = run("check-jsonschema", "--builtin-schema", "vendor.dependabot", updates)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_the_workflows_are_safe():
+    ran = run("zizmor", "--offline", "--no-progress", str(ROOT / ".github"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_each_action_is_pinned_to_a_commit_that_names_its_version():
+    lines = [
+        line.partition("uses: ")[2]
+        for path in WORKFLOWS
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "uses: " in line
+    ]
+    assert lines
+    for line in lines:
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
+    assert len(set(lines)) == len({line.partition("@")[0] for line in lines}), "two versions of one"
+
+
+def test_each_target_that_is_made_is_one_of_the_makefile():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    called = {
+        target
+        for _, step in STEPS
+        for line in step.get("run", "").splitlines()
+        if line.startswith("make ")
+        for target in line.split()[1:]
+    }
+    assert called
+    assert called <= targets
+
+
+def test_each_job_has_a_time_limit_and_no_rights_that_it_does_not_need():
+    for name, job in JOBS.items():
+        assert job["timeout-minutes"] <= 45, name
+        if name != ("release", "publish"):
+            assert "id-token" not in job.get("permissions", {}), name
+
+
+def test_the_tests_run_on_every_cpython_and_system_that_is_named():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    matrix = JOBS["ci", "tests"]["strategy"]["matrix"]
+    named = {one.rpartition(" :: ")[2] for one in project["classifiers"] if " 3." in one}
+    assert named
+    assert named <= set(matrix["python"])
+    assert {"3.11", "3.12", "3.13", "3.14"} <= set(matrix["python"])
+    assert {system.partition("-")[0] for system in matrix["os"]} == {"ubuntu", "macos"}
+
+
+@pytest.mark.parametrize(("name", "job"), JOBS.items(), ids=lambda value: "-".join(value)[:40])
+def test_only_what_is_tried_may_fail(name, job):
+    assert job.get("continue-on-error", False) == (name == ("ci", "free-threaded"))
