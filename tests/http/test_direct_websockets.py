@@ -447,3 +447,27 @@ async def test_code_that_cancels_the_task_that_reads_ends_its_own_connection_alo
         assert (client.wire.is_open, client.releases) == (False, 1)
         assert other.messages() == [{"id": 1, "result": 1}]
     assert "has ended a connection" in caplog.text
+
+
+class Enterer(BaseModel):
+    @model_validator(mode="after")
+    def _enter(self):
+        anyio.CancelScope().__enter__()
+        return self
+
+
+async def test_code_that_leaves_a_scope_open_in_the_task_that_reads_ends_no_other_connection():
+    async def made(items: list[int | Enterer]) -> list[int]:
+        return [1 for _ in items]
+
+    app = serving(made)
+    async with app.lifespan(), served_in_memory(app) as server:
+        other, client = [await SocketClient.opened(server) for _ in range(2)]
+        client.say_data(framed(b"", opcode=9) + framed(b'{"id":1,"item":{}}'))
+        await settle()
+        client.wire.receiver.client_ended()
+        await settle()
+        assert (client.wire.is_open, client.releases) == (False, 1)
+        other.say(id=1, item=1)
+        await settle()
+        assert other.messages() == [{"id": 1, "result": 1}]

@@ -242,6 +242,9 @@ class StreamConnection(Receiver):
                         # Before the application's calls are cancelled, so that they don't answer.
                         self._close()
                         raise
+                    finally:
+                        if self._shared.parking.leave_scopes_in(tasks.cancel_scope):
+                            _log.warning("the application has left a cancel scope open")
         except BaseException as error:
             if goes_on(error, self._shared.parking):
                 raise
