@@ -337,6 +337,29 @@ async def test_a_client_is_read_again_once_its_answers_are_sent(monkeypatch):
         assert [each["id"] for each in client.messages()] == list(range(9))
 
 
+async def test_a_client_is_not_read_while_large_answers_wait_for_it():
+    called = []
+
+    async def large(items: list[int]) -> list[str]:
+        called.extend(items)
+        return ["x" * 2**18 for _ in items]
+
+    app = serving(large)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.wire.takes = False
+        for number in range(30):
+            client.say(id=number, item=number)
+            await settle()
+        assert len(called) < 10
+        answered = []
+        while len(answered) < 30:
+            client.read_on()
+            await settle()
+            answered += [each["id"] for each in client.messages()]
+        assert answered == called == list(range(30))
+
+
 async def test_the_last_answer_of_a_server_that_ends_is_followed_by_the_close():
     go = anyio.Event()
 
