@@ -8,6 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 from live_server import upgrade
+from pydantic import BaseModel, model_validator
 from server_in_memory import Wire
 from server_in_memory import serving as served_in_memory
 from test_websocket_frames import framed
@@ -336,6 +337,29 @@ async def test_a_client_is_read_again_once_its_answers_are_sent(monkeypatch):
         assert [each["id"] for each in client.messages()] == list(range(9))
 
 
+async def test_a_client_is_not_read_while_large_answers_wait_for_it():
+    called = []
+
+    async def large(items: list[int]) -> list[str]:
+        called.extend(items)
+        return ["x" * 2**18 for _ in items]
+
+    app = serving(large)
+    async with app.lifespan(), served_in_memory(app) as server:
+        client = await SocketClient.opened(server)
+        client.wire.takes = False
+        for number in range(30):
+            client.say(id=number, item=number)
+            await settle()
+        assert len(called) < 10
+        answered = []
+        while len(answered) < 30:
+            client.read_on()
+            await settle()
+            answered += [each["id"] for each in client.messages()]
+        assert answered == called == list(range(30))
+
+
 async def test_the_last_answer_of_a_server_that_ends_is_followed_by_the_close():
     go = anyio.Event()
 
@@ -420,3 +444,53 @@ async def test_a_message_that_is_not_read_yet_is_a_sign_of_life():
         assert client.messages() == [{"id": 1, "result": 2}]
         await anyio.sleep(11)
         assert not client.wire.is_open
+
+
+class Canceller(BaseModel):
+    @model_validator(mode="after")
+    def _cancel(self):
+        import asyncio
+
+        asyncio.current_task().cancel()
+        return self
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_code_that_cancels_the_task_that_reads_ends_its_own_connection_alone(caplog):
+    async def made(items: list[int | Canceller]) -> list[int]:
+        return [1 for _ in items]
+
+    app = serving(made)
+    async with app.lifespan(), served_in_memory(app) as server:
+        other, client = [await SocketClient.opened(server) for _ in range(2)]
+        client.say_data(framed(b"", opcode=9) + framed(b'{"id":1,"item":{}}'))
+        await settle()
+        other.say(id=1, item=1)
+        await settle()
+        assert (client.wire.is_open, client.releases) == (False, 1)
+        assert other.messages() == [{"id": 1, "result": 1}]
+    assert "has ended a connection" in caplog.text
+
+
+class Enterer(BaseModel):
+    @model_validator(mode="after")
+    def _enter(self):
+        anyio.CancelScope().__enter__()
+        return self
+
+
+async def test_code_that_leaves_a_scope_open_in_the_task_that_reads_ends_no_other_connection():
+    async def made(items: list[int | Enterer]) -> list[int]:
+        return [1 for _ in items]
+
+    app = serving(made)
+    async with app.lifespan(), served_in_memory(app) as server:
+        other, client = [await SocketClient.opened(server) for _ in range(2)]
+        client.say_data(framed(b"", opcode=9) + framed(b'{"id":1,"item":{}}'))
+        await settle()
+        client.wire.receiver.client_ended()
+        await settle()
+        assert (client.wire.is_open, client.releases) == (False, 1)
+        other.say(id=1, item=1)
+        await settle()
+        assert other.messages() == [{"id": 1, "result": 1}]

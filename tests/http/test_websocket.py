@@ -635,6 +635,27 @@ async def test_what_the_server_cuts_off_is_told_so():
         assert (await socket.closed())[0] == messages.RESTART
 
 
+async def test_nothing_comes_of_a_stream_after_it_was_cut_off():
+    go, offered = anyio.Event(), Offered()
+
+    async def steps(items: list[int]):
+        yield items
+        await go.wait()
+        yield items
+
+    app = serving(steps)
+    async with app.lifespan(), opened(app, "/x", extensions=offered.extension()) as socket:
+        offered.socket = socket
+        socket.say(id=1, item=5)
+        assert await socket.read() == {"id": 1, "next": 5}
+        await settle()
+        go.set()  # the handler's task runs before the one of the stream ends
+        offered.cut_off = True
+        offered.left()
+        assert "error" in await socket.read()
+        assert (await socket.closed())[0] == messages.RESTART
+
+
 @pytest.mark.parametrize("is_plain", [True, False])
 async def test_the_items_of_streams_are_timed(is_plain):
     async def slow(items: list[int]):

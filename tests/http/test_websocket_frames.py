@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from operator import attrgetter
 
 import pytest
 from echo_app import EchoApp
@@ -130,6 +131,26 @@ def test_what_is_read_is_what_wsproto_reads():
 )
 def test_where_wsproto_holds_a_part_of_a_message_it_reads_the_rest(data, is_between):
     assert read_by_wsproto(data)[1] is is_between
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "_proto",
+        "_proto._frame_decoder",
+        "_proto._frame_decoder.buffer",
+        "_proto._frame_decoder.buffer.buffer",
+        "_proto._frame_decoder.header",
+        "_proto._message_decoder",
+        "_proto._message_decoder.opcode",
+    ],
+)
+def test_a_wsproto_that_stores_its_state_elsewhere_reads_all_messages(where):
+    server = Connection(ConnectionType.SERVER)
+    assert is_between_messages(server)
+    holder, _, name = where.rpartition(".")
+    delattr(attrgetter(holder)(server) if holder else server, name)
+    assert not is_between_messages(server)
 
 
 @pytest.mark.real_time

@@ -229,6 +229,30 @@ async def test_a_stream_that_is_left_is_cancelled_and_its_items_dropped():
         assert await socket.call("y") == "still open"
 
 
+@pytest.mark.parametrize("timeout_s", [None, 30])
+async def test_a_stream_that_another_task_closes_ends_for_the_one_that_reads(timeout_s):
+    server, read, has_read = SocketServer(), [], anyio.Event()
+
+    async def serve():
+        message = await server.next()
+        await server.say(id=message["id"], next=0)
+
+    async def read_all(stream):
+        async for item in stream:
+            read.append(item)
+            has_read.set()
+        read.append("end")
+
+    async with opened(server) as socket, anyio.create_task_group() as tasks:
+        tasks.start_soon(serve)
+        async with socket.stream("x", timeout_s=timeout_s) as stream:
+            tasks.start_soon(read_all, stream)
+            await has_read.wait()
+            await settle()
+            await stream.aclose()
+    assert read == [0, "end"]
+
+
 @pytest.mark.filterwarnings("ignore:a stream of")
 @pytest.mark.parametrize("in_thread", [False, True])
 async def test_a_stream_that_nobody_refers_to_is_cancelled(in_thread):

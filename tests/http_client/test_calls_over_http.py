@@ -29,6 +29,7 @@ from shoal.http_client import RetryOptions, connect
 from shoal.http_client.bodies import check_keys, result_of
 from shoal.http_client.connection import SILENCE_S
 from shoal.serving.http_options import HttpOptions
+from shoal.testing import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -403,6 +404,29 @@ async def test_a_wait_for_a_stream_that_is_cancelled_is_its_end():
         with anyio.move_on_after(0.02):
             await anext(stream)
         await steps.ended.wait()
+
+
+async def test_a_stream_that_another_task_closes_ends_for_the_one_that_reads():
+    steps, read, has_read = Steps(), [], anyio.Event()
+
+    async def read_all(stream):
+        async for item in stream:
+            read.append(item)
+            has_read.set()
+        read.append("end")
+
+    async with (
+        served(app_of(steps=steps)) as url,
+        connect(url) as client,
+        anyio.create_task_group() as tasks,
+        client.stream("/steps", 1) as stream,
+    ):
+        tasks.start_soon(read_all, stream)
+        await has_read.wait()
+        await settle()
+        await stream.aclose()
+        await steps.ended.wait()
+    assert read == [2, "end"]
 
 
 async def test_a_message_that_is_too_large_is_not_read():

@@ -68,6 +68,7 @@ class HttpStream:
         self._source: StreamSource | None = None
         self._deadline = math.inf
         self._over = False
+        self._reading: anyio.CancelScope | None = None  # of the last wait for a result
 
     async def __aenter__(self) -> Self:
         if self._source is None and not self._over:
@@ -86,19 +87,28 @@ class HttpStream:
     async def __anext__(self) -> Any:
         if self._over:
             raise StopAsyncIteration
-        if self._source is None:
+        source = self._source
+        if source is None:
             raise RuntimeError("enter the stream first: async with ... .stream(...) as stream: ...")
         try:
-            with anyio.CancelScope(deadline=self._deadline):
-                return await self._source.next()
-            raise DeadlineExceeded(f"the stream from {self._source.url} did not end in time")
-        except BaseException:
+            with anyio.CancelScope(deadline=self._deadline) as self._reading:
+                return await source.next()
+            raise DeadlineExceeded(f"the stream from {source.url} did not end in time")
+        except BaseException as error:
+            was_closed = self._source is None
             await self.aclose()
+            if was_closed and isinstance(error, Exception):
+                raise StopAsyncIteration from None  # another task has closed it meanwhile
             raise
 
     async def aclose(self) -> None:
-        """Closes the stream, so that the server cancels it unless it has ended. Idempotent."""
+        """Closes the stream, so that the server cancels it unless it has ended. Idempotent.
+
+        For a task that waits for its next result meanwhile, it has ended.
+        """
         self._over = True
+        if self._reading is not None:
+            self._reading.cancel()
         source, self._source = self._source, None
         if source is not None:
             self._watch.detach()

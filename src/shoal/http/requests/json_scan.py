@@ -2,8 +2,8 @@
 
 Parsing creates an object for each element, and validation another one. They may take a hundred
 bytes or more for two bytes of text. So the elements of a body are counted first, in a few passes
-that create no objects, and their estimated memory is compared with the body's size. The parser
-itself limits nesting to 200 levels.
+that create no objects, and their estimated memory is compared with the body's size. The parsers
+themselves limit nesting: pydantic's to 200 levels, orjson to 1024.
 """
 
 from __future__ import annotations

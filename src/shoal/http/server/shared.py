@@ -70,7 +70,8 @@ class Shared:
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
         loop: The event loop.
-        new_waiter, wake: See `Parking`.
+        parking: As above.
+        new_waiter, wake: Its functions.
         idle_s: How long a connection may be idle, in seconds.
         workers: Call the application for HTTP/1.1.
         turns: The turns of the connections that speak HTTP/2 or WebSocket.
@@ -108,6 +109,7 @@ class Shared:
         self.options = options
         self.context = copy_context()
         self.loop = EventLoop.here()
+        self.parking = parking
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.workers = Workers(self, parking, tasks)

@@ -318,8 +318,9 @@ class SocketConnection:
         self._end(request, b"end", b"true")
 
     def _put(self, request: SocketRequest, text: bytes) -> None:
-        self._outbox.put_item(request, text)
-        self._writing.soon()
+        if not request.has_ended:  # else it was cut off, and the handler does not know that yet
+            self._outbox.put_item(request, text)
+            self._writing.soon()
 
     # The end of requests.
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from shoal.batching.loops.parking import Parking
     from shoal.http.websocket.request import SocketRequest
 
-# How much may wait: messages, beyond which no more are read, and bytes of streams.
+# How much may wait: messages, and bytes of results, beyond which no more are read; and bytes of
+# streams.
 _MOST_UNSENT: Final = 2**11
 _MOST_UNSENT_BYTES: Final = 2**20
 _SENT_AT_ONCE: Final = 2**16  # bytes
@@ -50,7 +51,8 @@ class Outbox:
         self._send_timeout_s = send_timeout_s
         self._gave_up = gave_up
         self._waiting: deque[tuple[SocketRequest | None, bytes]] = deque()
-        self._bytes = 0  # of streams
+        self._stream_bytes = 0
+        self._result_bytes = 0
         self.has_sent = Signal(parking)
 
     def __bool__(self) -> bool:
@@ -59,23 +61,25 @@ class Outbox:
     @property
     def is_full(self) -> bool:
         """Whether so much waits that no more of the client's messages should be read."""
-        return len(self._waiting) >= _MOST_UNSENT
+        return len(self._waiting) >= _MOST_UNSENT or self._result_bytes >= _MOST_UNSENT_BYTES
 
     @property
     def has_room(self) -> bool:
         """Whether streams may pass on more than one item each."""
-        return self._bytes < _MOST_UNSENT_BYTES
+        return self._stream_bytes < _MOST_UNSENT_BYTES
 
     def put_item(self, request: SocketRequest, text: bytes) -> None:
         """Adds an item of a stream."""
         request.credit -= 1
         request.unsent += 1
-        self._bytes += len(text)
+        self._stream_bytes += len(text)
         self._waiting.append((request, text))
 
     def put_last(self, request: SocketRequest, kind: bytes, text: bytes) -> None:
         """Adds the last message of a request."""
-        self._waiting.append((None, b'{"id":%b,"%b":%b}' % (request.id, kind, text)))
+        text = b'{"id":%b,"%b":%b}' % (request.id, kind, text)
+        self._result_bytes += len(text)
+        self._waiting.append((None, text))
 
     async def send_some(self) -> None:
         """Sends what comes first, several messages at once where the server offers that."""
@@ -110,8 +114,10 @@ class Outbox:
         while self._waiting and size < _SENT_AT_ONCE:
             request, text = self._waiting.popleft()
             size += len(text)
-            if request is not None:
-                self._bytes -= len(text)
+            if request is None:
+                self._result_bytes -= len(text)
+            else:
+                self._stream_bytes -= len(text)
                 request.unsent -= 1
                 request.tell_stream()
                 text = b'{"id":%b,"next":%b}' % (request.id, text)

@@ -25,6 +25,7 @@ from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.ws_stream import WSStream
 from typing_extensions import override
 
+from shoal.batching.failures.exceptions import goes_on
 from shoal.http.server.listeners import host_and_port, spelled
 from shoal.http.server.log_errors import contained
 from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
@@ -241,6 +242,14 @@ class StreamConnection(Receiver):
                         # Before the application's calls are cancelled, so that they don't answer.
                         self._close()
                         raise
+                    finally:
+                        if self._shared.parking.leave_scopes_in(tasks.cancel_scope):
+                            _log.warning("the application has left a cancel scope open")
+        except BaseException as error:
+            if goes_on(error, self._shared.parking):
+                raise
+            # Such as a cancellation that nobody has requested.
+            _log.error("the application has ended a connection", exc_info=error)
         finally:
             self._close()
             self._released()
