@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.batch import Batch, DispatchReason
-from shoal.core.counters import (
-    SIZE_BOUNDS,
-    TIME_BOUNDS_S,
-    BatcherStatistics,
-    ClosingCounts,
-    Counters,
-    Histogram,
-    HistogramSnapshot,
-)
+from shoal.core.counters import BatcherStatistics, ClosingCounts, Counters
+from shoal.core.histogram import SIZE_BOUNDS, TIME_BOUNDS_S, Histogram, HistogramSnapshot
 
 
 def test_an_observation_at_a_bound_is_counted_below_it() -> None:

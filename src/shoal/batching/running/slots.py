@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
@@ -58,6 +59,8 @@ RUNNING = State.RUNNING
 RunT = TypeVar("RunT", bound=Run)
 LEFT_OPEN: Final = "a handler has left a cancel scope open"
 """The log message for such a handler; which batch it was is not known."""
+
+arrived_at: Final = attrgetter("arrived_at")
 
 IDLE_SLOTS_KEPT: Final = 8
 """How many idle slots wait for their turn at the queue."""
@@ -104,6 +107,8 @@ class Slots(ABC, Generic[RunT]):
     """
 
     _are_open: ClassVar = False
+    # Whether a handler runs as long as its batcher, so that its batch has no size or run time.
+    _are_endless = False
 
     def __init__(
         self,
@@ -291,7 +296,8 @@ class Slots(ABC, Generic[RunT]):
         started = self.batches.pop(batch)
         now = self._parking.now()
         run_s = now - started
-        self._counters.run_s.observe(run_s)
+        if not self._are_endless:
+            self._counters.run_s.observe(run_s)
         if scope.cancel_called:
             former.model.interrupted(batch.load, run_s)
         else:
@@ -355,7 +361,10 @@ class Slots(ABC, Generic[RunT]):
     def _begun(self, requests: list[Request], reason: DispatchReason) -> Batch:
         """Returns a batch with requests that were taken from the queue."""
         self._last_id += 1
-        load = load_of(requests, self._former.options)
+        options = self._former.options
+        load = load_of(requests, options)
+        if options.allowed_batch_sizes is not None or options.batch_size_fn is not None:
+            self._counters.note_load(requests, load)
         batch = Batch(self._last_id, reason, requests, load, self.draining)
         for request in requests:
             request.state = RUNNING
@@ -367,7 +376,7 @@ class Slots(ABC, Generic[RunT]):
         if not self._former.takes_anyone:
             oldest_at = min([request.arrived_at for request in requests])
         batch.arrived_at = oldest_at
-        self._counters.wait_s.observe(now - oldest_at)
+        self._counters.wait_s.gather(map(now.__sub__, map(arrived_at, requests)))
         if self._counters.observers.all:
             name = self.run.name
             self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))

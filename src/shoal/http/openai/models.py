@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -136,6 +136,8 @@ class Models:
 
 class OpenAIRoute(Route):
     """A route whose errors are OpenAI's."""
+
+    protocol: ClassVar = "openai"
 
     @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:

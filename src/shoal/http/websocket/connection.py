@@ -99,7 +99,7 @@ class SocketConnection:
         self._receive = receive
         self._calls = calls
         self._codecs = codecs
-        self._count = dispatcher.answers.count
+        self._times = dispatcher.times
         self._headers = headers
         self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
         self.item_headers = ItemHeaders.of(self.http_scope)
@@ -354,7 +354,8 @@ class SocketConnection:
         if request.has_ended:
             return
         request.has_ended = True
-        self._count(self._calls.endpoint.name, status)
+        name = self._calls.endpoint.name
+        self._times.count(name, "websocket", status, request.began_at, request.headers)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._outbox.put_last(request, kind, text)
@@ -381,6 +382,8 @@ class SocketConnection:
                 self._ended.append(request)
         while self._ended:
             self._result_of(self._ended.popleft())
+        for request in tuple(self._requests.values()):  # their tasks were cancelled
+            self._fail(request, CallerLeft("the client has left"))
 
     # The sending task.
 
