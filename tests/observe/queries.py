@@ -59,7 +59,11 @@ class Query:
                 if label not in there[name] | OF_PROMETHEUS:
                     found.append(f"{name} has no label {label}")
                 allowed = words.get(f"{name}.{label}")
-                if allowed is not None and "$" not in value and not allowed >= set(value.split("|")):
+                if (
+                    allowed is not None
+                    and "$" not in value
+                    and not allowed >= set(value.split("|"))
+                ):
                     found.append(f"{name} has no {label}={value}")
         kept: set[str] = set()
         for by in BY.finditer(self.text):

@@ -214,7 +214,10 @@ def test_an_alert_is_raised_by_what_it_is_about_and_by_nothing_else(tmp_path):
                         "series": 'shoal_replicas{instance="a", backend="b", state="ready"}',
                         "values": "1x20",
                     },
-                    {"series": 'shoal_wanted_replicas{instance="a", backend="b"}', "values": "2x20"},
+                    {
+                        "series": 'shoal_wanted_replicas{instance="a", backend="b"}',
+                        "values": "2x20",
+                    },
                 ],
                 "alert_rule_test": [quiet, raised],
             }

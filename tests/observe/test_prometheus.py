@@ -29,7 +29,7 @@ def prometheus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("prometheus")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:%d" % free.getsockname()[1]
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     with loaded_server() as server:
         target = server.url.removeprefix("http://")
         job = {"job_name": "shoal", "metrics_path": "/-/metrics"}
@@ -47,7 +47,9 @@ def prometheus(tmp_path_factory):
         ]
         with (
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as one,
-            httpx.Client(base_url=f"http://{address}/api/v1", timeout=10, trust_env=False) as client,
+            httpx.Client(
+                base_url=f"http://{address}/api/v1", timeout=10, trust_env=False
+            ) as client,
         ):
             try:
                 until = time.monotonic() + 40

@@ -7,8 +7,9 @@ costs the same whether its metrics are scraped or not.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from shoal.core.batch import DispatchReason
 from shoal.core.events import Observers
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.core.occupancy import Occupancy, OccupancyStatistics
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
+
+arrived_at: Final = attrgetter("arrived_at")
 
 BatcherState = Literal["new", "open", "draining", "closed", "broken"]
 
@@ -160,6 +163,31 @@ class Counters:
         self.split_requests = 0
         self.isolating_runs = 0
         self.occupancy: Occupancy | None = None
+
+    def note_waits(
+        self, requests: Sequence[Request], oldest_at: float, now: float, *, in_order: bool
+    ) -> None:
+        """Counts how long the requests of a batch that begins have waited.
+
+        Args:
+            requests: The requests.
+            oldest_at: When the oldest of them arrived, in seconds.
+            now: The time, in seconds.
+            in_order: Whether they are in the order of their arrival.
+        """
+        wait_s = self.wait_s
+        count = len(requests)
+        if count == 1:
+            wait_s.observe(now - oldest_at)
+            return
+        arrivals = map(arrived_at, requests)
+        if in_order:
+            total = count * now - sum(arrivals)
+            least = now - requests[-1].arrived_at
+            if wait_s.observe_alike(now - oldest_at, least, count, total):
+                return
+            arrivals = map(arrived_at, requests)
+        wait_s.gather(map(now.__sub__, arrivals))
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
         """Counts the load of a batch whose size is more than the number of its requests.

@@ -72,6 +72,25 @@ class Histogram:
         counts[-1] += len(values) - before
         self._sum += sum(values)
 
+    def observe_alike(self, most: float, least: float, count: int, total: float) -> bool:
+        """Adds observations that are all in one bucket, which costs no more than to add one.
+
+        Args:
+            most: The largest of them.
+            least: The smallest.
+            count: Their number.
+            total: Their sum.
+
+        Returns:
+            Whether they are; else nothing was added.
+        """
+        bucket = bisect_left(self._bounds, most)
+        if bucket != bisect_left(self._bounds, least):
+            return False
+        self._counts[bucket] += count
+        self._sum += total
+        return True
+
     def gather(self, values: Iterable[float]) -> None:
         """Adds observations, which are counted later: the cheapest way for a few at a time."""
         new = self.new

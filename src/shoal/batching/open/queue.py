@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.batching.running.slots import arrived_at
+from shoal.core.counters import arrived_at
 from shoal.core.request import State
 
 if TYPE_CHECKING:

@@ -25,7 +25,6 @@ from abc import ABC, abstractmethod
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
@@ -59,8 +58,6 @@ RUNNING = State.RUNNING
 RunT = TypeVar("RunT", bound=Run)
 LEFT_OPEN: Final = "a handler has left a cancel scope open"
 """The log message for such a handler; which batch it was is not known."""
-
-arrived_at: Final = attrgetter("arrived_at")
 
 IDLE_SLOTS_KEPT: Final = 8
 """How many idle slots wait for their turn at the queue."""
@@ -371,12 +368,12 @@ class Slots(ABC, Generic[RunT]):
             request.batch = batch
         # From here on the requests are found through their batch.
         self.batches[batch] = now = self._parking.now()
-        # In order of arrival the first is the oldest.
+        in_order = self._former.takes_anyone
         oldest_at = requests[0].arrived_at
-        if not self._former.takes_anyone:
+        if not in_order:
             oldest_at = min([request.arrived_at for request in requests])
         batch.arrived_at = oldest_at
-        self._counters.wait_s.gather(map(now.__sub__, map(arrived_at, requests)))
+        self._counters.note_waits(requests, oldest_at, now, in_order=in_order)
         if self._counters.observers.all:
             name = self.run.name
             self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))

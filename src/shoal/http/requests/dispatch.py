@@ -26,7 +26,7 @@ from shoal.http.requests.problem import (
     not_found,
 )
 from shoal.http.requests.routing import Found, Route
-from shoal.observe.metrics import StreamTimes
+from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class RouteDispatcher:
     def _count(self, exchange: Exchange, route: Route) -> None:
         """Counts a request that has ended, unless it has no answer."""
         if exchange.status:
-            if exchange.endpoint is None:
+            if route.name != NO_ENDPOINT:  # else the request may choose the endpoint
                 new = self.times.new_of(route.name, route.protocol, exchange.status)
                 route.new_times[exchange.status] = new
             self.times.count(
@@ -201,11 +201,14 @@ class RouteDispatcher:
         if rest is not None:
             return self.take_step(exchange, route, lambda _: rest)
         if exchange.status:
-            # As `_count` does, in half as many bytecodes.
-            new = route.new_times.get(exchange.status)
-            if new is None or b"traceparent" in exchange.headers or exchange.endpoint is not None:
+            try:
+                new = route.new_times[exchange.status]
+            except KeyError:
                 self._count(exchange, route)
-            else:
+            else:  # as `_count` does, in half as many bytecodes
+                if b"traceparent" in exchange.headers:
+                    self._count(exchange, route)
+                    return None
                 new.append(perf_counter() - exchange.began_at)
                 if len(new) >= MOST_NEW:
                     self.times.count_new()
