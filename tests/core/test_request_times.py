@@ -142,6 +142,7 @@ def test_an_exemplar_is_replaced_at_most_once_a_second(clock):
         b"00",
         PARENT[:-1],
         PARENT[:-2] + b"00",  # nobody has recorded it
+        PARENT[:-2] + b"02",  # it is random, and not recorded
         PARENT + b"\n",
         PARENT + b"-more",  # which the first version does not have
         b"ff" + PARENT[2:],
