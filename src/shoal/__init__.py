@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from shoal.batching.options.list_cost import of_list
     from shoal.batching.retrying import retrying
     from shoal.core.batch import Batch, DispatchReason
-    from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
+    from shoal.core.counters import BatcherStatistics, ClosingCounts
     from shoal.core.events import BatchObserver, BatchRecord
+    from shoal.core.histogram import HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
     from shoal.core.options.options import BatchOptions
     from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
@@ -207,7 +208,7 @@ _WHERE: Final = {
     "Handle": "shoal.serving.clients.protocol",
     "HandlerFailed": "shoal.errors",
     "HandlerTimeout": "shoal.errors",
-    "HistogramSnapshot": "shoal.core.counters",
+    "HistogramSnapshot": "shoal.core.histogram",
     "HttpOptions": "shoal.serving.http_options",
     "HttpProblem": "shoal.errors",
     "Pressure": "shoal.core.policy",

@@ -310,5 +310,14 @@ class OpenWorld(World):
         super().check_at_end()
         assert self.runs == []
         statistics = self.batcher.statistics()
-        assert statistics.batch_size.total == len(self.all_runs)
-        assert statistics.batch_size.sum == sum(run.batch.size for run in self.all_runs)
+        joined = sum(run.batch.size for run in self.all_runs)
+        occupancy = statistics.occupancy
+        assert (occupancy.joined, occupancy.left, occupancy.idle_batches) == (joined, joined, 0)
+        assert occupancy.request_s >= occupancy.busy_s >= 0
+        assert statistics.wait_s.total == joined
+        assert sum(statistics.batches.values()) == len(self.all_runs)
+        if self.program.fill == "open":
+            assert statistics.batch_size.total == len(self.all_runs)
+            assert statistics.batch_size.sum == joined
+        else:
+            assert statistics.batch_size.total == statistics.run_s.total == 0

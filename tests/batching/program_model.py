@@ -366,6 +366,7 @@ class FormingWorld(World):
         self._check_counts()
         assert self.running == {}
         statistics = self.batcher.statistics()
+        assert sum(statistics.batches.values()) == statistics.batch_size.total
         assert statistics.batch_size.total == len(self.batches)
         assert statistics.batch_size.sum == sum(len(run.items) for run in self.batches.values())
 

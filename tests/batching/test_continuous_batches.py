@@ -806,7 +806,38 @@ async def test_statistics(kind: Kind) -> None:
         assert (statistics.running, statistics.queued, statistics.finished) == (0, 0, 3)
     statistics = batcher.statistics()
     assert {r: n for r, n in statistics.batches.items() if n} == {DispatchReason.OPEN: 1}
-    assert (statistics.batch_size.total, statistics.batch_size.sum) == (1, 3)
+    # Such a batch has no size and no run time: it lasts as long as its batcher.
+    assert statistics.batch_size.total == statistics.run_s.total == 0
+
+
+async def test_the_occupancy_of_a_batch_is_known_over_time(kind: Kind) -> None:
+    async def handler(batch: Any) -> None:
+        async for _ in batch.steps():
+            await anyio.sleep(1)
+            await kind.answer(batch.active[0], "done")
+
+    batcher = of(handler, kind, max_batch_size=2)
+    async with batcher as call:
+        await anyio.sleep(10)
+        async with anyio.create_task_group() as tasks:
+            await kind.line_up(tasks, call, 0)
+            await anyio.sleep(0.5)
+            await kind.line_up(tasks, call, 1, 2)  # which join the next step
+            await anyio.sleep(1)
+            now = batcher.statistics().occupancy
+            assert now is not None
+            assert (now.joined, now.left, now.idle_batches) == (3, 1, 0)
+            assert (now.request_s, now.busy_s) == (pytest.approx(1 + 1), pytest.approx(1.5))
+        await anyio.sleep(10)
+        then = batcher.statistics()
+    occupancy = then.occupancy
+    assert occupancy is not None
+    assert (occupancy.joined, occupancy.left, occupancy.idle_batches) == (3, 3, 1)
+    assert occupancy.busy_s == pytest.approx(3)
+    assert occupancy.request_s == pytest.approx(1 + 2 + 1)
+    assert (occupancy.steps.total, occupancy.steps.sum) == (3, 4)
+    assert then.wait_s.total == 3
+    assert then.wait_s.sum == pytest.approx(1)
 
 
 async def test_a_batch_has_the_requests_that_are_active(kind: Kind) -> None:

@@ -28,8 +28,8 @@ from batching.scenes import (
     settle,
 )
 from shoal.batching.stream_buffer import StreamBuffer
-from shoal.core.counters import Histogram
 from shoal.core.forming.overdue import Overdue
+from shoal.core.histogram import Histogram
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.batch import Batch, DispatchReason
-from shoal.core.counters import (
+from shoal.core.counters import BatcherStatistics, ClosingCounts, Counters
+from shoal.core.histogram import (
+    MOST_NEW,
     SIZE_BOUNDS,
     TIME_BOUNDS_S,
-    BatcherStatistics,
-    ClosingCounts,
-    Counters,
     Histogram,
     HistogramSnapshot,
 )
+from shoal.core.request import Request
 
 
 def test_an_observation_at_a_bound_is_counted_below_it() -> None:
@@ -100,3 +100,38 @@ def test_a_batch_knows_its_size_and_shows_itself() -> None:
 def test_a_reason_is_its_name() -> None:
     names = ["full", "timer", "idle", "regather", "deadline", "flush", "drain", "open"]
     assert [str(reason) for reason in DispatchReason] == names
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(
+    "arrivals", [[9.0], [9.0, 9.0001], [0.0, 5.0, 9.9999], [9.75, 9.75], [*range(9)]]
+)
+def test_the_waits_of_a_batch_are_those_of_its_requests(
+    arrivals: list[float], in_order: bool
+) -> None:
+    requests = []
+    for arrived in arrivals:
+        request = Request()
+        request.arrived_at = arrived
+        requests.append(request)
+    counters = Counters()
+    counters.note_waits(requests, arrivals[0], 10.0, in_order=in_order)
+    one_by_one = Histogram(TIME_BOUNDS_S)
+    for arrived in arrivals:
+        one_by_one.observe(10.0 - arrived)
+    found, expected = counters.wait_s.snapshot(), one_by_one.snapshot()
+    assert (found.counts, found.total) == (expected.counts, expected.total)
+    assert found.sum == pytest.approx(expected.sum)
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_NEW - 1, MOST_NEW, MOST_NEW + 1, 1000])
+def test_what_is_gathered_is_counted_as_if_it_was_observed(count: int) -> None:
+    values = [(number * 7919 % 1000) / 100 for number in range(count)]
+    gathered, observed = Histogram(TIME_BOUNDS_S), Histogram(TIME_BOUNDS_S)
+    for value in [*values, *TIME_BOUNDS_S]:
+        gathered.gather([value])
+        observed.observe(value)
+    assert len(gathered.new) < MOST_NEW
+    found, expected = gathered.snapshot(), observed.snapshot()
+    assert found.counts == expected.counts
+    assert found.sum == pytest.approx(expected.sum)

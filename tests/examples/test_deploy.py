@@ -240,10 +240,8 @@ def test_the_composition_fits_its_schema():
 
 
 GRAFANA = ROOT / "examples" / "grafana"
-with_grafana = pytest.mark.skipif(not GRAFANA.exists(), reason="examples/grafana is missing")
 
 
-@with_grafana
 def test_what_the_composition_mounts_is_there():
     services = read(DEPLOY / "compose.yaml")["services"]
     mounted = [

@@ -46,11 +46,11 @@ def counted(app, name="held"):
 
 
 async def answers_counted(app, name="held"):
-    """How many answers of an endpoint were counted, by their first digit."""
+    """How many requests to an endpoint have ended, by their outcome."""
     metrics = (await ask(app, "/-/metrics", method="GET")).body.decode()
-    start = f'http_responses_total{{endpoint="{name}",status="'
+    start = f'request_seconds_count{{endpoint="{name}",outcome="'
     lines = [line.partition(start)[2] for line in metrics.splitlines() if start in line]
-    return {line[0]: float(line.split()[-1]) for line in lines}
+    return {line.partition('"')[0]: float(line.split()[-1]) for line in lines}
 
 
 def kind_of(answer):

@@ -45,7 +45,7 @@ class LoadApp(shoal.App):
         print(json.dumps({"received": received, **await self.counts()}), flush=True)
 
     async def counts(self) -> dict[str, dict[str, float]]:
-        """What the metrics say of ``/work``: requests by outcome, answers by status."""
+        """What the metrics say of ``/work``: calls and requests by outcome."""
         body = bytearray()
 
         async def send(message) -> None:
@@ -53,14 +53,13 @@ class LoadApp(shoal.App):
 
         scope = {"type": "http", "method": "GET", "path": "/-/metrics", "headers": []}
         await self(scope, anyio.sleep_forever, send)
-        counts = {"shoal_requests_total": Counter(), "shoal_http_responses_total": Counter()}
+        counts = {"shoal_requests_total": Counter(), "shoal_request_seconds_count": Counter()}
         for family in text_string_to_metric_families(body.decode()):
             for sample in family.samples:
                 labels = sample.labels
                 name = labels.get("backend") or labels.get("endpoint")
                 if sample.name in counts and name == "work":
-                    key = labels.get("outcome") or labels["status"]
-                    counts[sample.name][key] += sample.value
+                    counts[sample.name][labels["outcome"]] += sample.value
         return counts
 
 

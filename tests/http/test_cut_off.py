@@ -454,7 +454,8 @@ async def test_a_call_that_is_cut_off_is_answered_with_a_problem(app, held, path
     assert problem["type"] == "urn:shoal:problem:closed"
     assert call.headers["retry-after"] == "1"
     assert held.cancelled == 1
-    assert f'http_responses_total{{endpoint="{path[1:]}",status="5xx"}} 1.0' in metrics
+    of = f'endpoint="{path[1:]}",outcome="unavailable",protocol="json"'
+    assert f"request_seconds_count{{{of}}} 1.0" in metrics
 
 
 async def test_a_queued_call_that_is_cut_off_is_answered_with_a_problem(app, held):

@@ -227,7 +227,7 @@ async def test_calls_that_wait_in_a_batch_have_no_tasks(app, held, serve_it):
         assert server.counts() == (100, 100)
         assert sum(len(batch) for batch in held.batches) == 100
         assert counted(app) == (100, 0)
-        assert await answers_counted(app) == {"2": 100}
+        assert await answers_counted(app) == {"ok": 100}
 
 
 async def test_the_next_request_of_a_connection_is_answered_after_the_first(app, held):

@@ -8,11 +8,15 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 import shoal
+from shoal.core.histogram import TIME_BOUNDS_S
 from shoal.observe.metrics import NO_ENDPOINT
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
+
+CALL = "__call__"
+BOUNDS = [*map(str, TIME_BOUNDS_S), "+Inf"]
 
 
 def samples_of(text, parse=parse):
@@ -49,10 +53,10 @@ async def test_an_app_is_scraped(app):
         answer = await scrape(app)
     assert answer.headers["content-type"].startswith("text/plain")
     samples = samples_of(answer.body.decode())
-    assert samples["shoal_http_responses_total", "2xx", "x"] == 1
-    assert samples["shoal_http_responses_total", "4xx", "x"] == 1
-    assert samples["shoal_http_responses_total", NO_ENDPOINT, "4xx"] == 2
-    assert samples["shoal_requests_total", "finished", "x"] == 1
+    assert samples["shoal_request_seconds_count", "json", "ok", "x"] == 1
+    assert samples["shoal_request_seconds_count", "invalid", "json", "x"] == 1
+    assert samples["shoal_request_seconds_count", NO_ENDPOINT, "invalid", "other"] == 2
+    assert samples["shoal_requests_total", CALL, "finished", "x"] == 1
 
 
 async def test_openmetrics_is_given_to_who_asks_for_it(app):
@@ -61,14 +65,14 @@ async def test_openmetrics_is_given_to_who_asks_for_it(app):
         answer = await scrape(app, ("accept", "application/openmetrics-text; version=1.0.0"))
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     samples = samples_of(answer.body.decode(), parse_openmetrics)
-    assert samples["shoal_requests_total", "finished", "x"] == 1
+    assert samples["shoal_requests_total", CALL, "finished", "x"] == 1
 
 
 async def test_an_app_that_is_not_open_can_be_scraped_and_one_that_closed_is_down(app):
     assert "shoal_batcher_up{" not in (await scrape(app)).body.decode()
     async with app.lifespan():
-        assert samples_of((await scrape(app)).body.decode())["shoal_batcher_up", "x"] == 1
-    assert samples_of((await scrape(app)).body.decode())["shoal_batcher_up", "x"] == 0
+        assert samples_of((await scrape(app)).body.decode())["shoal_batcher_up", CALL, "x"] == 1
+    assert samples_of((await scrape(app)).body.decode())["shoal_batcher_up", CALL, "x"] == 0
 
 
 async def test_how_requests_ended_is_told_apart():
@@ -92,17 +96,20 @@ async def test_how_requests_ended_is_told_apart():
         leaving.leave()
         await leaving.returned.wait()
         samples = samples_of((await scrape(app)).body.decode())
-        assert samples["shoal_queued_requests", "x"] == 1
-        assert samples["shoal_running_requests", "x"] == 1
+        assert samples["shoal_queued_requests", CALL, "x"] == 1
+        assert samples["shoal_running_requests", CALL, "x"] == 1
         go.set()
         await late.returned.wait()
         samples = samples_of((await scrape(app)).body.decode())
     ended = {
-        outcome: samples["shoal_requests_total", outcome, "x"]
+        outcome: samples["shoal_requests_total", CALL, outcome, "x"]
         for outcome in ("cancelled", "expired", "failed", "finished", "rejected")
     }
     assert ended == {"cancelled": 1, "expired": 0, "failed": 1, "finished": 1, "rejected": 1}
-    assert samples["shoal_http_responses_total", "5xx", "x"] == 2
+    counted = {"failed": 1, "left": 1, "ok": 1, "unavailable": 1}
+    for outcome, count in counted.items():
+        key = sorted(("json", outcome, "x"))
+        assert samples["shoal_request_seconds_count", *key] == count
 
 
 async def test_what_callers_send_makes_no_new_series(app):
@@ -116,5 +123,8 @@ async def test_what_callers_send_makes_no_new_series(app):
             await ask(app, f"/{name}", 1, method=name, headers=[("x-request-id", name)])
             await ask(app, "/x", number, headers=[("x-request-id", name), (name, name)])
         after = set(samples_of((await scrape(app)).body.decode()))
-    # The first scrape was itself an answer.
-    assert after - before <= {("shoal_http_responses_total", NO_ENDPOINT, "2xx")}
+    # The first scrape was itself a request.
+    assert {key[1:] for key in after - before} <= {
+        (NO_ENDPOINT, "ok", "other"),
+        *((*sorted((bound, NO_ENDPOINT, "ok", "other")),) for bound in BOUNDS),
+    }

@@ -34,7 +34,7 @@ async def test_what_was_counted_of_a_deleted_endpoint_is_forgotten():
             await ask(app, path, 1)
         before = await endpoints_in(app)
         of_steps = {pair for pair in before if pair[1] == "steps"}
-        assert ("shoal_http_responses", "steps") in of_steps
+        assert ("shoal_request_seconds", "steps") in of_steps
         assert len(of_steps) > 1  # of its streams, too
         assert {name for _, name in before} == {"-", "value", "steps"}
         await app.controller.delete_endpoint("steps")

@@ -554,8 +554,10 @@ async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed():
         await ask(app, "/slow", "a")
         await ask(app, COMPLETIONS, asked | {"n": 1000})
         page = (await ask(app, "/-/metrics", method="GET")).body.decode()
-        assert 'shoal_http_responses_total{endpoint="slow",status="2xx"} 5.0' in page
-        assert 'shoal_http_responses_total{endpoint="-",status="4xx"} 1.0' in page
+        counted = "shoal_request_seconds_count"
+        assert f'{counted}{{endpoint="slow",outcome="ok",protocol="openai"}} 4.0' in page
+        assert f'{counted}{{endpoint="slow",outcome="ok",protocol="json"}} 1.0' in page
+        assert f'{counted}{{endpoint="-",outcome="invalid",protocol="openai"}} 1.0' in page
         assert 'shoal_stream_first_item_seconds_count{endpoint="slow"} 7.0' in page
         assert 'shoal_stream_first_item_seconds_bucket{endpoint="slow",le="1.0"} 0.0' in page
         assert 'shoal_stream_first_item_seconds_bucket{endpoint="slow",le="2.5"} 7.0' in page

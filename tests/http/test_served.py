@@ -108,7 +108,9 @@ def tell(client, what):
 def figures(client, endpoint):
     text = client.get("/-/metrics").text
     found = re.findall(
-        rf'^shoal_(\w+){{backend="{endpoint}"(?:,outcome="(\w+)")?}} (.+)', text, re.MULTILINE
+        rf'^shoal_(\w+){{backend="{endpoint}",method="__call__"(?:,outcome="(\w+)")?}} (.+)',
+        text,
+        re.MULTILINE,
     )
     return {outcome or metric: float(value) for metric, outcome, value in found}
 

@@ -193,9 +193,11 @@ async def test_hits_are_counted():
         await asked_together(slow.app, request, request)
         await asked_together(slow.app, request)
         metrics = (await ask(slow.app, "/-/metrics", method="GET")).body.decode()
-    assert 'shoal_shared_requests_total{backend="unary"} 1.0' in metrics
-    assert 'shoal_cache_hits_total{backend="unary"} 1.0' in metrics
-    assert 'shoal_requests_total{backend="unary",outcome="finished"} 3.0' in metrics
+    assert 'shoal_shared_requests_total{backend="unary",method="__call__"} 1.0' in metrics
+    assert 'shoal_cache_hits_total{backend="unary",method="__call__"} 1.0' in metrics
+    assert (
+        'shoal_requests_total{backend="unary",method="__call__",outcome="finished"} 3.0' in metrics
+    )
 
 
 class Versioned:

@@ -682,7 +682,31 @@ async def test_answers_are_counted():
         socket.say(id=2, item="x")
         for _ in range(2):
             await socket.read()
-        assert set(app._dispatcher.answers) == {("doubled", "2xx", 1), ("doubled", "4xx", 1)}
+        assert ended(app) == {"ok": 1, "invalid": 1}
+
+
+async def test_requests_whose_client_leaves_are_counted():
+    async def held(items: list[int]) -> list[int]:
+        await anyio.sleep_forever()
+        return items
+
+    async def endless(items: list[int]):
+        yield items
+        await anyio.sleep_forever()
+
+    for handler in (held, endless):
+        app = serving(handler)
+        async with app.lifespan():
+            async with opened(app, "/x") as socket:
+                socket.say(id=1, item=1)
+                await settle()
+            await settle()
+            assert ended(app) == {"left": 1}
+
+
+def ended(app):
+    """How many requests on WebSockets have ended, by their outcomes."""
+    return {o.outcome: o.times.total for o in app._dispatcher.times if o.protocol == "websocket"}
 
 
 class Booking(BaseModel):

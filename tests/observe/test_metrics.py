@@ -1,16 +1,23 @@
 """Metrics: the engine's counters as Prometheus reads them."""
 
+from time import perf_counter
+
 import anyio
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
-from shoal.observe.collector import ShoalCollector
-from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts, ItemTimes, StreamTimes
+from shoal.core.request_times import RequestTimes
+from shoal.observe.collector import ShoalCollector, Sources
+from shoal.observe.metrics import ItemTimes, StreamTimes
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
+
+CALL = "__call__"
 
 
 def samples_of(registry):
@@ -21,18 +28,20 @@ def samples_of(registry):
     }
 
 
+def registry_of(batcher, *times):
+    registry = CollectorRegistry()
+    found = lambda: [("a", "__call__", batcher.statistics())]  # noqa: E731
+    registry.register(ShoalCollector(Sources(found, lambda: times, StreamTimes())))
+    return registry
+
+
 async def doubled(items: list[int]) -> list[int]:
     return [2 * item for item in items]
 
 
 async def test_a_batchers_counters_are_translated():
     batcher = shoal.Batcher(doubled, max_batch_size=3, batch_wait_timeout_s=None)
-    answers = AnswerCounts()
-    answers.count("a", 200)
-    answers.count("a", 204)
-    answers.count(NO_ENDPOINT, 404)
-    registry = CollectorRegistry()
-    registry.register(ShoalCollector(lambda: [("a", batcher.statistics())], answers, StreamTimes()))
+    registry = registry_of(batcher)
     async with batcher as call:
         await call.map([1, 2, 3])
         async with anyio.create_task_group() as tasks:
@@ -42,28 +51,113 @@ async def test_a_batchers_counters_are_translated():
             await anyio.sleep(3)
             batcher.flush()
         samples = samples_of(registry)
-    assert waiting["shoal_queued_requests", "a"] == 1
-    assert samples["shoal_queued_requests", "a"] == 0
-    assert samples["shoal_running_requests", "a"] == 0
-    assert samples["shoal_running_batches", "a"] == 0
-    assert samples["shoal_parked_requests", "a"] == 0
-    assert samples["shoal_batcher_up", "a"] == 1
-    assert samples["shoal_requests_total", "a", "finished"] == 4
-    assert samples["shoal_requests_total", "a", "failed"] == 0
-    assert samples["shoal_batches_total", "a", "full"] == 1
-    assert samples["shoal_batches_total", "a", "flush"] == 1
-    assert samples["shoal_batch_size_count", "a"] == 2
-    assert samples["shoal_batch_size_sum", "a"] == 4
-    assert samples["shoal_batch_size_bucket", "1.0", "a"] == 1
-    assert samples["shoal_batch_size_bucket", "2.0", "a"] == 1
-    assert samples["shoal_batch_size_bucket", "4.0", "a"] == 2
-    assert samples["shoal_batch_size_bucket", "+Inf", "a"] == 2
-    assert samples["shoal_batch_wait_seconds_sum", "a"] == pytest.approx(3)
-    assert samples["shoal_batch_wait_seconds_bucket", "2.5", "a"] == 1
-    assert samples["shoal_batch_wait_seconds_bucket", "5.0", "a"] == 2
-    assert samples["shoal_batch_run_seconds_count", "a"] == 2
-    assert samples["shoal_http_responses_total", "2xx", "a"] == 2
-    assert samples["shoal_http_responses_total", NO_ENDPOINT, "4xx"] == 1
+    assert waiting["shoal_queued_requests", CALL, "a"] == 1
+    assert samples["shoal_queued_requests", CALL, "a"] == 0
+    assert samples["shoal_running_requests", CALL, "a"] == 0
+    assert samples["shoal_running_batches", CALL, "a"] == 0
+    assert samples["shoal_parked_requests", CALL, "a"] == 0
+    assert samples["shoal_batcher_up", CALL, "a"] == 1
+    assert samples["shoal_requests_total", CALL, "a", "finished"] == 4
+    assert samples["shoal_requests_total", CALL, "a", "failed"] == 0
+    assert samples["shoal_batches_total", CALL, "a", "full"] == 1
+    assert samples["shoal_batches_total", CALL, "a", "flush"] == 1
+    assert samples["shoal_batch_size_count", CALL, "a"] == 2
+    assert samples["shoal_batch_size_sum", CALL, "a"] == 4
+    assert samples["shoal_batch_size_bucket", "1.0", CALL, "a"] == 1
+    assert samples["shoal_batch_size_bucket", "2.0", CALL, "a"] == 1
+    assert samples["shoal_batch_size_bucket", "4.0", CALL, "a"] == 2
+    assert samples["shoal_batch_size_bucket", "+Inf", CALL, "a"] == 2
+    assert samples["shoal_batch_size_limit", CALL, "a"] == 3
+    assert samples["shoal_queue_seconds_sum", CALL, "a"] == pytest.approx(3)
+    assert samples["shoal_queue_seconds_bucket", "2.5", CALL, "a"] == 3
+    assert samples["shoal_queue_seconds_bucket", "5.0", CALL, "a"] == 4
+    assert samples["shoal_batch_run_seconds_count", CALL, "a"] == 2
+
+
+async def test_what_a_batcher_did_to_its_calls_is_counted():
+    async def picky(items: list[int]) -> list[int]:
+        if 0 in items:
+            raise ValueError
+        return items
+
+    options = {"max_batch_size": 4, "batch_wait_timeout_s": 1, "isolate_errors": True}
+    batcher = shoal.Batcher(picky, allowed_batch_sizes=[4], **options)
+    async with batcher as call:
+        await call.map([0, 1, 2], return_exceptions=True)
+    samples = samples_of(registry_of(batcher))
+    assert samples["shoal_batch_padding_total", CALL, "a"] == 1
+    # The halves: [0] and [1, 2].
+    assert samples["shoal_isolating_runs_total", CALL, "a"] == 2
+    assert samples["shoal_requests_total", CALL, "a", "failed"] == 1
+    assert ("shoal_batch_cost_total", CALL, "a") not in samples
+
+
+async def test_costs_and_splits_are_counted():
+    async def lengths(texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+
+    batcher = shoal.Batcher(
+        lengths,
+        max_batch_size=8,
+        batch_size_fn=len,
+        allowed_batch_sizes=[4, 8],
+        pad=lambda texts, _size: texts,
+        split=lambda text, most: [text[:most], text[most : most + 8], text[most + 8 :]],
+        join=sum,
+    )
+    async with batcher as call:
+        assert await call("x" * 19) == 19
+        assert await call("x") == 1
+    samples = samples_of(registry_of(batcher))
+    assert samples["shoal_split_calls_total", CALL, "a"] == 1
+    assert samples["shoal_split_requests_total", CALL, "a"] == 3
+    assert samples["shoal_batch_cost_total", CALL, "a"] == 8 + 8 + 4 + 4
+    assert samples["shoal_batch_padding_total", CALL, "a"] == 1 + 3
+
+
+async def test_a_continuous_batch_is_shown_by_its_requests():
+    async def steps(batch: shoal.OpenBatch[int, int]) -> None:
+        async for _ in batch.steps():
+            await anyio.sleep(1)
+            batch.active[0].finish(1)
+
+    batcher = shoal.Batcher(steps, fill="continuous", max_batch_size=4)
+    registry = registry_of(batcher)
+    async with batcher as call:
+        await call(1)
+        await anyio.sleep(9)
+        idle = samples_of(registry)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, 1)
+            tasks.start_soon(call, 2)
+            await anyio.sleep(0.5)
+            busy = samples_of(registry)
+    ended = samples_of(registry)
+    figures = ("running_batches", "running_requests", "batch_joins_total", "batch_leaves_total")
+    for samples, expected in ((idle, (0, 0, 1, 1)), (busy, (1, 2, 3, 1)), (ended, (0, 0, 3, 3))):
+        assert tuple(samples[f"shoal_{name}", CALL, "a"] for name in figures) == expected
+    assert busy["shoal_batch_occupancy_seconds_total", CALL, "a"] == pytest.approx(2)
+    assert busy["shoal_batch_busy_seconds_total", CALL, "a"] == pytest.approx(1.5)
+    assert ended["shoal_batch_step_size_sum", CALL, "a"] == 1 + 2 + 1
+    assert ended["shoal_batch_size_count", CALL, "a"] == 0
+    assert ended["shoal_batch_run_seconds_count", CALL, "a"] == 0
+
+
+def test_exemplars_are_in_openmetrics_alone():
+    times = RequestTimes()
+    parent = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    times.count("e", "json", 200, perf_counter() - 0.2, {b"traceparent": parent})
+    registry = registry_of(shoal.Batcher(doubled), times)
+    [shown] = [
+        (sample.labels["le"], sample.exemplar)
+        for family in openmetrics(generate_openmetrics(registry).decode())
+        for sample in family.samples
+        if sample.exemplar is not None
+    ]
+    assert shown[0] == "0.25"
+    assert shown[1].labels == {"trace_id": "0af7651916cd43dd8448eb211c80319c"}
+    assert 0.2 <= shown[1].value <= 0.25
+    assert b"trace_id" not in generate_latest(registry)
 
 
 @pytest.mark.parametrize("items", [0, 1, 2, 255, 256, 257, 600])
@@ -76,7 +170,7 @@ def test_the_times_of_two_streams_are_those_between_their_own_items(items):
         for clock in clocks:
             clock.tick()
         now += 0.25
-    assert len(times.new_gaps) <= 256
+    assert len(times.between.new) <= 256
     first, between = times.first.snapshot(), times.between.snapshot()
     assert (first.total, first.sum) == (min(2, 2 * items), 3 * min(2, 2 * items))
     gaps = max(0, 2 * items - 2)

@@ -280,6 +280,7 @@ class Session:
             former.model.snapshot(),
             limit,
             former.scheduling_capacity,
+            self._parking.now(),
         )
 
     @property

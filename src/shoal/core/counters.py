@@ -6,77 +6,28 @@ costs the same whether its metrics are scraped or not.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
 from dataclasses import dataclass
-from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from shoal.core.batch import DispatchReason
 from shoal.core.events import Observers
+from shoal.core.histogram import SIZE_BOUNDS, TIME_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from shoal.core.batch import Batch
+    from shoal.core.histogram import HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
+    from shoal.core.occupancy import Occupancy, OccupancyStatistics
     from shoal.core.options.options import BatchOptions
+    from shoal.core.request import Request
 
-SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
-"""Upper bounds of the batch size histogram, in requests."""
-
-TIME_BOUNDS_S: Final = (
-    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
-    60.0,
-)  # fmt: skip
-"""Upper bounds of the wait and run time histograms, in seconds."""
+arrived_at: Final = attrgetter("arrived_at")
 
 BatcherState = Literal["new", "open", "draining", "closed", "broken"]
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramSnapshot:
-    """A histogram at one moment.
-
-    Attributes:
-        bounds: The inclusive upper bound of each bucket but the last, which has none.
-        counts: The number of observations in each bucket; there is one bucket more than bounds.
-        total: The number of observations.
-        sum: Their sum.
-    """
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: int
-    sum: float
-
-
-class Histogram:
-    """A histogram with fixed bounds."""
-
-    __slots__ = ("_bounds", "_counts", "_sum")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        """Adds one observation."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def observe_all(self, values: Iterable[float]) -> None:
-        """Adds many observations, which costs little more than to add one."""
-        values = tuple(values)
-        for bucket, count in Counter(map(partial(bisect_left, self._bounds), values)).items():
-            self._counts[bucket] += count
-        self._sum += sum(values)
-
-    def snapshot(self) -> HistogramSnapshot:
-        """Returns a copy of the current counts."""
-        return HistogramSnapshot(self._bounds, tuple(self._counts), sum(self._counts), self._sum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +65,18 @@ class BatcherStatistics:
         shared: Calls that shared the request of an equal call; they are counted above as well.
         cache_hits: Calls that were answered from the cache; likewise.
         batches: Batches by dispatch reason.
-        batch_size: Requests per batch; for an open batch, all that joined it.
-        wait_s: How long the oldest request of each batch waited in the queue, in seconds.
-        run_s: How long the handler took for each batch, in seconds.
+        batch_size: Requests per batch; for an open batch, all that joined it. Continuous batches
+            are not counted: see `occupancy`.
+        wait_s: How long each request waited in the queue until a handler got it, in seconds.
+        run_s: How long the handler took for each batch, in seconds; likewise.
+        padding: How much was added to batches by padding, in requests, or in cost with a
+            `batch_size_fn`.
+        load: The sum of the costs of all batches, with padding, where sizes are not numbers of
+            requests; None where they are.
+        split_calls: Calls that were split into several requests.
+        split_requests: The requests that these calls were split into.
+        isolating_runs: Runs of the handler with a part of a batch that had failed.
+        occupancy: The occupancy of open and continuous batches; None for other handlers.
         max_batch_size: The option in force.
         batch_wait_timeout_s: The option in force, in seconds.
         latency_model: The measured run times of the handler.
@@ -145,6 +105,12 @@ class BatcherStatistics:
     batch_size: HistogramSnapshot
     wait_s: HistogramSnapshot
     run_s: HistogramSnapshot
+    padding: float
+    load: float | None
+    split_calls: int
+    split_requests: int
+    isolating_runs: int
+    occupancy: OccupancyStatistics | None
     max_batch_size: int
     batch_wait_timeout_s: float | None
     latency_model: LatencyModelSnapshot | None
@@ -163,11 +129,17 @@ class Counters:
         "expired",
         "failed",
         "finished",
+        "isolating_runs",
+        "load",
         "observers",
+        "occupancy",
+        "padding",
         "rejected",
         "run_s",
         "shared",
         "shed",
+        "split_calls",
+        "split_requests",
         "wait_s",
     )
 
@@ -185,6 +157,47 @@ class Counters:
         self.batch_size = Histogram(SIZE_BOUNDS)
         self.wait_s = Histogram(TIME_BOUNDS_S)
         self.run_s = Histogram(TIME_BOUNDS_S)
+        self.padding: float = 0
+        self.load: float = 0
+        self.split_calls = 0
+        self.split_requests = 0
+        self.isolating_runs = 0
+        self.occupancy: Occupancy | None = None
+
+    def note_waits(
+        self, requests: Sequence[Request], oldest_at: float, now: float, *, in_order: bool
+    ) -> None:
+        """Counts how long the requests of a batch that begins have waited.
+
+        Args:
+            requests: The requests.
+            oldest_at: When the oldest of them arrived, in seconds.
+            now: The time, in seconds.
+            in_order: Whether they are in the order of their arrival.
+        """
+        wait_s = self.wait_s
+        count = len(requests)
+        if count == 1:
+            wait_s.observe(now - oldest_at)
+            return
+        arrivals = map(arrived_at, requests)
+        if in_order:
+            total = count * now - sum(arrivals)
+            least = now - requests[-1].arrived_at
+            if wait_s.observe_alike(now - oldest_at, least, count, total):
+                return
+            arrivals = map(arrived_at, requests)
+        wait_s.gather(map(now.__sub__, arrivals))
+
+    def note_load(self, requests: Sequence[Request], load: float) -> None:
+        """Counts the load of a batch whose size is more than the number of its requests.
+
+        Args:
+            requests: Its requests.
+            load: The sum of their costs, with padding.
+        """
+        self.load += load
+        self.padding += load - sum([request.cost for request in requests])
 
     def statistics(
         self,
@@ -197,6 +210,7 @@ class Counters:
         latency_model: LatencyModelSnapshot | None = None,
         batch_size_limit: float | None = None,
         scheduling_capacity: float = 0,
+        now: float = 0,
     ) -> BatcherStatistics:
         """Returns the totals together with the current state of the batcher.
 
@@ -210,6 +224,7 @@ class Counters:
             latency_model: The measured run times; None before the batcher was first opened.
             batch_size_limit: The current limit on a batch's size; None for `max_batch_size`.
             scheduling_capacity: How much more could start at once.
+            now: The time on the event loop's clock, in seconds.
         """
         return BatcherStatistics(
             name=name,
@@ -230,6 +245,12 @@ class Counters:
             batch_size=self.batch_size.snapshot(),
             wait_s=self.wait_s.snapshot(),
             run_s=self.run_s.snapshot(),
+            padding=self.padding,
+            load=None if options.batch_size_fn is None else self.load,
+            split_calls=self.split_calls,
+            split_requests=self.split_requests,
+            isolating_runs=self.isolating_runs,
+            occupancy=None if self.occupancy is None else self.occupancy.statistics(now),
             max_batch_size=options.max_batch_size,
             batch_wait_timeout_s=options.batch_wait_timeout_s,
             latency_model=latency_model,

@@ -2,16 +2,17 @@
 
 The engine counts per batch, in plain integers. Converting these counters when they are scraped adds
 no work to the hot path. Updating prometheus_client's objects in place would take a lock and a
-look-up for every update. Only HTTP responses are counted one by one, in a dict.
+look-up for every update. Of a request only the times are kept, and counted in bulk.
 
-Every label value is chosen by the operator or fixed: names of backends and endpoints, fixed words,
-classes of statuses. None comes from a caller, so the number of time series is bounded.
+Every label value is chosen by the operator or fixed: names of backends, methods and endpoints, and
+fixed words. None comes from a caller, so the number of time series is bounded. What a caller sends
+of its trace is an exemplar: there is at most one a bucket.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeVar, get_args
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -19,16 +20,22 @@ from prometheus_client.metrics_core import (
     HistogramMetricFamily,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from shoal.serving.status import ReplicaState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client.metrics_core import Metric
 
-    from shoal.core.counters import BatcherStatistics, Histogram, HistogramSnapshot
-    from shoal.observe.metrics import AnswerCounts, ItemTimes, StreamTimes
+    from shoal.core import request_times
+    from shoal.core.counters import BatcherStatistics
+    from shoal.core.histogram import Histogram, HistogramSnapshot
+    from shoal.core.occupancy import OccupancyStatistics
+    from shoal.core.request_times import RequestTimes
+    from shoal.observe.connections import ConnectionCounts, ConnectionTotals
+    from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.status import (
         BackendStatus,
         EndpointStatus,
@@ -37,8 +44,6 @@ if TYPE_CHECKING:
         Status,
     )
 
-    Named = Iterable[tuple[str, BatcherStatistics]]
-
 T = TypeVar("T")
 
 COUNTER: Final = CounterMetricFamily
@@ -46,38 +51,84 @@ GAUGE: Final = GaugeMetricFamily
 Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
+class StartTimes(NamedTuple):
+    """The starts of one backend's replicas.
+
+    Attributes:
+        failures: How many replicas could not be started.
+        times: How long starts took until the replica was ready, in seconds.
+    """
+
+    failures: int
+    times: HistogramSnapshot
+
+
+class Sources(NamedTuple):
+    """Where the figures come from. Each function is called on each scrape.
+
+    Attributes:
+        batchers: Returns the backend, the method and the statistics of each batcher.
+        times: Returns how long requests took, as far as it was counted in different places.
+        streams: The times of streams.
+        status: Returns the status of the controller; None if there is no controller.
+        starts: Returns the starts of replicas, by backend.
+    """
+
+    batchers: Callable[[], Iterable[tuple[str, str, BatcherStatistics]]]
+    times: Callable[[], Iterable[RequestTimes]]
+    streams: StreamTimes
+    status: Callable[[], Status | None] = lambda: None
+    starts: Callable[[], Mapping[str, StartTimes]] = dict
+
+
 class ShoalCollector(Collector):
     """Converts statistics into metrics; register it in a `prometheus_client.CollectorRegistry`.
 
     Args:
-        batchers: Returns each batcher's name and statistics; called on each scrape. The name is the
-            tag of its backend, with the method appended if that is not ``__call__``.
-        answers: The counted responses.
-        streams: The times of streams.
-        status: Returns the status of the controller; None if there is no controller.
+        sources: Where the figures come from.
+
+    Attributes:
+        listeners: The connections of the server, by a word for each of its listeners; set before a
+            scrape, and empty with another server.
     """
 
-    def __init__(
-        self,
-        batchers: Callable[[], Named],
-        answers: AnswerCounts,
-        streams: StreamTimes,
-        status: Callable[[], Status | None] = lambda: None,
-    ) -> None:
-        self._batchers = batchers
-        self._answers = answers
-        self._streams = streams
-        self._status = status
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self.listeners: Mapping[str, ConnectionCounts] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Yields the current metrics."""
-        batchers = [((name,), statistics) for name, statistics in self._batchers()]
-        yield from _metrics(("backend",), batchers, _OF_BATCHERS)
+        yield self._request_times()
+        yield from self._of_batchers()
+        streams = [((name,), times) for name, times in self._sources.streams]
+        for name, help_, of_stream in _STREAM_HISTOGRAMS:
+            found = [(where, of_stream(times).snapshot()) for where, times in streams]
+            yield _histogram(name, help_, ("endpoint",), found)
+        if (status := self._sources.status()) is not None:
+            yield from _of_controller(status, self._sources.starts())
+        listeners = [((word,), counts.totals()) for word, counts in self.listeners.items()]
+        yield from _metrics(("listener",), listeners, _OF_LISTENERS)
+
+    def _request_times(self) -> Metric:
+        family = HistogramMetricFamily(
+            "shoal_request_seconds",
+            "From a request to the end of its answer.",
+            labels=("endpoint", "protocol", "outcome"),
+        )
+        for times in self._sources.times():
+            for endpoint, protocol, outcome, snapshot, exemplars in times:
+                _add(family, (endpoint, protocol, outcome), snapshot, exemplars)
+        return family
+
+    def _of_batchers(self) -> Iterator[Metric]:
+        labels = ("backend", "method")
+        batchers = [((tag, method), one) for tag, method, one in self._sources.batchers()]
+        yield from _metrics(labels, batchers, _OF_BATCHERS)
         yield _family(
             COUNTER,
             "requests",
             "Requests by outcome.",
-            ("backend", "outcome"),
+            (*labels, "outcome"),
             (
                 ((*where, outcome), getattr(statistics, outcome))
                 for where, statistics in batchers
@@ -88,7 +139,7 @@ class ShoalCollector(Collector):
             COUNTER,
             "batches",
             "Batches by dispatch reason.",
-            ("backend", "reason"),
+            (*labels, "reason"),
             (
                 ((*where, reason.value), count)
                 for where, statistics in batchers
@@ -97,23 +148,15 @@ class ShoalCollector(Collector):
         )
         for name, help_, snapshot in _HISTOGRAMS:
             found = [(where, snapshot(one)) for where, one in batchers]
-            yield _histogram(name, help_, "backend", found)
-        streams = [((name,), times) for name, times in self._streams]
-        for name, help_, of_stream in _STREAM_HISTOGRAMS:
-            found = [(where, of_stream(times).snapshot()) for where, times in streams]
-            yield _histogram(name, help_, "endpoint", found)
-        yield _family(
-            COUNTER,
-            "http_responses",
-            "Responses by class of status.",
-            ("endpoint", "status"),
-            (((endpoint, status), count) for endpoint, status, count in self._answers),
-        )
-        if (status := self._status()) is not None:
-            yield from _of_controller(status)
+            yield _histogram(name, help_, labels, found)
+        joined = [(where, s.occupancy) for where, s in batchers if s.occupancy is not None]
+        yield from _metrics(labels, joined, _OF_JOINED)
+        steps = [(where, one.steps) for where, one in joined]
+        help_ = "Requests in a continuous batch at each step of its handler."
+        yield _histogram("batch_step_size", help_, labels, steps)
 
 
-def _of_controller(status: Status) -> Iterator[Metric]:
+def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator[Metric]:
     """Yields the metrics of a controller: those of Ray Serve 1.x's router, and of replicas."""
     endpoints = status.endpoints.items()
     backends = status.backends.items()
@@ -132,6 +175,10 @@ def _of_controller(status: Status) -> Iterator[Metric]:
             for state in get_args(ReplicaState)
         ),
     )
+    started = [((tag,), one) for tag, one in starts.items()]
+    yield from _metrics(("backend",), started, _OF_STARTS)
+    times = [(where, one.times) for where, one in started]
+    yield _histogram("replica_start_seconds", "Start time of a replica.", ("backend",), times)
     yield from _metrics(("backend", "replica"), replicas, _OF_REPLICAS)
     yield from _metrics(("endpoint", "backend"), shadows, _OF_SHADOWS)
 
@@ -161,19 +208,41 @@ def _family(
 
 
 def _histogram(
-    name: str, help_: str, label: str, found: Iterable[tuple[Sequence[str], HistogramSnapshot]]
+    name: str,
+    help_: str,
+    labels: Sequence[str],
+    found: Iterable[tuple[Sequence[str], HistogramSnapshot]],
 ) -> Metric:
-    family = HistogramMetricFamily(f"shoal_{name}", help_, labels=[label])
+    family = HistogramMetricFamily(f"shoal_{name}", help_, labels=labels)
     for where, histogram in found:
-        bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
-        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
-        family.add_metric(where, buckets, histogram.sum)
+        _add(family, where, histogram, {})
     return family
+
+
+def _add(
+    family: HistogramMetricFamily,
+    where: Sequence[str],
+    histogram: HistogramSnapshot,
+    exemplars: Mapping[int, request_times.Exemplar],
+) -> None:
+    """Adds a histogram to a family, with the exemplars of some of its buckets."""
+    bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    for number, (bound, count) in enumerate(zip(bounds, accumulate(histogram.counts), strict=True)):
+        found = exemplars.get(number)
+        if found is None:
+            buckets.append((bound, count))
+        else:
+            shown = Exemplar({"trace_id": found.trace_id}, found.took_s, found.at)
+            buckets.append((bound, count, shown))
+    family.add_metric(where, buckets, histogram.sum)
 
 
 _OUTCOMES: Final = ("finished", "failed", "cancelled", "expired", "rejected", "shed")
 
-_OF_BATCHERS: Final[Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics], float]]]] = (
+_OF_BATCHERS: Final[
+    Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics], float | None]]]
+] = (
     (GAUGE, "queued_requests", "Requests in the queue.", lambda s: s.queued),
     (
         GAUGE,
@@ -182,7 +251,18 @@ _OF_BATCHERS: Final[Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics],
         lambda s: s.parked,
     ),
     (GAUGE, "running_requests", "Requests in the handler.", lambda s: s.running),
-    (GAUGE, "running_batches", "Batches in the handler.", lambda s: s.batches_running),
+    (
+        GAUGE,
+        "running_batches",
+        "Batches in the handler, without continuous ones that wait for requests.",
+        lambda s: s.batches_running - (0 if s.occupancy is None else s.occupancy.idle_batches),
+    ),
+    (
+        GAUGE,
+        "batch_size_limit",
+        "The most that a batch may have now: requests, or cost.",
+        lambda s: s.batch_size_limit,
+    ),
     (
         COUNTER,
         "shared_requests",
@@ -190,6 +270,21 @@ _OF_BATCHERS: Final[Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics],
         lambda s: s.shared,
     ),
     (COUNTER, "cache_hits", "Requests that were answered from the cache.", lambda s: s.cache_hits),
+    (COUNTER, "split_calls", "Calls split into several requests.", lambda s: s.split_calls),
+    (COUNTER, "split_requests", "Requests that calls were split into.", lambda s: s.split_requests),
+    (
+        COUNTER,
+        "isolating_runs",
+        "Runs of the handler with a part of a batch that had failed.",
+        lambda s: s.isolating_runs,
+    ),
+    (
+        COUNTER,
+        "batch_padding",
+        "What padding added to batches: requests, or cost.",
+        lambda s: s.padding,
+    ),
+    (COUNTER, "batch_cost", "The cost of batches, with padding.", lambda s: s.load),
     (
         GAUGE,
         "batcher_up",
@@ -200,12 +295,25 @@ _OF_BATCHERS: Final[Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics],
 
 _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[BatcherStatistics], HistogramSnapshot]]]] = (
     ("batch_size", "Requests in a batch.", lambda s: s.batch_size),
-    (
-        "batch_wait_seconds",
-        "How long the oldest request of a batch waited in the queue.",
-        lambda s: s.wait_s,
-    ),
+    ("queue_seconds", "How long a request waited in the queue.", lambda s: s.wait_s),
     ("batch_run_seconds", "Run time of the handler for a batch.", lambda s: s.run_s),
+)
+
+_OF_JOINED: Final[Sequence[tuple[Kind, str, str, Callable[[OccupancyStatistics], float]]]] = (
+    (COUNTER, "batch_joins", "Requests that joined a batch.", lambda o: o.joined),
+    (COUNTER, "batch_leaves", "Requests that left a batch.", lambda o: o.left),
+    (
+        COUNTER,
+        "batch_occupancy_seconds",
+        "How long requests were in a batch, in all.",
+        lambda o: o.request_s,
+    ),
+    (
+        COUNTER,
+        "batch_busy_seconds",
+        "How long at least one request was in a batch.",
+        lambda o: o.busy_s,
+    ),
 )
 
 _STREAM_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[ItemTimes], Histogram]]]] = (
@@ -218,28 +326,33 @@ _STREAM_HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[ItemTimes], Histogr
 )
 
 _OF_ENDPOINTS: Final[Sequence[tuple[Kind, str, str, Callable[[EndpointStatus], float]]]] = (
-    (COUNTER, "endpoint_requests", "Requests to an endpoint.", lambda e: e.requests),
-    (COUNTER, "endpoint_errors", "Failed requests to an endpoint.", lambda e: e.errors),
     (GAUGE, "endpoint_held_requests", "Requests held until traffic is set.", lambda e: e.held),
 )
 
 _OF_BACKENDS: Final[Sequence[tuple[Kind, str, str, Callable[[BackendStatus], float]]]] = (
-    (COUNTER, "backend_requests", "Requests that have ended.", lambda b: b.requests),
-    (COUNTER, "backend_errors", "Failed requests.", lambda b: b.errors),
-    (
-        GAUGE,
-        "backend_queued_requests",
-        "Requests in the queues of all methods.",
-        lambda b: b.queued,
-    ),
-    (GAUGE, "backend_wanted_replicas", "Target number of replicas.", lambda b: b.wanted),
+    (GAUGE, "wanted_replicas", "Target number of replicas.", lambda b: b.wanted),
     (COUNTER, "replica_starts", "Started replicas.", lambda b: b.starts),
     (COUNTER, "replica_deaths", "Replicas that died or were killed.", lambda b: b.deaths),
     (COUNTER, "replica_restarts", "Replicas started to replace a dead one.", lambda b: b.restarts),
 )
 
+_OF_STARTS: Final[Sequence[tuple[Kind, str, str, Callable[[StartTimes], float]]]] = (
+    (COUNTER, "replica_start_failures", "Failed starts of replicas.", lambda s: s.failures),
+)
+
+_OF_LISTENERS: Final[
+    Sequence[tuple[Kind, str, str, Callable[[ConnectionTotals], float | None]]]
+] = (
+    (GAUGE, "connections", "Open connections.", lambda c: c.open),
+    (GAUGE, "connection_limit", "How many connections may be open.", lambda c: c.limit),
+    (COUNTER, "accepted_connections", "Accepted connections.", lambda c: c.accepted),
+    (COUNTER, "received_bytes", "Bytes that came in.", lambda c: c.received),
+    (COUNTER, "sent_bytes", "Bytes that went out.", lambda c: c.sent),
+)
+
 _OF_REPLICAS: Final[Sequence[tuple[Kind, str, str, Callable[[ReplicaStatus], float | None]]]] = (
-    (GAUGE, "replica_ongoing_requests", "Requests a replica runs.", lambda r: r.ongoing),
+    (GAUGE, "replica_running_requests", "Requests a replica runs.", lambda r: r.ongoing),
+    (COUNTER, "replica_batches", "Batches a replica was given.", lambda r: r.batches),
     (GAUGE, "replica_memory_bytes", "Resident memory of a replica.", lambda r: r.memory_bytes),
 )
 

@@ -1,49 +1,16 @@
-"""The counts of HTTP responses, and the times of streams; those of calls are the engine's."""
+"""The times of streams; those of requests and calls are counted by the engine."""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from shoal.core.counters import TIME_BOUNDS_S, Histogram
+from shoal.core.histogram import MOST_NEW, TIME_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-_MOST_NEW_GAPS: Final = 256
-
 NO_ENDPOINT = "-"
-"""The endpoint label of responses that no endpoint gave."""
-
-
-class AnswerCounts:
-    """Counts HTTP responses by endpoint and class of status."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[tuple[str, int]] = Counter()
-
-    def count(self, endpoint: str, status: int) -> None:
-        """Counts one response.
-
-        Args:
-            endpoint: The endpoint's name, or `NO_ENDPOINT`.
-            status: The response's HTTP status.
-        """
-        self._counts[endpoint, status] += 1
-
-    def keep(self, endpoints: Container[str]) -> None:
-        """Forgets the responses of other endpoints, which were deleted."""
-        for endpoint, status in list(self._counts):
-            if endpoint != NO_ENDPOINT and endpoint not in endpoints:
-                del self._counts[endpoint, status]
-
-    def __iter__(self) -> Iterator[tuple[str, str, int]]:
-        """Yields the endpoint, status class (``"2xx"``) and count of each pair counted so far."""
-        by_class: Counter[tuple[str, int]] = Counter()
-        for (endpoint, status), count in self._counts.items():
-            by_class[endpoint, status // 100] += count
-        for (endpoint, hundreds), count in by_class.items():
-            yield endpoint, f"{hundreds}xx", count
+"""The endpoint label of requests that no endpoint answered."""
 
 
 class ItemTimes:
@@ -51,25 +18,12 @@ class ItemTimes:
 
     Attributes:
         first: The times from the request, once its body was read, to the first item, in seconds.
-        new_gaps: Times between items that `between` has not counted yet. They are counted together,
-            which is a third of the cost of an item's times.
+        between: The times from each item to the next one, in seconds.
     """
 
     def __init__(self) -> None:
         self.first = Histogram(TIME_BOUNDS_S)
-        self.new_gaps: list[float] = []
-        self._between = Histogram(TIME_BOUNDS_S)
-
-    @property
-    def between(self) -> Histogram:
-        """The times from each item to the next one, in seconds."""
-        self.count_new_gaps()
-        return self._between
-
-    def count_new_gaps(self) -> None:
-        """Counts the times that were not counted yet."""
-        self._between.observe_all(self.new_gaps)
-        self.new_gaps.clear()
+        self.between = Histogram(TIME_BOUNDS_S)
 
     def clock(self, now: Callable[[], float]) -> ItemClock:
         """Returns the clock of one stream, which starts now.
@@ -87,7 +41,7 @@ class ItemClock:
 
     def __init__(self, times: ItemTimes, now: Callable[[], float]) -> None:
         self._times = times
-        self._new_gaps = times.new_gaps
+        self._new_gaps = times.between.new
         self._now = now
         self._has_come = False
         self._last = now()
@@ -100,8 +54,8 @@ class ItemClock:
         if self._has_come:
             new_gaps = self._new_gaps
             new_gaps.append(gap)
-            if len(new_gaps) >= _MOST_NEW_GAPS:
-                self._times.count_new_gaps()
+            if len(new_gaps) >= MOST_NEW:
+                self._times.between.count_new()
         else:
             self._has_come = True
             self._times.first.observe(gap)

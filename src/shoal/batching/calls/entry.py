@@ -312,6 +312,7 @@ class Entry:
             raise
         if len(parts) == 1:
             return await self.call(*parts[0])
+        self._count_split(parts)
         requests = await self._group(parts)
         waiter: GroupWaiter = requests[0].waiter
         waiter.has_failed = partial(_any_failed, requests)
@@ -357,7 +358,10 @@ class Entry:
             queued = entering.get(options.key)
             if queued is None:
                 queued = self.intake.former.size_beside(options)
-            calls.append(self._splitting.parts(item, options, call_options, now, queued))
+            parts = self._splitting.parts(item, options, call_options, now, queued)
+            if len(parts) > 1:
+                self._count_split(parts)
+            calls.append(parts)
             entering[options.key] = queued + options.cost
         return calls
 
@@ -390,6 +394,10 @@ class Entry:
         finally:
             _let_go_of_errors(requests)
         return results
+
+    def _count_split(self, parts: list[Part]) -> None:
+        self._counters.split_calls += 1
+        self._counters.split_requests += len(parts)
 
     async def _group(self, parts: list[Part]) -> list[Request]:
         try:

@@ -178,6 +178,7 @@ class OpenBatch(Generic[T, R]):
     def join_nowait(self) -> list[OpenRequest[T, R]]:
         """Returns the requests that join now, in order; can be empty."""
         self._look()
+        self._joining.stepped()
         joined, self._ahead = self._ahead, []
         self._active = [*self.active, *joined]
         return joined

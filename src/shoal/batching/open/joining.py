@@ -86,10 +86,14 @@ class Joining(ABC):
     async def wait(self) -> bool:
         """Waits until a request may have joined; returns False if no more will join."""
 
+    @abstractmethod
+    def stepped(self) -> None:
+        """Handles that the handler has taken what there is, for its next step."""
+
     def ended(self, request: Request) -> None:
         """Handles that one of the batch's requests has ended."""
         self.outcomes.count(request)
-        self._queue.tell_ended(self.batch, request)
+        self._queue.ended(self.batch, request)
 
     async def pause(self) -> None:
         """Executes a checkpoint between two steps, so that callers can take places that are free.
@@ -129,7 +133,7 @@ class Joining(ABC):
         taken = self._queue.taken_within(self.room)
         if taken:
             self.batch.admit(taken)
-            self._queue.tell_joined(self.batch, taken)
+            self._queue.joined(self.batch, taken)
             self.joined += taken
             self._size += sum([request.cost for request in taken])
             self.changed()
@@ -193,6 +197,9 @@ class OpenJoining(Joining):
     def pull(self) -> None:
         self._drop_ended()  # `feed` adds requests as they arrive
 
+    def stepped(self) -> None:
+        pass  # such a batch is counted as a whole
+
     async def wait(self) -> bool:
         if self.is_closed:
             return False
@@ -253,6 +260,10 @@ class ContinuousJoining(Joining):
             # An answered caller runs in the next pass of the scheduler. One that leaves a stream
             # goes through a checkpoint first, and calls again in the pass after that.
             await self._queue.one_pass()
+
+    def stepped(self) -> None:
+        if self.batch.active:
+            self._queue.occupancy.steps.gather((self.batch.active,))
 
     def _takes_no_more(self) -> bool:
         is_over = self.has_ended or self.is_leaving

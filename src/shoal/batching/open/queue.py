@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.core.counters import arrived_at
 from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.calls.intake import Intake
-    from shoal.batching.loops.bell import Bell
-    from shoal.batching.loops.parking import Parking
+    from shoal.batching.running.slots import SlotParts
     from shoal.batching.running.turn import Turn
     from shoal.core.batch import Batch
-    from shoal.core.counters import Counters
+    from shoal.core.occupancy import Occupancy
     from shoal.core.request import Request
 
 
@@ -22,42 +21,51 @@ class OpenQueue:
     """Takes requests from the queue, and waits for it to change.
 
     Args:
-        intake: The callers' side of the queue.
+        parts: The parts of the batcher.
         turn: The turn at the queue.
-        bell: Rings when the queue has changed.
-        parking: The event loop's way to wait.
-        counters: The counts of how requests ended, and the observers.
+        occupancy: Counts the requests in the batches.
 
     Attributes:
+        occupancy: As above.
         former: The queue itself.
         now: The event loop's clock.
         change: Waits until the queue changes; needs no turn.
         one_pass: Lets each task that is ready run once; a checkpoint.
     """
 
-    def __init__(
-        self, intake: Intake, turn: Turn, bell: Bell, parking: Parking, counters: Counters
-    ) -> None:
-        self.former = intake.former
-        self.now: Callable[[], float] = parking.now
-        self.change = bell.change
-        self.one_pass = parking.one_pass
-        self._intake = intake
+    def __init__(self, parts: SlotParts, turn: Turn, occupancy: Occupancy) -> None:
+        self.former = parts.intake.former
+        self.now: Callable[[], float] = parts.parking.now
+        self.change = parts.bell.change
+        self.one_pass = parts.parking.one_pass
+        self.occupancy = occupancy
+        self._intake = parts.intake
         self._turn = turn
-        self._bell = bell
-        self._parking = parking
-        self._counters = counters
+        self._bell = parts.bell
+        self._parking = parts.parking
+        self._counters = parts.counters
 
-    def tell_joined(self, batch: Batch, requests: list[Request]) -> None:
-        """Tells the observers that requests have joined a batch."""
+    def began(self, batch: Batch) -> None:
+        """Counts the requests that a batch begins with."""
+        self.occupancy.joined += batch.size
+        self.occupancy.note(self.now())
+
+    def joined(self, batch: Batch, requests: list[Request]) -> None:
+        """Counts requests that have joined a batch, and tells the observers."""
+        now = self.now()
+        self.occupancy.joined += len(requests)
+        self.occupancy.note(now)
+        self._counters.wait_s.gather(map(now.__sub__, map(arrived_at, requests)))
         if (observers := self._counters.observers).all:
-            name, now = self._intake.name, self.now()
+            name = self._intake.name
             observers.tell(lambda each: each.requests_joined(name, batch, requests, now))
 
-    def tell_ended(self, batch: Batch, request: Request) -> None:
-        """Tells the observers that a request of a batch has ended."""
+    def ended(self, batch: Batch, request: Request) -> None:
+        """Counts a request of a batch that has ended, and tells the observers."""
+        now = self.now()
+        self.occupancy.note(now)
         if (observers := self._counters.observers).all:
-            name, now = self._intake.name, self.now()
+            name = self._intake.name
             observers.tell(lambda each: each.request_ended(name, batch, request, now))
 
     def taken_within(self, room: float) -> list[Request]:

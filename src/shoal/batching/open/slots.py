@@ -12,6 +12,7 @@ from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining
 from shoal.batching.open.queue import OpenQueue
 from shoal.batching.running.slots import LEFT_OPEN, Slots, logger
 from shoal.core.batch import DispatchReason
+from shoal.core.occupancy import Occupancy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +40,9 @@ class OpenSlots(Slots[OpenRun]):
     ) -> None:
         self._open: dict[Batch, Joining] = {}
         super().__init__(parts, run, on_death, room)
-        self._queue = OpenQueue(parts.intake, self._turn, parts.bell, parts.parking, parts.counters)
+        parts.counters.occupancy = occupancy = Occupancy(parts.batches)
+        self._queue = OpenQueue(parts, self._turn, occupancy)
+        self._are_endless = fill == "continuous"
         self._joining_of = OpenJoining if fill == "open" else ContinuousJoining
         self._former.tell_all()
 
@@ -112,7 +115,9 @@ class OpenSlots(Slots[OpenRun]):
             room = 0 if is_due and self._is_full() else former.options.max_batch_size
             requests = self._queue.taken_within(room)
             if requests:
-                return self._begun(requests, DispatchReason.OPEN)
+                batch = self._begun(requests, DispatchReason.OPEN)
+                self._queue.began(batch)
+                return batch
             if former.room.closed and not former.live:
                 break
             await self._listen(None)
@@ -135,7 +140,9 @@ class OpenSlots(Slots[OpenRun]):
             self.run.ended(batch)
             del self._open[batch]
             self._counters.batches[batch.reason] += 1
-            self._counters.batch_size.observe(batch.size)
+            if not self._are_endless:
+                self._counters.batch_size.observe(batch.size)
+            self._queue.occupancy.note(self._parking.now())
             self._tell_room()
 
     async def _run_and_feed(self, batch: Batch, joining: OpenJoining, scope: Scope) -> None:

@@ -189,6 +189,7 @@ class Run(ABC):
         for half in (waiting[:middle], waiting[middle:]):
             part = still_running(half)
             if part:
+                self.counters.isolating_runs += 1
                 part_batch = Batch(batch.id, batch.reason, part, draining=batch.draining)
                 token = running_batch.set(part_batch)
                 try:

@@ -104,6 +104,8 @@ class Slots(ABC, Generic[RunT]):
     """
 
     _are_open: ClassVar = False
+    # Whether a handler runs as long as its batcher, so that its batch has no size or run time.
+    _are_endless = False
 
     def __init__(
         self,
@@ -291,7 +293,8 @@ class Slots(ABC, Generic[RunT]):
         started = self.batches.pop(batch)
         now = self._parking.now()
         run_s = now - started
-        self._counters.run_s.observe(run_s)
+        if not self._are_endless:
+            self._counters.run_s.observe(run_s)
         if scope.cancel_called:
             former.model.interrupted(batch.load, run_s)
         else:
@@ -355,19 +358,22 @@ class Slots(ABC, Generic[RunT]):
     def _begun(self, requests: list[Request], reason: DispatchReason) -> Batch:
         """Returns a batch with requests that were taken from the queue."""
         self._last_id += 1
-        load = load_of(requests, self._former.options)
+        options = self._former.options
+        load = load_of(requests, options)
+        if options.allowed_batch_sizes is not None or options.batch_size_fn is not None:
+            self._counters.note_load(requests, load)
         batch = Batch(self._last_id, reason, requests, load, self.draining)
         for request in requests:
             request.state = RUNNING
             request.batch = batch
         # From here on the requests are found through their batch.
         self.batches[batch] = now = self._parking.now()
-        # In order of arrival the first is the oldest.
+        in_order = self._former.takes_anyone
         oldest_at = requests[0].arrived_at
-        if not self._former.takes_anyone:
+        if not in_order:
             oldest_at = min([request.arrived_at for request in requests])
         batch.arrived_at = oldest_at
-        self._counters.wait_s.observe(now - oldest_at)
+        self._counters.note_waits(requests, oldest_at, now, in_order=in_order)
         if self._counters.observers.all:
             name = self.run.name
             self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))

@@ -26,6 +26,7 @@ from shoal.http.app.served_endpoints import served_endpoints
 from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.routing import Page
+from shoal.observe.connections import SERVER
 from shoal.serving.backends.status import state_of
 from shoal.serving.names import RESERVED
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from shoal.core.counters import BatcherStatistics
+    from shoal.core.request_times import RequestTimes
     from shoal.http.app.declarations import Declarations
     from shoal.http.app.served_endpoints import Phase
     from shoal.http.openapi.document import Document
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.routing import Mounts, PathTable, Route
+    from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -102,12 +105,27 @@ class Pages:
         found: dict[str, Any] = orjson.loads(self._unprefixed.as_json(self._endpoints(), ""))
         return found
 
-    def _statistics(self) -> Iterator[tuple[str, BatcherStatistics]]:
+    def _statistics(self) -> Iterator[tuple[str, str, BatcherStatistics]]:
         _, controller = self._now()
         if controller is not None:
-            for backend in controller.backends.values():
-                for method_batcher in backend.method_batchers.values():
-                    yield method_batcher.batcher.name, method_batcher.batcher.statistics()
+            for tag, backend in controller.backends.items():
+                for method, method_batcher in backend.method_batchers.items():
+                    yield tag, method, method_batcher.batcher.statistics()
+
+    def _times(self) -> Iterator[RequestTimes]:
+        yield self._dispatcher.times
+        _, controller = self._now()
+        if controller is not None:
+            yield controller.times
+
+    def _starts(self) -> dict[str, StartTimes]:
+        from shoal.observe.collector import StartTimes
+
+        _, controller = self._now()
+        if controller is None:
+            return {}
+        found = {tag: one.supervisor.failures for tag, one in controller.backends.items()}
+        return {tag: StartTimes(f.start_failures, f.start_s.snapshot()) for tag, f in found.items()}
 
     def _status(self) -> Status | None:
         _, controller = self._now()
@@ -130,16 +148,21 @@ class Pages:
         await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
 
     @cached_property
-    def _registry(self) -> CollectorRegistry:
-        from prometheus_client import CollectorRegistry
+    def _collector(self) -> ShoalCollector:
+        from shoal.observe.collector import ShoalCollector, Sources
 
-        from shoal.observe.collector import ShoalCollector
+        streams = self._dispatcher.streams
+        return ShoalCollector(
+            Sources(self._statistics, self._times, streams, self._status, self._starts)
+        )
+
+    @cached_property
+    def _registry(self) -> CollectorRegistry:
+        from prometheus_client import CollectorRegistry, ProcessCollector
 
         registry = CollectorRegistry()
-        counted = self._dispatcher
-        registry.register(
-            ShoalCollector(self._statistics, counted.answers, counted.streams, self._status)
-        )
+        registry.register(self._collector)
+        ProcessCollector(registry=registry)
         return registry
 
     async def _answer_metrics(self, exchange: Exchange) -> None:
@@ -148,8 +171,11 @@ class Pages:
         _, controller = self._now()
         if controller is not None:
             self._dispatcher.keep_counts_of(controller.endpoints)
+            controller.times.keep(controller.endpoints)
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
+        extensions: dict[str, Any] = exchange.scope.get("extensions") or {}
+        self._collector.listeners = extensions.get(SERVER, {})
         await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
 import orjson
@@ -88,6 +88,8 @@ class Models:
 
 class ProtocolRoute(Route):
     """A route whose problems are in the protocol's form: an object with an ``error``."""
+
+    protocol: ClassVar = "oip"
 
     @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:

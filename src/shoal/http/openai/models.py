@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
 import orjson
@@ -188,6 +188,8 @@ class Models:
 
 class OpenAIRoute(Route):
     """A route whose errors are OpenAI's."""
+
+    protocol: ClassVar = "openai"
 
     @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -12,6 +13,8 @@ from typing_extensions import override
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.core.histogram import MOST_NEW
+from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
 from shoal.http.requests.body import IncompleteBodies
 from shoal.http.requests.exchange import Exchange
@@ -23,11 +26,11 @@ from shoal.http.requests.problem import (
     not_found,
 )
 from shoal.http.requests.routing import Found, Route
-from shoal.observe.metrics import AnswerCounts, StreamTimes
+from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,7 +43,7 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class RouteDispatcher:
-    """Calls the route of a request, turns errors into answers, and counts the answers.
+    """Calls the route of a request, turns errors into answers, and counts the requests.
 
     Args:
         settings: The options of the server.
@@ -48,22 +51,23 @@ class RouteDispatcher:
     Attributes:
         settings: As above.
         incomplete: Bounds what is held of incomplete bodies.
-        answers: The number of answers by endpoint and status.
+        times: How long requests took.
         streams: The times of streams.
     """
 
     def __init__(self, settings: HttpOptions) -> None:
-        self.answers = AnswerCounts()
+        self.times = RequestTimes()
         self.streams = StreamTimes()
         self.settings = settings
         self.incomplete = IncompleteBodies(settings)
         self._id_prefix = secrets.token_hex(4).encode("ascii")
         self._id_count = itertools.count(1)
 
-    def keep_counts_of(self, endpoints: Container[str]) -> None:
+    def keep_counts_of(self, endpoints: Iterable[str]) -> None:
         """Forgets what was counted of other endpoints, which were deleted."""
-        self.answers.keep(endpoints)
-        self.streams.keep(endpoints)
+        kept = {*endpoints, NO_ENDPOINT}
+        self.times.keep(kept)
+        self.streams.keep(kept)
 
     def new_id(self) -> bytes:
         """Returns an id: unique among processes that share a log, and cheap to make."""
@@ -128,8 +132,7 @@ class RouteDispatcher:
         except Exception as error:
             await self._answer_failure(exchange, route, error)
         finally:
-            if exchange.status:
-                self.answers.count(exchange.endpoint or route.name, exchange.status)
+            self._count(exchange, route)
 
     @holds_ctrl_c
     async def _fail(self, exchange: Exchange, route: Route, error: Exception) -> None:
@@ -138,8 +141,21 @@ class RouteDispatcher:
             await self._answer_failure(exchange, route, error)
         finally:
             del error  # its traceback holds this frame
-            if exchange.status:
-                self.answers.count(exchange.endpoint or route.name, exchange.status)
+            self._count(exchange, route)
+
+    def _count(self, exchange: Exchange, route: Route) -> None:
+        """Counts a request that has ended, unless it has no answer."""
+        if exchange.status:
+            if route.name != NO_ENDPOINT:  # else the request may choose the endpoint
+                new = self.times.new_of(route.name, route.protocol, exchange.status)
+                route.new_times[exchange.status] = new
+            self.times.count(
+                exchange.endpoint or route.name,
+                route.protocol,
+                exchange.status,
+                exchange.began_at,
+                exchange.headers,
+            )
 
     async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
         """Answers a request that has failed by a problem, unless its client has left.
@@ -156,10 +172,12 @@ class RouteDispatcher:
                 name = exchange.endpoint or route.name
                 problem = explained(error, self.settings, name, exchange.request_id)
             if exchange.status:
+                exchange.status = 500  # for who counts it: the client does not get the rest
                 raise error
             media_type, body = route.problem(problem, exchange.request_id)
             await exchange.answer(problem.status, media_type, body, problem.headers)
         except CallerLeft as left:
+            exchange.status = LEFT
             _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
         finally:
             del error  # its traceback holds this frame
@@ -189,7 +207,17 @@ class RouteDispatcher:
         if rest is not None:
             return self.take_step(exchange, route, lambda _: rest)
         if exchange.status:
-            self.answers.count(exchange.endpoint or route.name, exchange.status)
+            try:
+                new = route.new_times[exchange.status]
+            except KeyError:
+                self._count(exchange, route)
+            else:  # as `_count` does, in half as many bytecodes
+                if b"traceparent" in exchange.headers:
+                    self._count(exchange, route)
+                    return None
+                new.append(perf_counter() - exchange.began_at)
+                if len(new) >= MOST_NEW:
+                    self.times.count_new()
         return None
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -8,7 +8,7 @@ with equal ``X-Serve-Shard-Key`` go to the same backend; both headers are Ray Se
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from weakref import ref
 
 from typing_extensions import override
@@ -39,6 +39,8 @@ class EndpointRoute(CallRoute):
         codecs: The protocol's codecs.
         options: The options of the server.
     """
+
+    protocol: ClassVar = "json"
 
     def __init__(self, endpoint: Endpoint, codecs: Codecs, options: HttpOptions) -> None:
         super().__init__(endpoint, options)

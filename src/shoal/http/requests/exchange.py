@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
@@ -92,19 +93,21 @@ class Exchange:
         path_params: The values of the path's parameters, for a direct call.
 
     Attributes:
+        began_at: The reading of `time.perf_counter` when it came.
         direct: As above.
         endpoint: The name of the endpoint that is called, if the route is not that of one.
         method: The method of the request.
         headers: The request's headers; the last one of those with the same name.
         kept: What `suspend` was given to keep.
         settings: The options of the server.
-        status: The status of the answer; 0 until it has begun.
+        status: The status of the answer; 0 until it has begun. If it can't be completed, it is set
+            to what the request is to be counted by.
     """
 
     __slots__ = (
         *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_route", "_scope"),
-        *("_send", "_step", "direct", "endpoint", "headers", "kept", "method", "settings"),
-        "status",
+        *("_send", "_step", "began_at", "direct", "endpoint", "headers", "kept", "method"),
+        *("settings", "status"),
     )
 
     headers: Mapping[bytes, bytes]
@@ -117,6 +120,7 @@ class Exchange:
         direct: DirectCall | None,
         path_params: Mapping[str, Any] = NO_PARAMS,
     ) -> None:
+        self.began_at = perf_counter()
         self._scope: Scope | None = None
         self._receive: Receive | None = None
         self._send: Send | None = None

@@ -12,7 +12,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from typing_extensions import override
 
@@ -37,11 +37,16 @@ class Route(ABC):
     """Answers the requests with one method at a path.
 
     Attributes:
-        name: The name that its answers are counted under.
+        name: The name that its requests are counted under.
+        protocol: The protocol that they are counted under; one of `PROTOCOLS`.
+        new_times: Where the times of its requests are kept until they are counted, by status.
     """
+
+    protocol: ClassVar[str] = "other"
 
     def __init__(self, name: str = NO_ENDPOINT) -> None:
         self.name = name
+        self.new_times: dict[int, list[float]] = {}
 
     @abstractmethod
     async def answer(self, exchange: Exchange) -> None:

@@ -98,6 +98,8 @@ async def answer_with_stream(
         await _begin(exchange, form)
         end = form.start + end
     await exchange.end(end)
+    if failure is not None:
+        exchange.status = failure.status  # for who counts it
 
 
 class _Messages:

@@ -36,6 +36,7 @@ from shoal.http.server.sockets.poller import new_poller
 from shoal.http.server.sockets.timeouts import Timeouts
 from shoal.http.server.sockets.tls import TlsTransport
 from shoal.http.server.sockets.transport import Transport
+from shoal.observe.connections import ConnectionCounts
 
 if TYPE_CHECKING:
     import socket
@@ -123,12 +124,14 @@ class _OpenListener:
         shared: Shared,
         poller: Poller,
         tls: SSLContext | None,
+        counts: ConnectionCounts,
     ) -> None:
         self._tls = tls
         self.started = listener.started
         self.bound = bound
         self.shared = shared
         self._poller = poller
+        self._counts = counts
 
     @property
     def url(self) -> str:
@@ -161,7 +164,7 @@ class _OpenListener:
             connection.abort()
 
     def _open(self, client: socket.socket) -> None:
-        transport = Transport(client, self._poller)
+        transport = Transport(client, self._poller, self._counts)
         try:
             top = transport if self._tls is None else TlsTransport(transport, self._tls)
             Client(self.shared, top, self.bound.release).start()
@@ -192,6 +195,7 @@ class _Server:
         self._parking = parking_of_this_loop()
         self._timeouts = Timeouts(self._parking)
         self._poller = new_poller(self._parking)
+        self._counts: dict[str, ConnectionCounts] = {}
 
     def add(self, listener: AppListener, bound: LimitedListener) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""
@@ -242,8 +246,11 @@ class _Server:
             "http" if tls is None else "https",
             None if guard.allows_all else guard,
             ProxyHeaders.of(self._options) if is_main else None,
+            self._counts,
         )
-        return _OpenListener(listener, bound, shared, self._poller, tls)
+        word = "main" if is_main else "admin"
+        counts = self._counts.setdefault(word, ConnectionCounts(self._options.max_connections))
+        return _OpenListener(listener, bound, shared, self._poller, tls, counts)
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()

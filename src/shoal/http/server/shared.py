@@ -16,7 +16,7 @@ from shoal.http.server.turns import Turns
 from shoal.http.server.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from anyio.abc import TaskGroup
     from hypercorn.config import Config
@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     from shoal.http.server.hypercorn import Context
     from shoal.http.server.proxies import ProxyHeaders
     from shoal.http.server.sockets.timeouts import Timeouts
+    from shoal.observe.connections import ConnectionCounts
     from shoal.serving.http_options import HttpOptions
 
+
+NO_COUNTS: Final[Mapping[str, ConnectionCounts]] = {}
+"""The connections of no server."""
 
 _WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = (
@@ -61,12 +65,13 @@ class Shared:
         scheme: The scheme of its URLs, "http" or "https".
         guard: Refuses requests; None if none is refused.
         proxies: Completes scopes by what proxies say; None if no proxy is known.
+        counts: The connections of all addresses of the server, by a word for each.
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
         logged_app: The same, within the access log if that is enabled; HTTP/1.1 has its own.
         answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
-        state, timeouts, tasks, scheme, guard, proxies: As above.
+        state, timeouts, tasks, scheme, guard, proxies, counts: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
         loop: The event loop.
@@ -101,6 +106,7 @@ class Shared:
         scheme: str,
         guard: Guard | None = None,
         proxies: ProxyHeaders | None = None,
+        counts: Mapping[str, ConnectionCounts] = NO_COUNTS,
     ) -> None:
         self._serve(app, options)
         self.state = state
@@ -118,6 +124,7 @@ class Shared:
         self.scheme = scheme
         self.guard = guard
         self.proxies = proxies
+        self.counts = counts
         self.idle_s = options.keep_alive_timeout_s
         self.head_timeout_s = options.head_timeout_s
         self.body_timeout_s = options.body_timeout_s

@@ -100,8 +100,8 @@ class SocketConnection:
         self._receive = receive
         self._calls = calls
         self._codecs = codecs
-        self._count = dispatcher.answers.count
-        self._times = dispatcher.streams
+        self._times = dispatcher.times
+        self._item_times = dispatcher.streams
         self._headers = headers
         self.http_scope: Scope = {**scope, "type": "http", "method": "GET"}
         self.item_headers = ItemHeaders.of(self.http_scope)
@@ -312,7 +312,7 @@ class SocketConnection:
         self._end(request, b"result", _written(result))
 
     async def _relay(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
-        clock = self._times.of(self._calls.endpoint.name).clock(self.parking.now)
+        clock = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)
         stream = request.call.stream(item, metadata)
         await relay(request, stream, partial(self._put, request), clock)
         self._end(request, b"end", b"true")
@@ -344,7 +344,8 @@ class SocketConnection:
         if request.has_ended:
             return
         request.has_ended = True
-        self._count(self._calls.endpoint.name, status)
+        name = self._calls.endpoint.name
+        self._times.count(name, "websocket", status, request.began_at, request.headers)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._outbox.put_last(request, kind, text)
@@ -368,6 +369,8 @@ class SocketConnection:
         for request in tuple(self._requests.values()):
             request.leave()
         self._write_results()
+        for request in tuple(self._requests.values()):  # their tasks were cancelled
+            self._fail(request, CallerLeft("the client has left"))
 
     # The sending; see `Writing`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import anyio
@@ -85,6 +86,7 @@ class SocketRequest:
         new: The message.
 
     Attributes:
+        began_at: The reading of `time.perf_counter` when it came.
         id: Its id, as JSON.
         headers: The headers of the handshake, and of the item as if it came over HTTP.
         loop: The event loop.
@@ -98,13 +100,14 @@ class SocketRequest:
 
     __slots__ = (
         *("_changed", "_connection", "_leave", "call", "credit", "headers", "id"),
-        *("has_ended", "is_cancelled", "loop", "task_scope", "unsent"),
+        *("began_at", "has_ended", "is_cancelled", "loop", "task_scope", "unsent"),
     )
 
     call: EndpointCall
     method: Final = "POST"
 
     def __init__(self, connection: Connection, new: NewRequest) -> None:
+        self.began_at = perf_counter()
         self._connection = connection
         self._leave: Callable[[], object] | None = None
         self.id = new.id

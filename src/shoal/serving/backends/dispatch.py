@@ -8,7 +8,7 @@ that streams, the requests that had got no item run again, and the others fail.
 from __future__ import annotations
 
 import logging
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP
@@ -19,7 +19,7 @@ from shoal.batching.handlers.handler import Handler
 from shoal.errors import ReplicaDied
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 
     from shoal.batching.handlers.handler import Fill
     from shoal.batching.open.batch import OpenBatch
@@ -132,12 +132,23 @@ def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Bi
         member = pool.take(1) or await pool.wait(1)
         member.on_withdrawn.append(batch.leave)
         try:
-            with pool.at_work(member, 1) as replica:
+            with pool.at_work(member, 1) as replica, _open_on(member):
                 await replica.run_open(method, batch)
         finally:
             member.on_withdrawn.remove(batch.leave)
 
     return Handler(run, fill=fill, streams=streams, binding=binding)
+
+
+@contextmanager
+def _open_on(member: Member) -> Generator[None]:
+    """Has the running batch counted by its requests while the block runs."""
+    batch = running_batch.get()
+    member.open.append(batch)
+    try:
+        yield
+    finally:
+        member.open.remove(batch)
 
 
 def _requests(items: Sequence[Any]) -> int:

@@ -38,6 +38,7 @@ from shoal.serving.status import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from shoal.core.request_times import RequestTimes
     from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
     from shoal.replicas.portal import Bridge
@@ -105,6 +106,11 @@ class Controller(Client):
     def endpoints(self) -> Mapping[str, Endpoint]:
         """The endpoints, by name."""
         return self._endpoints.by_name
+
+    @property
+    def times(self) -> RequestTimes:
+        """How long calls by handles took; those by HTTP are counted by what serves them."""
+        return self._endpoints.times
 
     @property
     def version(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.core.request_times import RequestTimes
 from shoal.errors import NameTaken, NoSuchName, ShutDown
 from shoal.serving.names import found, without_names
 
@@ -18,12 +19,14 @@ class Endpoints:
 
     Attributes:
         by_name: The endpoints, by name.
+        times: How long calls by handles took.
         version: A number that changes whenever an endpoint is added or removed.
         coming: The names of endpoints that a program creates once its backends have started.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Endpoint] = {}
+        self.times = RequestTimes()
         self._by_route: dict[str, dict[str, Endpoint]] = {}
         self.version = 0
         self.coming: Sequence[str] = ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -11,6 +13,7 @@ import anyio.lowlevel
 from shoal.batching.current import running_batch
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.request import shared_options
+from shoal.core.request_times import LEFT, status_of
 from shoal.serving.clients.handles import AsyncHandle
 from shoal.serving.clients.sync import SyncHandleFace
 from shoal.serving.endpoints.compared_stream import ComparedStream
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.request import RequestOptions
+    from shoal.core.request_times import RequestTimes
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.endpoints import Endpoints
     from shoal.serving.controller.lifetime import Lifetime
@@ -54,9 +58,11 @@ class EndpointHandle(AsyncHandle):
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.call`."""
+        began_at = perf_counter()
         endpoint = self._found()
         endpoint.requests += 1
         answer: PrimaryAnswer | None = None
+        status = LEFT
         try:
             method_batcher, entry, item, call_options = await self._routed(
                 endpoint, args, kwargs, False
@@ -70,18 +76,22 @@ class EndpointHandle(AsyncHandle):
             result = await call
             if answer is not None:
                 answer.set(result)
+            status = 200
             return result
-        except Exception:
+        except Exception as error:
             endpoint.errors += 1
+            status = status_of(error)
             raise
         finally:
+            self._endpoints.times.count(endpoint.name, "python", status, began_at)
             if answer is not None:
                 answer.end()
 
     def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
         """See `Handle.stream`."""
         endpoint = self._found()
-        return EndpointStream(endpoint, lambda: self._begin_stream(endpoint, args, kwargs))
+        begin = partial(self._begin_stream, endpoint, args, kwargs)
+        return EndpointStream(endpoint, begin, self._endpoints.times)
 
     async def _begin_stream(
         self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -179,13 +189,19 @@ class EndpointStream:
     Args:
         endpoint: The endpoint.
         begin: Routes and makes the call.
+        times: Where its time is counted.
     """
 
     def __init__(
-        self, endpoint: Endpoint, begin: Callable[[], Awaitable[ResultStream[Any] | ComparedStream]]
+        self,
+        endpoint: Endpoint,
+        begin: Callable[[], Awaitable[ResultStream[Any] | ComparedStream]],
+        times: RequestTimes,
     ) -> None:
         self._endpoint = endpoint
         self._begin = begin
+        self._times = times
+        self._began_at: float | None = None  # until it is counted
         self._stream: ResultStream[Any] | ComparedStream | None = None
         self._is_entered = self._is_over = False
 
@@ -195,8 +211,8 @@ class EndpointStream:
             self._is_entered = True
             try:
                 await stream.__aenter__()
-            except Exception:
-                self._fail()
+            except Exception as error:
+                self._fail(error)
                 raise
             except BaseException:
                 self._leave()  # since __aexit__ will not be called
@@ -217,9 +233,10 @@ class EndpointStream:
             return await stream.__anext__()
         except StopAsyncIteration:
             self._is_over = True
+            self._count(200)
             raise
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._fail(error)
             raise
         except BaseException:
             if not self._is_entered:
@@ -237,18 +254,30 @@ class EndpointStream:
 
     def _leave(self) -> None:
         self._is_over = True
+        self._count(LEFT)
         if self._stream is not None:
             self._stream.leave()
 
-    def _fail(self) -> None:
+    def _fail(self, error: Exception) -> None:
         self._endpoint.errors += 1
         self._is_over = True
+        self._count(status_of(error))
+
+    def _count(self, status: int) -> None:
+        """Counts the call, which has ended, once."""
+        began_at, self._began_at = self._began_at, None
+        if began_at is not None:
+            self._times.count(self._endpoint.name, "python", status, began_at)
 
     async def _begun(self) -> ResultStream[Any] | ComparedStream:
         self._endpoint.requests += 1
+        self._began_at = perf_counter()
         try:
             self._stream = await self._begin()
             return self._stream
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._fail(error)
+            raise
+        except BaseException:
+            self._count(LEFT)
             raise

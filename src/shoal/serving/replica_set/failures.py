@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from shoal.core.histogram import TIME_BOUNDS_S, Histogram
 from shoal.core.replicas.restarts import Restarts
 from shoal.errors import ReplicaNotStarted
 
@@ -25,11 +26,13 @@ class Failures:
         deaths: The number that died or were killed.
         restarts: The number that were started in place of one that died.
         start_failures: The number that could not be started.
+        start_s: How long starts took until the replica was ready, in seconds.
         last: Why the last one failed; None if another one has become ready since.
     """
 
     def __init__(self, name: str) -> None:
         self.starts = self.deaths = self.restarts = self.start_failures = 0
+        self.start_s = Histogram(TIME_BOUNDS_S)
         self.last: Exception | None = None
         self._name = name
         self._restarts = Restarts()
@@ -53,8 +56,14 @@ class Failures:
         self._restarts.forget()
         self.last = last
 
-    def ready(self) -> None:
-        """Records that a replica has become ready."""
+    def ready(self, took_s: float | None) -> None:
+        """Records that a replica has become ready.
+
+        Args:
+            took_s: How long its start took, in seconds; None if that is not known.
+        """
+        if took_s is not None:
+            self.start_s.observe(took_s)
         self._restarts.started(anyio.current_time())
         self.last = None
 

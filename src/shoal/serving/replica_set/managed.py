@@ -85,7 +85,7 @@ class ManagedReplica:
     @property
     def ongoing(self) -> int:
         """The number of requests that it runs."""
-        return 0 if self.member is None else self.member.ongoing
+        return 0 if self.member is None else self.member.requests
 
     async def run(
         self, delay_s: float, on_ready: Callable[[ManagedReplica, Description], None]

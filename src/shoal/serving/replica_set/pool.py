@@ -19,6 +19,7 @@ from shoal.errors import BackendUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from shoal.core.request import RequestBatch
     from shoal.replicas.contract import Replica
 
 
@@ -31,7 +32,9 @@ class Member:
         slots: The most batches that it takes at once; infinity for no limit.
         most: The most requests that it takes at once; None for no limit beside `slots`.
         batches: The number of batches that it runs now.
-        ongoing: The number of requests in those batches.
+        ongoing: The number of requests in those batches, by which its room is reckoned: an open or
+            continuous batch counts as one, whatever it has.
+        open: The open and continuous batches among them.
         total: The number of batches that it has been given so far.
         on_withdrawn: Called when it gets no more work.
     """
@@ -42,8 +45,14 @@ class Member:
     batches: int = 0
     ongoing: int = 0
     total: int = 0
+    open: list[RequestBatch] = field(default_factory=list["RequestBatch"])
     on_withdrawn: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])
     _idle: anyio.Event | None = None
+
+    @property
+    def requests(self) -> int:
+        """The number of requests that it runs now."""
+        return self.ongoing - len(self.open) + sum([batch.active for batch in self.open])
 
     async def wait_idle(self) -> None:
         """Waits until the replica runs no batch."""

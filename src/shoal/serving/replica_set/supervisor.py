@@ -352,8 +352,8 @@ class Supervisor:
     def _is_ready(
         self, tasks: TaskGroup, managed: ManagedReplica, description: Description
     ) -> None:
-        managed.ready_at = anyio.current_time()
-        self.failures.ready()
+        managed.ready_at = now = anyio.current_time()
+        self.failures.ready(None if managed.began_at is None else now - managed.began_at)
         if not managed.life.is_leaving:
             managed.life.on("ready")
             self.description = self.description or description

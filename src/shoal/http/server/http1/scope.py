@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.observe.connections import SERVER
+
 if TYPE_CHECKING:
     from starlette.types import Scope
 
@@ -44,7 +46,8 @@ def scope_of(
                 "is_cut_off": call.is_cut_off,
                 "heartbeat": call.heartbeat,
                 "send_timeout_s": shared.send_timeout_s,
-            }
+            },
+            SERVER: shared.counts,
         },
     }
     if shared.proxies is not None:

@@ -16,9 +16,12 @@ import socket
 import struct
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
+
+if TYPE_CHECKING:
+    from shoal.observe.connections import ConnectionCounts
 
 _TCP_NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
@@ -109,6 +112,7 @@ class Transport:
     Args:
         connected: The socket.
         poller: Reports what happens at it.
+        counts: Counts the connection; None for nothing.
 
     Attributes:
         receiver: Handles what happens; set it before `start`.
@@ -119,6 +123,7 @@ class Transport:
 
     __slots__ = (
         "_awaits_room",
+        "_counts",
         "_later",
         "_poller",
         "_socket",
@@ -131,7 +136,15 @@ class Transport:
 
     receiver: Receiver
 
-    def __init__(self, connected: socket.socket, poller: Poller) -> None:
+    def __init__(
+        self,
+        connected: socket.socket,
+        poller: Poller,
+        counts: ConnectionCounts | None = None,
+    ) -> None:
+        self._counts = counts
+        if counts is not None:
+            counts.opened(connected)
         connected.setblocking(False)
         self._socket = connected
         self._poller = poller
@@ -260,6 +273,8 @@ class Transport:
             self.unsent = self._later = b""
             self._awaits_room = False
             self._poller.remove(self)
+            if self._counts is not None:
+                self._counts.closing(self._socket)
             self._socket.close()
             self.receiver = NOBODY
 

@@ -18,6 +18,7 @@ from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained
 from shoal.http.server.streams.frames import text_frames
 from shoal.http.server.streams.inbox import Inbox
+from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -187,6 +188,7 @@ class StreamCalls:
             "send_timeout_s": self._shared.send_timeout_s,
         }
         app_scope["extensions"]["shoal.disconnect"] = offered
+        app_scope["extensions"][SERVER] = self._shared.counts
         if scope["type"] == "websocket":
             offered["when_draining"] = partial(self._when_draining, stream)
             offered["when_received"] = inbox.when_received

@@ -1,0 +1,92 @@
+"""A server of `loaded_app` in a process of its own, and its load."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+class LoadedServer:
+    """A running server.
+
+    Attributes:
+        url: Its address.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._client = httpx.Client(base_url=url, timeout=15, trust_env=False)
+
+    def load(self) -> None:
+        """Makes calls of all kinds."""
+        post = self._client.post
+        traced = {"traceparent": TRACEPARENT}
+        for text in ("a", "abc", "x" * 19, "!"):
+            post("/lengths", json=text, headers=traced)
+        post("/lengths", json=1)
+        post("/nowhere")
+        for _ in range(2):
+            post("/shared", json=1)
+            assert "word" in post("/write", json="x").text
+        post("/all", json=3).raise_for_status()
+        tensor = {"name": "x", "shape": [1], "datatype": "INT32", "data": [1]}
+        post("/v2/models/doubled/infer", json={"inputs": [tensor]})
+        asked = {"model": "write", "prompt": "x", "stream": True}
+        assert "word" in post("/v1/completions", json=asked).text
+
+    def scrape(self, accept: str = "*/*") -> str:
+        """Returns the exposition."""
+        answer = self._client.get("/-/metrics", headers={"accept": accept})
+        return answer.raise_for_status().text
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@contextmanager
+def loaded_server() -> Iterator[LoadedServer]:
+    """Serves the application, and has called it."""
+    command = [sys.executable, "-m", "shoal", "serve", "loaded_app:app", "--port", "0"]
+    with (
+        ExitStack() as ending,
+        subprocess.Popen(
+            command,
+            cwd=Path(__file__).parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        ending.callback(process.terminate)
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"http://\S+", line):
+                break
+        else:
+            raise AssertionError("it ended before it served:\n" + "".join(said))
+        try:
+            # What it logs must not fill the pipe.
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            server = LoadedServer(found[0])
+            server.load()
+            yield server
+            server.close()
+        finally:
+            process.terminate()
+            process.wait(10)

@@ -1,0 +1,231 @@
+"""What a loaded server exposes: checked by promtool, and against all that asks for it.
+
+The queries of the dashboard and of the alerts, and the page of the reference, name what exists.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from loaded_server import OPENMETRICS, TRACE, loaded_server
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+from queries import ALERTS, FOLDER, OF_PROMETHEUS, Query, of_alerts, of_dashboard, of_variables
+
+from shoal.core.batch import DispatchReason
+from shoal.core.request_times import OUTCOMES, PROTOCOLS
+
+pytestmark = pytest.mark.real_time
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool is missing: apt-get install prometheus"
+)
+WORDS = {
+    "shoal_request_seconds_count.outcome": set(OUTCOMES),
+    "shoal_request_seconds_bucket.outcome": set(OUTCOMES),
+    "shoal_request_seconds_count.protocol": set(PROTOCOLS),
+    "shoal_requests_total.outcome": {
+        *("finished", "failed", "cancelled", "expired", "rejected", "shed")
+    },
+    "shoal_batches_total.reason": set(DispatchReason),
+    "shoal_replicas.state": {"starting", "ready", "draining", "stopping"},
+}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with loaded_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def families(server):
+    return list(parse(server.scrape()))
+
+
+@pytest.fixture(scope="module")
+def there(families):
+    """The labels of each metric."""
+    found = {"up": set()}
+    for family in families:
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+@needs_promtool
+def test_promtool_finds_nothing_wrong(server):
+    assert linted(server.scrape()) == (0, "")
+
+
+@needs_promtool
+def test_promtool_finds_a_planted_flaw():
+    status, said = linted("# HELP x_ms x\n# TYPE x_ms counter\nx_ms 1\n")
+    assert status != 0
+    assert "x_ms" in said
+
+
+def linted(text):
+    """What promtool's exit status is, and what it says."""
+    checked = subprocess.run(
+        [PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    return checked.returncode, checked.stdout + checked.stderr
+
+
+def test_a_strict_parser_reads_the_openmetrics_and_its_exemplars(server):
+    samples = [s for f in openmetrics(server.scrape(OPENMETRICS)) for s in f.samples]
+    shown = [s for s in samples if s.exemplar is not None]
+    assert {s.labels["endpoint"] for s in shown} == {"lengths"}
+    assert {s.exemplar.labels["trace_id"] for s in shown} == {TRACE}
+
+
+def test_requests_are_counted_by_endpoint_protocol_and_outcome(families):
+    counted = {
+        tuple(sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "shoal_request_seconds_count"
+    }
+    assert {key: n for key, n in counted.items() if key[0] != "-"} == {
+        ("all", "ok", "json"): 1,
+        ("doubled", "ok", "oip"): 1,
+        ("doubled", "ok", "python"): 1,
+        ("lengths", "failed", "json"): 1,
+        ("lengths", "invalid", "json"): 1,
+        ("lengths", "ok", "json"): 3,
+        ("shared", "ok", "json"): 2,
+        ("write", "ok", "json"): 2,
+        ("write", "ok", "openai"): 1,
+    }
+
+
+def test_the_sockets_are_counted(families):
+    found = {
+        sample.name: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.labels.get("listener") == "main"
+    }
+    assert found["shoal_connections"] == found["shoal_accepted_connections_total"] == 1
+    assert found["shoal_connection_limit"] == 1000
+    assert found["shoal_received_bytes_total"] > 1000
+    assert found["shoal_sent_bytes_total"] > 1000
+
+
+def test_no_label_is_more_than_those_that_are_known(there):
+    assert set().union(*there.values()) == {
+        *("backend", "endpoint", "le", "listener", "method", "outcome", "protocol", "reason"),
+        *("replica", "state"),
+    }
+
+
+@pytest.mark.parametrize("query", [*of_dashboard(), *of_alerts()], ids=lambda query: query.where)
+def test_what_a_query_asks_for_exists(query, there):
+    assert query.flaws(there, WORDS) == []
+
+
+def test_the_variables_of_the_dashboard_exist(there):
+    for name, label in of_variables():
+        assert label in there[name] | OF_PROMETHEUS
+
+
+def test_the_dashboard_and_the_alerts_ask_for_all_there_is(families):
+    asked = {name for query in (*of_dashboard(), *of_alerts()) for name, _ in query.selectors()}
+    unasked = [f.name for f in families if not asked.intersection({s.name for s in f.samples})]
+    assert sorted(unasked) == ["process_start_time_seconds", "process_virtual_memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "flaw"),
+    [
+        ("rate(shoal_request_total[5m])", "there is no shoal_request_total"),
+        ('shoal_replicas{backends="x"}', "shoal_replicas has no label backends"),
+        ('shoal_replicas{state=~"ready|red"}', "shoal_replicas has no state=ready|red"),
+        ("sum by (endpoint) (shoal_replicas)", "shoal_replicas has no label endpoint"),
+        ("sum by (state) (shoal_replicas)", "the legend shows backend, which the result lacks"),
+    ],
+)
+def test_a_planted_flaw_is_found(text, flaw, there):
+    assert Query("planted", text, frozenset({"backend"})).flaws(there, WORDS)[0] == flaw
+
+
+def test_the_reference_has_all_metrics_and_no_other(families):
+    page = REFERENCE.read_text(encoding="utf-8")
+    told = set(re.findall(r"^\| `((?:shoal|process)_\w+)` \|", page, re.MULTILINE))
+    suffix = {"counter": "_total"}
+    exposed = {
+        family.name + suffix.get(family.type, "")
+        for family in families
+        if not family.name.startswith("process_")
+    }
+    assert {name for name in told if name.startswith("shoal_")} == exposed
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    "arguments",
+    [("check", "rules", ALERTS), ("check", "config", FOLDER / "prometheus.yaml")],
+    ids=["rules", "config"],
+)
+def test_promtool_accepts_the_files(arguments):
+    checked = subprocess.run([PROMTOOL, *arguments], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+FAILING = 'shoal_request_seconds_count{instance="a", endpoint="e", protocol="json", outcome='
+
+
+@needs_promtool
+def test_an_alert_is_raised_by_what_it_is_about_and_by_nothing_else(tmp_path):
+    """Runs two of the alerts over made-up series."""
+    quiet = {"alertname": "ShoalRequestsFail", "eval_time": "4m", "exp_alerts": []}
+    raised = {
+        "alertname": "ShoalReplicasMissing",
+        "eval_time": "15m",
+        "exp_alerts": [
+            {
+                "exp_labels": {"severity": "warning", "instance": "a", "backend": "b"},
+                "exp_annotations": {
+                    "summary": "b has only 1 ready replicas",
+                    "description": "Fewer than wanted for 10 minutes; `shoal status` shows why the "
+                    "last one failed.",
+                },
+            }
+        ],
+    }
+    tests = {
+        "rule_files": [str(ALERTS)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": FAILING + '"ok"}', "values": "0+60x20"},
+                    {"series": FAILING + '"failed"}', "values": "0+60x3 180x17"},
+                    {
+                        "series": 'shoal_replicas{instance="a", backend="b", state="ready"}',
+                        "values": "1x20",
+                    },
+                    {
+                        "series": 'shoal_wanted_replicas{instance="a", backend="b"}',
+                        "values": "2x20",
+                    },
+                ],
+                "alert_rule_test": [quiet, raised],
+            }
+        ],
+    }
+    file = tmp_path / "tests.yaml"
+    file.write_text(yaml.safe_dump(tests), encoding="utf-8")
+    checked = subprocess.run(
+        [PROMTOOL, "test", "rules", file], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
