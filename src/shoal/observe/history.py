@@ -11,6 +11,7 @@ until it leaves. Rows are numbered through, so that a reader asks for what it ha
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
 
-MOST_ROWS: Final = 240
+MOST_ROWS: Final = 400
 """How many rows are kept of each batcher."""
 
 MOST_PLACES: Final = 64
@@ -171,7 +172,9 @@ class BatchHistory(BatchObserver):
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
         known = self.of(batcher)
         if batch.reason is DispatchReason.OPEN:
-            self._places(known, batch, now)
+            places = known.open_batches[batch.id] = OpenBatchPlaces()
+            for request in batch.requests:
+                places.join(request, now)
             return
         waited_s = round(now - batch.arrived_at, _DIGITS)
         began_at = round(now, _DIGITS)
@@ -181,11 +184,7 @@ class BatchHistory(BatchObserver):
     def requests_joined(
         self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
     ) -> None:
-        known = self.of(batcher)
-        if batch.id not in known.open_batches:
-            self._places(known, batch, now)  # these are among its requests already
-            return
-        places = known.open_batches[batch.id]
+        places = self._places(self.of(batcher), batch, requests)
         for request in requests:
             places.join(request, now)
 
@@ -194,7 +193,7 @@ class BatchHistory(BatchObserver):
         known = self.of(batcher)
         if request.state is State.FINISHED:
             known.latencies.append(now - request.arrived_at)
-        stay = self._places(known, batch, now).leave(request)
+        stay = self._places(known, batch).leave(request)
         if stay is not None:
             self._add_stay(known, batch.id, stay, now, request.state.value)
 
@@ -218,8 +217,8 @@ class BatchHistory(BatchObserver):
                 record.id,
                 record.reason.value,
                 record.size,
-                record.limit,
-                record.load,
+                _number(record.limit),
+                _number(record.load),
                 round(record.began_at, _DIGITS),
                 round(ended_at, _DIGITS),
                 round(record.wait_s, _DIGITS),
@@ -229,14 +228,22 @@ class BatchHistory(BatchObserver):
             )
         )
 
-    def _places(self, known: BatcherHistory, batch: Batch, now: float) -> OpenBatchPlaces:
-        """Returns the places of an open batch, which may have begun before anybody watched."""
+    def _places(
+        self, known: BatcherHistory, batch: Batch, joining: Sequence[Request] = ()
+    ) -> OpenBatchPlaces:
+        """Returns the places of an open batch, which may have begun before anybody watched.
+
+        Args:
+            known: What is kept of its batcher.
+            batch: The batch.
+            joining: Those of its requests that join just now.
+        """
         places = known.open_batches.get(batch.id)
         if places is None:
             places = known.open_batches[batch.id] = OpenBatchPlaces()
             for request in batch.requests:
-                if request.state is State.RUNNING:
-                    places.join(request, now)
+                if request.state is State.RUNNING and request not in joining:
+                    places.join(request, request.arrived_at)  # it is not known when it joined
         return places
 
     def _add_stay(
@@ -255,3 +262,11 @@ class BatchHistory(BatchObserver):
         known.rows.append(
             (self.number, batch, place, joined_at, left_at, waited_s, outcome, request_id)
         )
+
+
+def _number(cost: float) -> float:
+    """Returns a cost, which is whatever the user's ``batch_size_fn`` returns, as JSON can carry it."""
+    try:
+        return float(cost)
+    except OverflowError:
+        return math.inf

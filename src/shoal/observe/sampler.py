@@ -6,13 +6,14 @@ are those that a `BatchHistory` has noted.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shoal.core.counters import BatcherStatistics
+    from shoal.core.counters import BatcherStatistics, HistogramSnapshot
     from shoal.observe.history import BatchHistory
 
 MOST_SAMPLES: Final = 180
@@ -70,7 +71,7 @@ class Sampler:
         self._history = history
         self._batchers = batchers
         self._before: Mapping[str, BatcherStatistics] = {}
-        self._before_at = -_LONGEST_S
+        self._before_at = -math.inf
 
     def step(self, now: float) -> bool:
         """Adds a sample if a second has passed; returns whether it did, or began to count.
@@ -104,7 +105,7 @@ class Sampler:
                 "queued": one.statistics.queued + one.statistics.parked,
                 "levels": {str(level): n for level, n in one.statistics.queued_by_level.items()},
                 "running": one.statistics.running,
-                "limit": one.statistics.max_batch_size,
+                "limit": float(min(one.statistics.max_batch_size, 2**53)),
                 "streams": one.statistics.running if one.streams else 0,
             }
             for one in self.latest
@@ -138,27 +139,31 @@ def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: f
             "reasons": {},
         }
     batches = now.batch_size.total - before.batch_size.total
-    waits = now.wait_s.total - before.wait_s.total
-    runs = now.run_s.total - before.run_s.total
 
     def rate(*names: str) -> float:
-        return sum([getattr(now, n) - getattr(before, n) for n in names]) / passed_s
+        return round(sum([getattr(now, n) - getattr(before, n) for n in names]) / passed_s, 3)
 
     return {
         "finished": rate("finished"),
         "failed": rate("failed"),
         "left": rate("cancelled", "expired"),
         "refused": rate("rejected", "shed"),
-        "batches": batches / passed_s,
-        "size": (now.batch_size.sum - before.batch_size.sum) / batches if batches else 0,
-        "wait_s": (now.wait_s.sum - before.wait_s.sum) / waits if waits else 0,
-        "run_s": (now.run_s.sum - before.run_s.sum) / runs if runs else 0,
+        "batches": round(batches / passed_s, 3),
+        "size": _mean(now.batch_size, before.batch_size),
+        "wait_s": _mean(now.wait_s, before.wait_s),
+        "run_s": _mean(now.run_s, before.run_s),
         "reasons": {
-            reason.value: (count - before.batches[reason]) / passed_s
+            reason.value: round((count - before.batches[reason]) / passed_s, 3)
             for reason, count in now.batches.items()
             if count > before.batches[reason]
         },
     }
+
+
+def _mean(now: HistogramSnapshot, before: HistogramSnapshot) -> float:
+    """Returns the mean of what was observed in between; 0 for nothing."""
+    count = now.total - before.total
+    return round((now.sum - before.sum) / count, 6) if count else 0
 
 
 def _percentiles(times: Sequence[float]) -> Sample:
@@ -166,5 +171,6 @@ def _percentiles(times: Sequence[float]) -> Sample:
     if not times:
         return {f"p{percent}": None for percent in _PERCENTS}
     return {
-        f"p{percent}": times[-(-len(times) * percent // 100) - 1] for percent in _PERCENTS
+        f"p{percent}": round(times[-(-len(times) * percent // 100) - 1], 6)
+        for percent in _PERCENTS
     }

@@ -34,7 +34,7 @@ DASHBOARD: Final = f"{RESERVED}/dashboard"
 """The path of the page; its feed and its files are below."""
 
 FILES: Final = (
-    *("dashboard.css", "dashboard.js", "charts.js", "feed.js", "tables.js", "timeline.js"),
+    *("dashboard.css", "dashboard.js", "charts.js", "feed.js", "tables.js", "text.js", "timeline.js"),
     *("uPlot.iife.min.js", "uPlot.min.css"),
 )
 """The names of the files of the page."""

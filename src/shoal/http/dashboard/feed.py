@@ -42,6 +42,8 @@ MOST_SHOWN: Final = 32
 FRAME_S: Final = 0.25
 """How often viewers are told what is new, in seconds."""
 
+_LARGEST: Final = 2**53  # the largest whole number that all readers of JSON can tell apart
+
 _HEADERS: Final = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-store"),
@@ -184,11 +186,11 @@ class Feed:
     def _written(self, seen: _Seen) -> bytes:
         message: dict[str, Any] = {
             "run": self._run,
-            "now": round(self._frame_at, 3),
+            "now": round(anyio.current_time(), 3),
             "lanes": [
                 {
                     "name": one.name,
-                    "limit": one.statistics.max_batch_size,
+                    "limit": min(one.statistics.max_batch_size, _LARGEST),
                     "open": one.is_open,
                     "rows": lane.since(seen.row),
                     "now": lane.now(is_open=one.is_open),
