@@ -35,5 +35,3 @@ app.endpoint("/hostile", name="hostile")(hostile)
 app.endpoint("/write", name="write", fill="continuous", streams=True, max_batch_size=8)(write)
 app.backend("next", fours)
 app.shadow("fours", "next", 1, compare=lambda one, other: one == other)
-
-

@@ -172,7 +172,11 @@ async def test_failures_are_noted_before_anybody_watches_and_without_their_texts
     assert failure.pop("age_s") < 1
     ids = [failed.headers["x-request-id"]]
     assert failure == {
-        **{"batcher": "slow", "batch": 1, "error": "LookupError", "count": 1, "ids": ids}
+        "batcher": "slow",
+        "batch": 1,
+        "error": "LookupError",
+        "count": 1,
+        "ids": ids,
     }
     assert b"secret" not in watching.body
 
@@ -227,23 +231,20 @@ async def test_a_viewer_beyond_the_limit_is_refused_until_another_leaves(app):
 
 
 async def test_a_viewer_that_does_not_read_skips_and_is_disconnected(app):
-    app.settings.__dict__["send_timeout_s"] = 10.0
     slow_one, quick = viewer(app), viewer(app)
-    async with app.lifespan(), calling(quick):
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(slow_one.run)
-            await slow_one.until(lambda call: call.body)
-            slow_one.stop_reading()
-            await anyio.sleep(5)
-            slow_one.read()
-            await anyio.sleep(1.1)
-            told = messages_of(slow_one)
-            assert len(told) < len(messages_of(quick)) / 2
-            numbers = [sample["number"] for message in told for sample in message["samples"]]
-            assert numbers == list(range(1, numbers[-1] + 1))  # nothing twice, nothing missing
-            slow_one.stop_reading()
-            await anyio.sleep(11)
-            assert slow_one.returned.is_set()
+    async with app.lifespan(), calling(quick, slow_one):
+        await slow_one.until(lambda call: call.body)
+        slow_one.stop_reading()
+        await anyio.sleep(5)
+        slow_one.read()
+        await anyio.sleep(1.1)
+        told = messages_of(slow_one)
+        assert len(told) < len(messages_of(quick)) / 2
+        numbers = [sample["number"] for message in told for sample in message["samples"]]
+        assert numbers == list(range(1, numbers[-1] + 1))  # nothing twice, nothing missing
+        slow_one.stop_reading()
+        await anyio.sleep(11)
+        assert slow_one.returned.is_set()
 
 
 async def test_a_deleted_backend_disappears(app):
@@ -312,14 +313,16 @@ def socket(tmp_path):
 
 @pytest.mark.real_time
 async def test_at_a_loopback_address_it_is_for_this_machine(socket):
-    async with shoal.start(http={"port": 0}) as client:
-        async with httpx.AsyncClient(base_url=client.url) as http:
-            assert (await http.get(DASHBOARD)).status_code == 200
-            async with http.stream("GET", FEED) as feed:
-                assert feed.status_code == 200
-            for relayed in ({"x-forwarded-for": "203.0.113.7"}, {"host": "fish.test"}):
-                answer = await http.get(DASHBOARD, headers=relayed)
-                assert answer.status_code in (403, 421)
+    async with (
+        shoal.start(http={"port": 0}) as client,
+        httpx.AsyncClient(base_url=client.url) as http,
+    ):
+        assert (await http.get(DASHBOARD)).status_code == 200
+        async with http.stream("GET", FEED) as feed:
+            assert feed.status_code == 200
+        for relayed in ({"x-forwarded-for": "203.0.113.7"}, {"host": "fish.test"}):
+            answer = await http.get(DASHBOARD, headers=relayed)
+            assert answer.status_code in (403, 421)
 
 
 @pytest.mark.real_time
@@ -374,13 +377,15 @@ async def test_an_admin_socket_always_has_it(dashboard, socket):
 
 @pytest.mark.real_time
 async def test_the_server_ends_although_somebody_watches():
-    async with shoal.start(http={"port": 0}) as client:
-        async with httpx.AsyncClient(base_url=client.url) as http:
-            with anyio.fail_after(10):
-                async with http.stream("GET", FEED) as feed:
-                    lines = feed.aiter_lines()
-                    await anext(lines)
-                    async with anyio.create_task_group() as tasks:
-                        tasks.start_soon(client.shutdown)
-                        async for _ in lines:
-                            pass
+    with anyio.fail_after(10):
+        async with (
+            shoal.start(http={"port": 0}) as client,
+            httpx.AsyncClient(base_url=client.url) as http,
+            http.stream("GET", FEED) as feed,
+            anyio.create_task_group() as tasks,
+        ):
+            lines = feed.aiter_lines()
+            await anext(lines)
+            tasks.start_soon(client.shutdown)
+            async for _ in lines:
+                pass

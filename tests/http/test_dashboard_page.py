@@ -39,9 +39,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.port}"
 
     def start(self):
-        self._running.enter_context(
-            described_server("dashboard_app:app", "--port", str(self.port))
-        )
+        self._running.enter_context(described_server("dashboard_app:app", "--port", str(self.port)))
 
     def end(self):
         self._running.close()
@@ -158,15 +156,11 @@ def test_the_numbers_are_right_while_requests_run(page, server):
     assert "100 %: it was full" in lane.text
     label = lane.find_element(By.TAG_NAME, "canvas").accessible_name
     assert label.startswith("fours: 4 of 4 requests; ran ")
-    page.until(
-        lambda: page.run(HAS_COLOUR, lane.find_element(By.TAG_NAME, "canvas"), "--full")
-    )
+    page.until(lambda: page.run(HAS_COLOUR, lane.find_element(By.TAG_NAME, "canvas"), "--full"))
     endpoint = row_of(page, "endpoints", "fours")
     assert f"Requests\n{before + 80}" in endpoint
     assert "fours 100 %" in endpoint
-    page.until(
-        lambda: f"next: 100 % agree of {before + 80}" in row_of(page, "endpoints", "fours")
-    )
+    page.until(lambda: f"next: 100 % agree of {before + 80}" in row_of(page, "endpoints", "fours"))
     assert page.browser.find_elements(By.CSS_SELECTOR, ".chart canvas")
 
 

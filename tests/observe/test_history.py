@@ -88,6 +88,7 @@ async def test_requests_in_an_open_batch_have_places(history):
     async with batcher as call, anyio.create_task_group() as tasks:
         named = call.options(metadata={"request_id": "r-2"})
         tasks.start_soon(call, 2)
+        await settle()
         tasks.start_soon(named, 4)
         await anyio.sleep(2.5)
         tasks.start_soon(call, 5)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from shoal.core.batch import DispatchReason
 from shoal.core.events import Observers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shoal.core.batch import Batch
     from shoal.core.latency_model import LatencyModelSnapshot

@@ -147,14 +147,6 @@ class Observers:
         self.all = tuple(each for each in self.all if each is not observer)
         self.of_failures = tuple(each for each in self.of_failures if each is not observer)
 
-    def want(self, *, has_failed: bool) -> bool:
-        """Returns whether any is to be told of something.
-
-        Args:
-            has_failed: Whether a request has failed.
-        """
-        return bool(self.all or (has_failed and self.of_failures))
-
     def tell(self, call: Callable[[BatchObserver], object], *, has_failed: bool = False) -> None:
         """Calls a function with each observer; one that raises is logged, and removed.
 

@@ -91,7 +91,7 @@ class FailureLog(BatchObserver):
 
 
 def name_of(error: Any) -> str:
-    """Returns the name of an error's class, cut to a length that fits a page."""
+    """Returns the name of an error's class, or the first part of a long one."""
     return _shown(type(error).__name__)
 
 

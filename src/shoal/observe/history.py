@@ -265,7 +265,7 @@ class BatchHistory(BatchObserver):
 
 
 def _number(cost: float) -> float:
-    """Returns a cost, which is whatever the user's ``batch_size_fn`` returns, as JSON can carry it."""
+    """Returns a cost, which may be any number of the user's, as JSON can carry it."""
     try:
         return float(cost)
     except OverflowError:

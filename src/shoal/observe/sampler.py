@@ -98,7 +98,7 @@ class Sampler:
         return [sample for sample in self.samples if sample["number"] > number]
 
     def _add(self, now: float, passed_s: float, latencies: Mapping[str, list[float]]) -> None:
-        by_batcher = {
+        by_batcher: dict[str, Sample] = {
             one.name: {
                 **_rates(one.statistics, self._before.get(one.name), passed_s),
                 **_percentiles(latencies[one.name]),
@@ -141,7 +141,9 @@ def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: f
     batches = now.batch_size.total - before.batch_size.total
 
     def rate(*names: str) -> float:
-        return round(sum([getattr(now, n) - getattr(before, n) for n in names]) / passed_s, 3)
+        return float(
+            round(sum([getattr(now, n) - getattr(before, n) for n in names]) / passed_s, 3)
+        )
 
     return {
         "finished": rate("finished"),
@@ -171,6 +173,5 @@ def _percentiles(times: Sequence[float]) -> Sample:
     if not times:
         return {f"p{percent}": None for percent in _PERCENTS}
     return {
-        f"p{percent}": round(times[-(-len(times) * percent // 100) - 1], 6)
-        for percent in _PERCENTS
+        f"p{percent}": round(times[-(-len(times) * percent // 100) - 1], 6) for percent in _PERCENTS
     }

@@ -57,7 +57,8 @@ class OpenQueue:
     def tell_ended(self, batch: Batch, request: Request) -> None:
         """Tells the observers that a request of a batch has ended."""
         has_failed = request.state is State.FAILED
-        if (observers := self._counters.observers).want(has_failed=has_failed):
+        observers = self._counters.observers
+        if observers.all or (has_failed and observers.of_failures):
             name, now = self._intake.name, self.now()
             observers.tell(
                 lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed

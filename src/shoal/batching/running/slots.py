@@ -298,7 +298,8 @@ class Slots(ABC, Generic[RunT]):
             former.model.observe(batch.load, run_s)
             running = len(self.batches)
             former.regathering.ended(batch.members, run_s, now, former.calls, running)
-        if self._counters.observers.want(has_failed=batch.failure is not None):
+        observers = self._counters.observers
+        if observers.all or (batch.failure is not None and observers.of_failures):
             self._tell_ended(batch, started, now)
         batch.members = []  # not cleared, since it may be iterated just now
         batch.failure = None  # its traceback may keep the batch

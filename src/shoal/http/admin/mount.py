@@ -33,7 +33,10 @@ class Reader(Protocol):
     """
 
     @property
-    def pages(self) -> Mapping[str, Page]: ...
+    def pages(self) -> Mapping[str, Page]:
+        """As above."""
+        ...
+
     def is_public_to(self, scope: Scope) -> bool:
         """Returns whether the application behind answers such a request itself."""
         ...

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
-    from shoal.http.app.served_endpoints import Phase
     from shoal.http.dashboard.feed import Feed
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.controller.controller import Controller
@@ -34,7 +33,15 @@ DASHBOARD: Final = f"{RESERVED}/dashboard"
 """The path of the page; its feed and its files are below."""
 
 FILES: Final = (
-    *("dashboard.css", "dashboard.js", "charts.js", "feed.js", "tables.js", "text.js", "timeline.js"),
+    *(
+        "dashboard.css",
+        "dashboard.js",
+        "charts.js",
+        "feed.js",
+        "tables.js",
+        "text.js",
+        "timeline.js",
+    ),
     *("uPlot.iife.min.js", "uPlot.min.css"),
 )
 """The names of the files of the page."""
@@ -47,17 +54,15 @@ class Dashboard:
 
     Args:
         settings: The application's settings.
-        now: Returns the application's phase, and its controller, or None if it has had none.
+        controller: Returns the controller of the application; None while it is not open.
 
     Attributes:
         pages: What answers at each path of the page, wherever it may be seen.
     """
 
-    def __init__(
-        self, settings: HttpOptions, now: Callable[[], tuple[Phase, Controller | None]]
-    ) -> None:
+    def __init__(self, settings: HttpOptions, controller: Callable[[], Controller | None]) -> None:
         self._settings = settings
-        self._now = now
+        self._controller = controller
         self._failures = FailureLog()
         self.pages: Mapping[str, Page] = {
             DASHBOARD: Page(self._answer_page),
@@ -115,7 +120,7 @@ class Dashboard:
     def _feed(self) -> Feed:
         from shoal.http.dashboard.feed import Feed
 
-        return Feed(self._settings, self._now, self._failures)
+        return Feed(self._settings, self._controller, self._failures)
 
 
 def _not_public() -> Problem:

@@ -27,7 +27,6 @@ from shoal.observe.sampler import Sampler, Watched
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shoal.http.app.served_endpoints import Phase
     from shoal.http.requests.exchange import Exchange
     from shoal.observe.failures import FailureLog
     from shoal.serving.controller.controller import Controller
@@ -65,18 +64,18 @@ class Feed:
 
     Args:
         settings: The application's settings.
-        now: Returns the application's phase, and its controller, or None if it has had none.
+        controller: Returns the controller of the application; None while it is not open.
         failures: The last failures.
     """
 
     def __init__(
         self,
         settings: HttpOptions,
-        now: Callable[[], tuple[Phase, Controller | None]],
+        controller: Callable[[], Controller | None],
         failures: FailureLog,
     ) -> None:
         self._settings = settings
-        self._now = now
+        self._find = controller
         self._failures = failures
         self._history = BatchHistory()
         self._sampler = Sampler(self._history, self._batchers)
@@ -119,10 +118,8 @@ class Feed:
 
     def _controller(self) -> Controller | None:
         """Returns the controller, unless it ends."""
-        phase, controller = self._now()
-        if phase != "open" or controller is None or controller.is_draining:
-            return None
-        return controller
+        controller = self._find()
+        return None if controller is None or controller.is_draining else controller
 
     async def _show(self, exchange: Exchange) -> None:
         await exchange.begin(200, _HEADERS)
@@ -136,9 +133,7 @@ class Feed:
             if scope.cancelled_caught:
                 raise exchange.gave_up()
             # The same moments for all.
-            await anyio.sleep_until(
-                (math.floor(anyio.current_time() / FRAME_S) + 1) * FRAME_S
-            )
+            await anyio.sleep_until((math.floor(anyio.current_time() / FRAME_S) + 1) * FRAME_S)
 
     def _watch(self, controller: Controller | None) -> None:
         """Observes the batches of a controller; None for those of none."""

@@ -1,4 +1,4 @@
-"""The files of the dashboard, and what its page may load: these files and its feed, nothing else."""
+"""The files of the dashboard. Its page may load these and its feed, and nothing else."""
 
 from __future__ import annotations
 
