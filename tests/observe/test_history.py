@@ -104,7 +104,7 @@ async def test_requests_in_an_open_batch_have_places(history):
     ]
     assert rows == [
         (0, 0, 2, "finished", ""),
-        (1, 0, 4, "finished", "r-2"),
+        (1, 1, 4, "finished", "r-2"),
         (0, 3, 5, "finished", ""),
     ]
     assert lane.now(is_open=True) == []
