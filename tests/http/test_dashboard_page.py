@@ -151,11 +151,11 @@ def test_the_numbers_are_right_while_requests_run(page, server):
     before = int(re.search(r"Requests\n(\d+)", row_of(page, "backends", "fours"))[1])
     server.post_all("/fours", 80)
     page.until(lambda: f"Requests\n{before + 80}" in row_of(page, "backends", "fours"))
-    page.until(lambda: "4 of 4 requests" in lane_of(page, "fours").text)
+    page.until(lambda: "4.0 of 4 requests" in lane_of(page, "fours").text)
     lane = lane_of(page, "fours")
     assert "100 %: it was full" in lane.text
     label = lane.find_element(By.TAG_NAME, "canvas").accessible_name
-    assert label.startswith("fours: 4 of 4 requests; ran ")
+    assert label.startswith("fours: 4.0 of 4 requests; ran ")
     page.until(lambda: page.run(HAS_COLOUR, lane.find_element(By.TAG_NAME, "canvas"), "--full"))
     endpoint = row_of(page, "endpoints", "fours")
     assert f"Requests\n{before + 80}" in endpoint
@@ -246,6 +246,6 @@ def test_it_survives_the_end_of_its_server_and_comes_back_to_it(opened, server):
     assert page.text("#failures") == "None since the server started."
     server.post_all("/fours", 8)
     page.until(lambda: "Requests\n8" in row_of(page, "backends", "fours"))
-    page.until(lambda: "4 of 4 requests" in lane_of(page, "fours").text)
+    page.until(lambda: "4.0 of 4 requests" in lane_of(page, "fours").text)
     # Only that nobody answered, meanwhile.
     assert {entry["source"] for entry in page.complaints()} <= {"network"}

@@ -214,6 +214,7 @@ class Pages:
             self._prefixes(),
             exchange.scope,
             exchange.headers,
+            has_dashboard=self.dashboard.is_public_to(exchange.scope),
         )
         await exchange.answer(200, page.media_type, page.body, page.headers)
 

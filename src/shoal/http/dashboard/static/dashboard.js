@@ -3,13 +3,14 @@
 import { Charts } from "./charts.js";
 import { watch } from "./feed.js";
 import { showBackends, showEndpoints, showFailures, showFigures } from "./tables.js";
-import { count, element, seconds } from "./text.js";
+import { count, element, mean, seconds } from "./text.js";
 import { colorsOf, DELAY_S, Lane, REASONS, stepOf } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
 
 const WINDOWS = [1, 3, 10, 60]; // Seconds.
-const MOST_BARS = 60; // At first, so many bars of a lane are shown at most: they can be told apart.
+const QUIET_S = 60; // A batcher without a batch for so long is a line of text.
+const MOST_BARS = 45; // At first, so many bars of a lane are shown at most: they can be told apart.
 
 class Page {
   #lanes = new Map();
@@ -151,7 +152,13 @@ class Page {
 
   /** Says beside each lane what the bars of the time shown have in common. */
   #describe() {
-    for (const { lane, about, canvas, name } of this.#lanes.values()) {
+    for (const { lane, about, canvas, name, row } of this.#lanes.values()) {
+      const isQuiet = lane.isQuiet(this.#until() - QUIET_S);
+      row.classList.toggle("quiet", isQuiet);
+      if (isQuiet) {
+        about.fill.textContent = "idle";
+        continue;
+      }
       const sum = lane.summary(this.#until() - this.#seconds);
       const sample = this.#latest?.batchers[name];
       const waiting = sample?.queued ? ` · ${count(sample.queued)} waiting` : "";
@@ -160,7 +167,7 @@ class Page {
         about.times.textContent = sum.count ? `stayed ${seconds(sum.ran)} · waited ${seconds(sum.waited)}` : "";
         about.most.textContent = `${REASONS.open}; ${sum.count} left`;
       } else {
-        about.fill.textContent = sum.count ? `${count(sum.size)} of ${lane.limit} requests${waiting}` : `up to ${lane.limit} requests${waiting}`;
+        about.fill.textContent = sum.count ? `${mean(sum.size)} of ${lane.limit} requests${waiting}` : `up to ${lane.limit} requests${waiting}`;
         about.times.textContent = sum.count ? `ran ${seconds(sum.ran)} · waited ${seconds(sum.waited)}` : "no batch in this time";
         const most = Object.entries(sum.reasons).sort(([, one], [, other]) => other - one);
         about.why.replaceChildren(...most.map(([reason, n]) => {
@@ -188,7 +195,7 @@ class Page {
     const lines = Math.ceil(shown / stepOf(shown));
     $("axis").replaceChildren(...Array.from({ length: lines }, (_, index) => {
       const ago = index * stepOf(shown);
-      const label = element("span", ago === 0 ? "now" : `−${ago} s`);
+      const label = element("span", ago === 0 ? "now" : `−${Number(ago.toFixed(1))} s`);
       label.style.right = `${(100 * ago) / shown}%`;
       return label;
     }));

@@ -1,6 +1,6 @@
 // The backends, the endpoints and the last failures.
 
-import { bytes, count, element, percent, seconds } from "./text.js";
+import { bytes, count, element, mean, percent, seconds } from "./text.js";
 
 const SERIES = 8;
 
@@ -11,7 +11,7 @@ export function showFigures(place, sample) {
   const figures = [
     ["Requests / s", count(all.finished), "finished"],
     ["Latency", seconds(all.p50), `p99 ${seconds(all.p99)}`],
-    ["Mean batch", all.batches ? count(all.size) : "–", all.batches ? `of ${count(most)} · ${count(all.batches)} batches / s` : "no batch ended"],
+    ["Mean batch", all.batches ? mean(all.size) : "–", all.batches ? `of ${count(most)} · ${count(all.batches)} batches / s` : "no batch ended"],
     ["Waiting", count(all.queued), `${count(all.running)} running`],
     ["Streams open", count(all.streams), "at this moment"],
     ["Failed / s", count(all.failed), `${count(all.refused)} refused · ${count(all.left)} left`],

@@ -17,6 +17,11 @@ export function count(value) {
   return value.toFixed(value < 10 ? 1 : 0);
 }
 
+/** A mean of whole numbers. */
+export function mean(value) {
+  return value < 100 ? value.toFixed(1) : count(value);
+}
+
 export function seconds(value) {
   if (value == null || Number.isNaN(value)) {
     return "–";

@@ -99,6 +99,11 @@ export class Lane {
     }
   }
 
+  /** Whether nothing runs, or has run after a moment. */
+  isQuiet(at) {
+    return this.#since(at).next().done;
+  }
+
   /**
    * Counts what ended after a moment.
    *
