@@ -7,18 +7,21 @@ import gzip
 import hashlib
 import json
 import re
+from contextlib import AsyncExitStack
 from importlib.resources import files
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import anyio
 import httpx
+import orjson
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import shoal
 from shoal.http.dashboard.dashboard import DASHBOARD, FILES
-from shoal.http.dashboard.feed import FRAME_S, MOST_SHOWN, MOST_VIEWERS
+from shoal.http.dashboard.feed import FRAME_S, MOST_PUBLIC, MOST_SHOWN, MOST_VIEWERS
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -199,23 +202,27 @@ async def test_nothing_is_observed_while_nobody_watches(app):
 
 
 async def test_viewers_share_what_is_computed(app, monkeypatch):
-    made = []
-    from shoal.http.dashboard import feed
+    written = []
 
-    state_of_server = feed.state_of_server
+    def dumps(value):
+        written.append(value)
+        return orjson.dumps(value)
+
     monkeypatch.setattr(
-        feed, "state_of_server", lambda *given: made.append(1) or state_of_server(*given)
+        "shoal.http.dashboard.feed.orjson", SimpleNamespace(dumps=dumps, Fragment=orjson.Fragment)
     )
     watching = [viewer(app) for _ in range(5)]
     async with app.lifespan(), calling(*watching):
         await anyio.sleep(3.1)
-    assert len(made) <= 4
-    bodies = [messages_of(one) for one in watching]
-    assert all(body[-1] == bodies[0][-1] for body in bodies)
+    told = [messages_of(one) for one in watching]
+    assert len(told[0]) >= 12
+    assert told == [told[0]] * 5
+    states = sum("state" in message for message in told[0])
+    assert len(written) == len(told[0]) + states
 
 
 async def test_a_viewer_beyond_the_limit_is_refused_until_another_leaves(app):
-    watching = [viewer(app) for _ in range(MOST_VIEWERS)]
+    watching = [viewer(app) for _ in range(MOST_PUBLIC)]
     async with app.lifespan(), calling(*watching):
         await settle()
         refused = await ask(app, FEED, method="GET")
@@ -254,11 +261,23 @@ async def test_a_deleted_backend_disappears(app):
         await client.create_backend("gone", slow)
         await anyio.sleep(1.5)
         assert "gone" in {one["name"] for one in state_of(messages_of(watching))["backends"]}
+        async with anyio.create_task_group() as tasks:
+            await client.create_endpoint("gone", backend="gone")
+            tasks.start_soon((await client.get_handle("gone")).call, 1)
+            await anyio.sleep(2)
+        assert len(lane_of(messages_of(watching), "gone")[0]) == 1
+        await client.delete_endpoint("gone")
         await client.delete_backend("gone")
         await anyio.sleep(1.5)
         last = messages_of(watching)[-1]
         assert "gone" not in {lane["name"] for lane in last["lanes"]}
         assert "gone" not in {one["name"] for one in state_of(messages_of(watching))["backends"]}
+        await client.create_backend("gone", slow)
+        await anyio.sleep(1.5)
+        late = viewer(app)
+        async with calling(late):
+            await late.until(lambda call: call.body)
+            assert lane_of(messages_of(late), "gone") == ([], [])
 
 
 async def test_what_is_shown_is_bounded():
@@ -373,6 +392,23 @@ async def test_an_admin_socket_always_has_it(dashboard, socket):
             async with http.stream("GET", FEED) as feed:
                 assert feed.status_code == 200
             assert (await http.get(f"{DASHBOARD}/{quote('../page.py')}")).status_code == 404
+
+
+@pytest.mark.real_time
+async def test_strangers_do_not_take_the_places_of_operators(socket):
+    options = {"port": 0, "admin_socket": socket, "dashboard": False}
+    transport = httpx.AsyncHTTPTransport(uds=socket)
+    async with (
+        shoal.start(http=options),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as http,
+        AsyncExitStack() as stack,
+    ):
+        statuses = [
+            (await stack.enter_async_context(http.stream("GET", FEED))).status_code
+            for _ in range(MOST_VIEWERS + 1)
+        ]
+    assert MOST_PUBLIC < MOST_VIEWERS
+    assert statuses == [200] * MOST_VIEWERS + [503]
 
 
 @pytest.mark.real_time

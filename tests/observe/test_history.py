@@ -185,7 +185,9 @@ async def test_failures_of_an_open_batch_are_kept_together_and_bounded():
         for item in range(3 * MOST_KEPT):
             with pytest.raises((Ugly, KeyError)):
                 await call(item)
+        last = failures.kept[-1]
     assert len(failures.kept) == MOST_KEPT
+    assert failures.kept[-1] is last  # the end of the batch tells nothing new
 
 
 async def test_what_is_kept_keeps_no_item_and_no_error(history):

@@ -99,8 +99,8 @@ class Pages:
         for name, answer in pages.items():
             table.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
         if self._settings.dashboard is not False:
-            for path, page in self.dashboard.pages.items():
-                table.add(path, ("GET",), Page(self.dashboard.public(page)))
+            for path, page in self.dashboard.public_pages().items():
+                table.add(path, ("GET",), page)
         if self._settings.landing_page:
             table.add("/", ("GET",), Page(self._answer_landing))
 

@@ -46,6 +46,7 @@ FILES: Final = (
 )
 """The names of the files of the page."""
 
+_FEED: Final = f"{DASHBOARD}/feed"
 _LOCAL: Final = Guard(None)
 
 
@@ -66,7 +67,7 @@ class Dashboard:
         self._failures = FailureLog()
         self.pages: Mapping[str, Page] = {
             DASHBOARD: Page(self._answer_page),
-            f"{DASHBOARD}/feed": Page(self._answer_feed),
+            _FEED: Page(self._answer_feed),
             **{f"{DASHBOARD}/{name}": Page(self._answer_file) for name in FILES},
         }
 
@@ -90,9 +91,12 @@ class Dashboard:
             return False
         return True
 
-    def public(self, page: Page) -> Callable[[Exchange], Awaitable[None]]:
-        """Returns what answers at the application's own address for one of `pages`."""
+    def public_pages(self) -> dict[str, Page]:
+        """Returns what answers at each path at the application's own address."""
+        pages = {**self.pages, _FEED: Page(self._answer_public_feed)}
+        return {path: Page(self._for_the_public(page)) for path, page in pages.items()}
 
+    def _for_the_public(self, page: Page) -> Callable[[Exchange], Awaitable[None]]:
         async def answer(exchange: Exchange) -> None:
             if not self.is_public_to(exchange.scope):
                 raise Refused(_not_public())
@@ -115,6 +119,9 @@ class Dashboard:
 
     async def _answer_feed(self, exchange: Exchange) -> None:
         await self._feed.answer(exchange)
+
+    async def _answer_public_feed(self, exchange: Exchange) -> None:
+        await self._feed.answer(exchange, is_public=True)
 
     @cached_property
     def _feed(self) -> Feed:

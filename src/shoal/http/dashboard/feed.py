@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 MOST_VIEWERS: Final = 16
 """How many may watch at once; further ones are refused."""
 
+MOST_PUBLIC: Final = 12
+"""How many watch when no more are let in at the application's own address, so that strangers can't
+take the places of operators."""
+
 MOST_SHOWN: Final = 32
 """How many batchers, backends and endpoints are shown; the page says how many are not."""
 
@@ -89,8 +93,12 @@ class Feed:
         # A page forgets what it has of another server, whose clock and numbers are others.
         self._run = secrets.token_hex(4)
 
-    async def answer(self, exchange: Exchange) -> None:
+    async def answer(self, exchange: Exchange, *, is_public: bool = False) -> None:
         """Answers one viewer, until it leaves or the server drains.
+
+        Args:
+            exchange: The viewer's request.
+            is_public: Whether it has come to the application's own address.
 
         Raises:
             Refused: The application is not open, or there are too many viewers.
@@ -98,8 +106,8 @@ class Feed:
         """
         if self._controller() is None:
             raise Refused(not_open(self._settings))
-        if self._viewers >= MOST_VIEWERS:
-            raise Refused(_too_many(self._settings.retry_after_s))
+        if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
+            raise Refused(_too_many(self._viewers, self._settings.retry_after_s))
         if exchange.wants_no_body:
             await exchange.answer_without_body(200, _HEADERS)
             return
@@ -200,11 +208,11 @@ class Feed:
         return b"data: %b\n\n" % orjson.dumps(message)
 
 
-def _too_many(retry_after_s: int) -> Problem:
+def _too_many(viewers: int, retry_after_s: int) -> Problem:
     return Problem(
         503,
         "too-many-viewers",
         "Too many are watching",
-        f"{MOST_VIEWERS} pages show this server already; close one of them.",
+        f"{viewers} pages show this server already; close one of them.",
         ((b"retry-after", str(retry_after_s).encode("ascii")),),
     )
