@@ -68,7 +68,7 @@ class Feed:
 
     Args:
         settings: The application's settings.
-        controller: Returns the controller of the application; None while it is not open.
+        controller: Returns the controller of the application; None if it has had none.
         failures: The last failures.
     """
 
