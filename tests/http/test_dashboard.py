@@ -158,6 +158,7 @@ async def test_an_open_batch_is_shown_by_its_places_and_streams_are_counted(app)
             assert messages[-1]["lanes"][1]["open"]
             samples = [sample for message in messages for sample in message["samples"]]
             assert samples[-1]["all"]["streams"] == 1
+            assert state_of(messages)["backends"][1]["running"] == 1
         await anyio.sleep(2 * FRAME_S)
         ((_, batch, place, *_, outcome, found),), now = lane_of(messages_of(watching), "write")
         assert (batch, place, outcome, now) == (1, 0, "finished", [])

@@ -67,7 +67,7 @@ def _backend(backend: Backend) -> dict[str, Any]:
             for replica in status.replicas[:_MOST_REPLICAS]
         ],
         "queued": status.queued,
-        "running": status.ongoing,
+        "running": backend.running,  # a replica counts an open batch as one request
         "requests": status.requests,
         "errors": status.errors,
         "deaths": status.deaths,
