@@ -6,7 +6,7 @@ costs the same whether its metrics are scraped or not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 arrived_at: Final = attrgetter("arrived_at")
+
+NO_LEVELS: Final[Mapping[int, int]] = MappingProxyType({})
+"""The counts by priority level of a batcher that has only one."""
 
 BatcherState = Literal["new", "open", "draining", "closed", "broken"]
 
@@ -85,6 +88,8 @@ class BatcherStatistics:
         scheduling_capacity: How much more could start at once: the capacity of idle worker slots
             and open batches, less what is queued. In requests, or in cost with a `batch_size_fn`. 0
             while the batcher is closing or not open; infinity if batches are not limited in number.
+        queued_by_level: Queued and parked requests by priority level. Empty if there is only one
+            level, and while more than 10,000 requests wait, which would take long to count.
     """
 
     name: str
@@ -116,6 +121,7 @@ class BatcherStatistics:
     latency_model: LatencyModelSnapshot | None
     batch_size_limit: float
     scheduling_capacity: float
+    queued_by_level: Mapping[int, int] = field(default_factory=lambda: NO_LEVELS)
 
 
 class Counters:
@@ -211,6 +217,7 @@ class Counters:
         batch_size_limit: float | None = None,
         scheduling_capacity: float = 0,
         now: float = 0,
+        queued_by_level: Mapping[int, int] = NO_LEVELS,
     ) -> BatcherStatistics:
         """Returns the totals together with the current state of the batcher.
 
@@ -225,6 +232,7 @@ class Counters:
             batch_size_limit: The current limit on a batch's size; None for `max_batch_size`.
             scheduling_capacity: How much more could start at once.
             now: The time on the event loop's clock, in seconds.
+            queued_by_level: The requests that wait, by priority level.
         """
         return BatcherStatistics(
             name=name,
@@ -258,4 +266,5 @@ class Counters:
                 options.max_batch_size if batch_size_limit is None else batch_size_limit
             ),
             scheduling_capacity=scheduling_capacity,
+            queued_by_level=queued_by_level,
         )

@@ -64,9 +64,13 @@ class OpenQueue:
         """Counts a request of a batch that has ended, and tells the observers."""
         now = self.now()
         self.occupancy.note(now)
-        if (observers := self._counters.observers).all:
+        has_failed = request.state is State.FAILED
+        observers = self._counters.observers
+        if observers.all or (has_failed and observers.of_failures):
             name = self._intake.name
-            observers.tell(lambda each: each.request_ended(name, batch, request, now))
+            observers.tell(
+                lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
+            )
 
     def taken_within(self, room: float) -> list[Request]:
         """Takes the requests that fit and whose callers still wait from the queue, in order."""

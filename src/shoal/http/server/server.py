@@ -247,6 +247,7 @@ class _Server:
             None if guard.allows_all else guard,
             ProxyHeaders.of(self._options) if is_main else None,
             self._counts,
+            guard.is_local,
         )
         word = "main" if is_main else "admin"
         counts = self._counts.setdefault(word, ConnectionCounts(self._options.max_connections))

@@ -66,12 +66,13 @@ class Shared:
         guard: Refuses requests; None if none is refused.
         proxies: Completes scopes by what proxies say; None if no proxy is known.
         counts: The connections of all addresses of the server, by a word for each.
+        is_local: Whether it listens at a loopback address or a UNIX socket.
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
         logged_app: The same, within the access log if that is enabled; HTTP/1.1 has its own.
         answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
-        state, timeouts, tasks, scheme, guard, proxies, counts: As above.
+        state, timeouts, tasks, scheme, guard, proxies, counts, is_local: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
         loop: The event loop.
@@ -107,6 +108,7 @@ class Shared:
         guard: Guard | None = None,
         proxies: ProxyHeaders | None = None,
         counts: Mapping[str, ConnectionCounts] = NO_COUNTS,
+        is_local: bool = False,
     ) -> None:
         self._serve(app, options)
         self.state = state
@@ -125,6 +127,7 @@ class Shared:
         self.guard = guard
         self.proxies = proxies
         self.counts = counts
+        self.is_local = is_local
         self.idle_s = options.keep_alive_timeout_s
         self.head_timeout_s = options.head_timeout_s
         self.body_timeout_s = options.body_timeout_s
