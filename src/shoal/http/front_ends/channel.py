@@ -91,7 +91,7 @@ class Channel:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._flush_when_posted)
             tasks.start_soon(self._connection.write)
-            await self._connection.read_by_loop(partial(self._take, handle))
+            await self._connection.read_in_task(partial(self._take, handle))
             tasks.cancel_scope.cancel()
 
     def flush(self) -> None:

@@ -27,6 +27,10 @@ _MOST_AT_ONCE: Final = 8
 """How often a socket is read before other tasks run."""
 
 
+class _Closed(Exception):
+    """Ends the reading of a connection that is closed."""
+
+
 class FrameConnection(Generic[K]):
     """Sends and receives frames.
 
@@ -96,6 +100,17 @@ class FrameConnection(Generic[K]):
             await closed.wait()
         finally:
             self._end_reading()
+
+    async def read_in_task(self, handle: Callable[[Frame[K]], object]) -> None:
+        """Like `read`, with the descriptor registered once; the function is called in the task."""
+
+        def read() -> None:
+            self.read_available(handle, _MOST_AT_ONCE)
+            if self.is_closed:
+                raise _Closed
+
+        with suppress(_Closed):
+            await parking_of_this_loop().watch_readable(self._socket.fileno(), read)
 
     def begin_reading(
         self, handle: Callable[[Frame[K]], object], on_closed: Callable[[], object]
