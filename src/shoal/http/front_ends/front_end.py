@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from shoal.http.direct_call import DirectCall
     from shoal.http.front_ends.channel import Channel
-    from shoal.replicas.process.wire.frames import Frame
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
@@ -90,18 +89,16 @@ class FrontEnd:
             request.lose()
         await request.run(receive, send)
 
-    def take(self, frame: Frame[FrontKind]) -> None:
-        """Handles a frame from the server's process."""
-        kind = frame.kind
-        if kind is FrontKind.SERVE:
+    def take(self, kind: FrontKind, id_: int, body: bytes) -> None:
+        """Handles a message from the server's process."""
+        request = self._requests.get(id_)
+        if request is not None:
+            request.take(kind, body)
+        elif kind is FrontKind.SERVE:
             self.may_serve.set()
         elif kind is FrontKind.DRAIN:
             self.may_serve.set()
             self.must_drain.set()
-        else:
-            request = self._requests.get(frame.id)
-            if request is not None:
-                request.take(kind, bytes(frame.body))
 
     def lose(self) -> None:
         """Refuses all requests, since the server's process is gone."""

@@ -17,7 +17,7 @@ import anyio
 from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.remote_call import RemoteCall
 from shoal.http.front_ends.wire import MEMORY, NUMBER, FrontKind
-from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from shoal.http.front_ends.wire import RequestHead
     from shoal.http.server.shared import Shared
-    from shoal.replicas.process.wire.frames import Frame
 
 _log: Final = logging.getLogger("shoal.server")
 
@@ -67,6 +66,7 @@ class RemoteFrontEnd:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
             passed = [listening, theirs.fileno(), *([] if memory is None else [memory])]
             regions = None if memory is None else SharedMemory(memory, MEMORY)
+            send(ours, encoded(FrontKind.START, 0, start))
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - ours
                 [*command, *map(str, (PROTOCOL, *passed))],
                 stdin=subprocess.DEVNULL,
@@ -88,7 +88,6 @@ class RemoteFrontEnd:
             None if regions is None else regions.replies,
             self._invalid,
         )
-        self._channel.post(FrontKind.START, body=start)
         shared.connections.add(self)
 
     async def run(self) -> None:
@@ -144,8 +143,7 @@ class RemoteFrontEnd:
 
     # What it sends.
 
-    def _take(self, frame: Frame[FrontKind]) -> None:
-        kind, id_, body = frame.kind, frame.id, bytes(frame.body)
+    def _take(self, kind: FrontKind, id_: int, body: bytes) -> None:
         if kind is FrontKind.REQUEST:
             self._begin(id_, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
         elif kind is FrontKind.OPEN:

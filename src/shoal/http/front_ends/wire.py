@@ -37,9 +37,11 @@ SECONDS: Final = struct.Struct("<d")
 class FrontKind(IntEnum):
     """The kind of a frame. Its id is that of a request, where nothing else is said."""
 
+    SMALL = 0
+    """Many small messages, each with the kind and the id that its frame would have."""
     # The server's process to a front end:
     START = 1
-    """The options; the first frame."""
+    """The options: the first frame, by itself."""
     SERVE = 2
     """Accept clients."""
     DRAIN = 3
