@@ -26,7 +26,7 @@ from benchmarks.http_load import ask, drive_with_wrk, wrk_path
 from benchmarks.http_process import ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SECONDS: Final = 4
 
@@ -106,10 +106,12 @@ def _batches(port: int, app: str) -> tuple[int, int]:
     return work["batches"], work["items"]
 
 
-def show(path: str, found: dict[int, Sequence[Figures]]) -> None:
+def show(path: str, found: Mapping[int, Sequence[Figures]]) -> None:
     """Prints the medians."""
     print(f"\n{path}\n")
-    print("workers  requests/s  CPU of the server's process, us  of the workers, us  batch  p50, ms")
+    print(
+        "workers  requests/s  CPU of the server's process, us  of the workers, us  batch  p50, ms"
+    )
     for count, rounds in found.items():
         one = Figures(*map(statistics.median, zip(*rounds, strict=True)))
         print(

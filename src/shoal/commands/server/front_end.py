@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import signal
 import socket
 import sys
@@ -22,6 +21,7 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
+from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
@@ -35,13 +35,13 @@ from shoal.http.front_ends.listener import FrontEndOptions
 from shoal.http.front_ends.wire import MEMORY, FrontKind
 from shoal.http.server.server import serve
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
+from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
 from shoal.serving.http_options import HttpOptions, ServerKeywords
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.replicas.process.wire.frames import Frame
     from shoal.serving.app_file.server import EventLoop
 
 _OTHER_PROTOCOL: Final = 3
@@ -86,7 +86,7 @@ def front_ends(
         count=count,
         # -P: modules in the current directory must not shadow the library's
         command=[sys.executable, "-P", "-m", "shoal.commands.server.front_end"],
-        start=pickle.dumps(_Start(given, event_loop, log_level)._asdict()),
+        start=dumps(_Start(given, event_loop, log_level)._asdict()),
     )
 
 
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     frame = receive(sock, reader)
     if frame is None:
         return 1  # the server is gone
-    start = _Start(**pickle.loads(bytes(frame.body)))  # noqa: S301 - from the server's process
+    start = _Start(**unpickled(frame.body))
     options = replace(HttpOptions(**start.options), fd=listening)
     write_logs(start.log_level, options)
     regions = SharedMemory(memory[0], MEMORY) if memory else None
@@ -140,7 +140,12 @@ async def _serve(
                 await anyio.lowlevel.checkpoint()
             serving.cancel()
 
+        async def end_by_force() -> None:
+            await front_end.must_end.wait()
+            serving.cancel()
+
         tasks.start_soon(follow)
+        tasks.start_soon(end_by_force)
         with serving:
             channel.post(FrontKind.READY)
             await front_end.may_serve.wait()

@@ -40,11 +40,13 @@ class FrontEnd:
     Attributes:
         may_serve: Set when clients may be accepted.
         must_drain: Set when the server ends.
+        must_end: Set when all connections must be closed by force.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.may_serve = anyio.Event()
         self.must_drain = anyio.Event()
+        self.must_end = anyio.Event()
         self._channel = channel
         self._parking = parking_of_this_loop()
         self._requests: dict[int, PassedRequest] = {}
@@ -82,7 +84,8 @@ class FrontEnd:
             _PASSED_ON.intersection(extensions),
             is_kept=False,
         )
-        id_, request = self._new(None, extensions.get("shoal.disconnect", {}))
+        kind = "websocket.http" if scope["type"] == "websocket" else "http"
+        id_, request = self._new(None, extensions.get("shoal.disconnect", {}), kind)
         self._channel.post(FrontKind.HEAD, number, dumps(head, 5))
         self._channel.post(FrontKind.OPEN, id_, NUMBER.pack(number))
         if self._channel.is_closed:
@@ -99,6 +102,8 @@ class FrontEnd:
         elif kind is FrontKind.DRAIN:
             self.may_serve.set()
             self.must_drain.set()
+        elif kind is FrontKind.ABORT:
+            self.must_end.set()
 
     def lose(self) -> None:
         """Refuses all requests, since the server's process is gone."""
@@ -106,11 +111,11 @@ class FrontEnd:
             request.lose()
 
     def _new(
-        self, call: DirectCall | None, offered: Mapping[str, Any]
+        self, call: DirectCall | None, offered: Mapping[str, Any], kind: str = "http"
     ) -> tuple[int, PassedRequest]:
         id_ = next(self._ids)
         self._requests[id_] = request = PassedRequest(
-            self._parking, self._channel, id_, self._ended, call, offered
+            self._parking, self._channel, id_, self._ended, call, offered, kind
         )
         return id_, request
 

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger("shoal.server")
 
+# How long a front end may take to close its connections by force.
+_ENDS_WITHIN_S: Final = 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class FrontEndOptions:
@@ -58,6 +61,7 @@ class FrontEnds:
     Attributes:
         bound, shared, started, url: As above.
         failure: Why none can serve any more; None as long as one may.
+        ended: Set when all have ended, after a drain.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class FrontEnds:
         self.started = started
         self.url = url
         self.failure: str | None = None
+        self.ended = anyio.Event()
         self._options = options
         self._failed = failed
         self._restarts = Restarts()
@@ -81,6 +86,7 @@ class FrontEnds:
         self._may_serve = False
         self._is_draining = False
         self._is_up = anyio.Event()
+        self._is_aborted = anyio.Event()
 
     async def run(self) -> None:
         """Keeps as many front ends as wanted, until the server drains and they have ended.
@@ -88,8 +94,20 @@ class FrontEnds:
         Cancellation: kills them.
         """
         async with anyio.create_task_group() as tasks:
-            for _ in range(self._options.count):
-                tasks.start_soon(self._keep_one)
+            kills = anyio.CancelScope()
+            tasks.start_soon(self._kill_late, kills)
+            async with anyio.create_task_group() as keepers:
+                for _ in range(self._options.count):
+                    keepers.start_soon(self._keep_one)
+            kills.cancel()
+        self.ended.set()
+
+    async def _kill_late(self, scope: anyio.CancelScope) -> None:
+        with scope:
+            await self._is_aborted.wait()
+            await anyio.sleep(_ENDS_WITHIN_S)
+            for front_end in self._front_ends:
+                front_end.kill()
 
     async def open(self) -> None:
         """Waits until all front ends can serve, and has them accept clients.
@@ -119,9 +137,10 @@ class FrontEnds:
         self.bound.close()
 
     def abort(self) -> None:
-        """Kills the front ends."""
+        """Has the front ends close all connections by force; kills those that do not end soon."""
         for front_end in tuple(self._front_ends):
             front_end.abort()
+        self._is_aborted.set()
 
     async def _keep_one(self) -> None:
         while not self._is_draining and self.failure is None:

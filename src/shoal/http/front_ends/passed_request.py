@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from pickle import dumps, loads
+from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.http.front_ends.wire import NUMBER, SECONDS, WHOLE_ANSWER, WINDOW, FrontKind, size_of
+from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from shoal.http.front_ends.channel import Channel
 
 _REPORTED: Final = WINDOW // 2
-_REFUSAL: Final = (
-    {"type": "http.response.start", "status": 503, "headers": [(b"content-length", b"0")]},
-    {"type": "http.response.body", "body": b""},
-)
 
 
 class PassedRequest:
@@ -39,6 +36,7 @@ class PassedRequest:
         ended: Called with the number at the end.
         call: The request as this package's server has it; None for one that comes by ASGI only.
         offered: What the server offers beyond ASGI, by its extension of ASGI.
+        kind: What the messages of a whole answer begin with: "http", or "websocket.http".
     """
 
     _is_over = False  # nothing more is expected of the server's process
@@ -56,6 +54,7 @@ class PassedRequest:
         ended: Callable[[int], object],
         call: DirectCall | None,
         offered: Mapping[str, Any],
+        kind: str = "http",
     ) -> None:
         self._parking = parking
         self._channel = channel
@@ -63,6 +62,7 @@ class PassedRequest:
         self._ended = ended
         self._call = call
         self._offered = offered
+        self._kind = kind
         self._frames: deque[tuple[FrontKind, bytes]] = deque()
 
     def wait(self, call: DirectCall) -> None:
@@ -206,7 +206,7 @@ class PassedRequest:
                 case FrontKind.BEGIN:
                     size = NUMBER.unpack_from(body)[0]
                     start = NUMBER.size
-                    status, headers, is_last = loads(body[start : start + size])  # noqa: S301
+                    status, headers, is_last = unpickled(body[start : start + size])
                     data = body[start + size :]
                     self._has_begun = True
                     begin = {"type": "http.response.start", "status": status, "headers": headers}
@@ -223,11 +223,11 @@ class PassedRequest:
                     return
                 case FrontKind.SEND:
                     self._has_begun = True
-                    message: Message = loads(body)  # noqa: S301 - from the server's process
+                    message: Message = unpickled(body)
                     await send(message)
                     self._count(size_of(message))
                 case FrontKind.TEXTS:
-                    texts: list[str] = loads(body)  # noqa: S301
+                    texts: list[str] = unpickled(body)
                     await self._send_texts(send, texts)
                     self._count(sum(map(len, texts)))
                 case FrontKind.ANSWER:
@@ -250,10 +250,11 @@ class PassedRequest:
 
     async def _refuse(self, send: Send) -> None:
         """Answers 503, unless the answer has begun."""
-        if self._has_begun:
-            return
-        for message in _REFUSAL:
-            await send(message)
+        if not self._has_begun:
+            headers = [(b"content-length", b"0")]
+            start = f"{self._kind}.response.start"
+            await send({"type": start, "status": 503, "headers": headers})
+            await send({"type": f"{self._kind}.response.body", "body": b""})
 
     def _count(self, size: int) -> None:
         """Counts bytes that the client has taken, and reports them now and then."""

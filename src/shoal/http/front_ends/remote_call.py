@@ -117,7 +117,7 @@ class RemoteCall:
             offered["when_received"] = self._when_received
             offered["send_texts"] = self._send_texts
         # Extensions of the front end's server are not passed on, but those that ASGI requires.
-        known = {name: {} for name in self._head.offers if name != HEARTBEATS}
+        known: dict[str, Any] = {name: {} for name in self._head.offers if name != HEARTBEATS}
         scope["extensions"] = {**known, "shoal.disconnect": offered}
         return scope
 

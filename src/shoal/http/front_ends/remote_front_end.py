@@ -7,9 +7,7 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from contextlib import suppress
-from pickle import loads
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -18,6 +16,7 @@ from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.remote_call import RemoteCall
 from shoal.http.front_ends.wire import MEMORY, NUMBER, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
+from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
 
@@ -101,7 +100,7 @@ class RemoteFrontEnd:
                 await wait_ended(self.pid)
                 tasks.cancel_scope.cancel()
         finally:
-            self.abort()
+            self.kill()
             self._process.wait()
             self._channel.close()
             for call in tuple(self._calls.values()):
@@ -136,6 +135,11 @@ class RemoteFrontEnd:
             call.end_early()
 
     def abort(self) -> None:
+        """Has it close all connections by force, and end."""
+        self._channel.post(FrontKind.ABORT)
+        self._channel.flush()
+
+    def kill(self) -> None:
         """Kills its process, unless that has ended."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
@@ -149,7 +153,7 @@ class RemoteFrontEnd:
         elif kind is FrontKind.OPEN:
             self._begin(id_, NUMBER.unpack(body)[0], None)
         elif kind is FrontKind.HEAD:
-            self._heads[id_] = loads(body)  # noqa: S301 - from a process of ours
+            self._heads[id_] = unpickled(body)
         elif kind is FrontKind.FORGET:
             self._heads.clear()
         elif kind is FrontKind.READY:
@@ -177,7 +181,7 @@ class RemoteFrontEnd:
             case FrontKind.TAKEN:
                 call.taken(NUMBER.unpack(body)[0])
             case FrontKind.MESSAGE:
-                message: Any = loads(body)  # noqa: S301 - from a process of ours
+                message: Any = unpickled(body)
                 call.message_came(message)
             case FrontKind.DRAINING:
                 call.drained()
@@ -189,4 +193,4 @@ class RemoteFrontEnd:
 
     def _invalid(self, error: Exception) -> None:
         _log.error("a worker has sent what is no frame, and is killed", exc_info=error)
-        self.abort()
+        self.kill()

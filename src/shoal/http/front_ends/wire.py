@@ -49,8 +49,8 @@ class FrontKind(IntEnum):
     ANSWER = 4
     """A whole answer: `WHOLE_ANSWER`, the lines of the header, the body."""
     BEGIN = 5
-    """The beginning of an answer: the size of the pickle as `NUMBER`; the pickled status, headers, and
-    whether this is all of the answer; the first part of the body."""
+    """The beginning of an answer: the size of the pickle as `NUMBER`; the pickled status, headers,
+    and whether this is all of the answer; the first part of the body."""
     PART = 6
     """A part of the answer's body."""
     LAST = 7
@@ -70,6 +70,8 @@ class FrontKind(IntEnum):
     CUT = 14
     """From the server's process: refuse the request with 503, since the server ends. From a front
     end: the request is cut off, and may have some last words."""
+    ABORT = 15
+    """Close all connections by force, and end."""
     # A front end to the server's process:
     READY = 20
     """It can serve."""

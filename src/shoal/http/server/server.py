@@ -246,6 +246,8 @@ class _Server:
                 if self._outcome.is_up:
                     self._drain()
                     await self._wait_closed()
+            if self._front_ends is not None and self._outcome.is_up:
+                await self._front_ends.ended.wait()
             self._outcome.took_s = anyio.current_time() - drain_began_at
             await self._outcome.end_application(self._options.graceful_timeout_s)
             tasks.cancel_scope.cancel()
@@ -280,7 +282,12 @@ class _Server:
             from shoal.http.front_ends.listener import FrontEnds
 
             self._front_ends = FrontEnds(
-                self._to_start, bound, shared, listener.started, _url(bound, shared), self._shut_down
+                self._to_start,
+                bound,
+                shared,
+                listener.started,
+                _url(bound, shared),
+                self._shut_down,
             )
             return self._front_ends
         return _OpenListener(listener, bound, shared, self._poller, tls, self._accepts_at_once)
