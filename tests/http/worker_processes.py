@@ -11,13 +11,17 @@ import anyio
 
 def workers_of(pid=None):
     """The ids of the workers of a process; this one by default."""
-    pid = os.getpid() if pid is None else pid
-    children = [
+    children = children_of(os.getpid() if pid is None else pid)
+    return sorted(child for child in children if is_worker(child))
+
+
+def children_of(pid):
+    """The ids of the children of a process."""
+    return [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()
         for child in (task / "children").read_text().split()
     ]
-    return sorted(child for child in children if is_worker(child))
 
 
 def is_worker(pid):

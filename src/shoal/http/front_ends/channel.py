@@ -118,6 +118,8 @@ class Channel:
             self._connection.send(self._codec.frame(FrontKind.SMALL, 0, Message(body)))
 
     def _send_large(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
+        if not data:
+            body, data = b"", body
         message = Message(body, [data], len(data))
         if self._codec.reserve(message):
             self._codec.write(message)
