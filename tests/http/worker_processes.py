@@ -37,5 +37,5 @@ def kill(pid, signum=signal.SIGKILL):
 
 async def until(is_so):
     """Waits until something is so in this process or another; a hang is the test's to notice."""
-    while not is_so():
+    while not is_so():  # noqa: ASYNC110 - another process tells of no event
         await anyio.sleep(0.005)

@@ -12,7 +12,6 @@ server. SIGTERM has it drain, and the server starts another one in its place, un
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import socket
@@ -21,73 +20,30 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from pickle import dumps
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import anyio
-import anyio.lowlevel
 
 from shoal.commands.server.process import run_in, settle_memory, write_logs
+from shoal.commands.server.workers import FrontEndStart
 from shoal.commands.support.mistake import say
 from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.front_end import FrontEnd
-from shoal.http.front_ends.listener import FrontEndOptions
 from shoal.http.front_ends.wire import MEMORY, FrontKind
 from shoal.http.server.server import serve
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
-from shoal.serving.http_options import HttpOptions, ServerKeywords
+from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.serving.app_file.server import EventLoop
-
 _OTHER_PROTOCOL: Final = 3
-# The server's process cuts requests off, and this one only if that does not.
-_LATER_S: Final = 5.0
 # How long it may take to end once the server is gone.
 _ENDS_WITHIN_S: Final = 2.0
-
-
-class _Start(NamedTuple):
-    """What a front end is told at its start.
-
-    Attributes:
-        options: The options of its server.
-        event_loop: The event loop.
-        log_level: The level of the log.
-    """
-
-    options: dict[str, Any]
-    event_loop: EventLoop
-    log_level: str
-
-
-def front_ends(
-    count: int, options: HttpOptions, event_loop: EventLoop, log_level: str
-) -> FrontEndOptions:
-    """Returns how the front ends of a server are started.
-
-    Args:
-        count: How many there are.
-        options: The options of the server.
-        event_loop: The event loop.
-        log_level: The level of the log.
-    """
-    given = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
-    given |= {
-        "uds": None,
-        "max_connections": math.ceil(options.max_connections / count),
-        "graceful_timeout_s": options.graceful_timeout_s + _LATER_S,
-    }
-    return FrontEndOptions(
-        count=count,
-        # -P: modules in the current directory must not shadow the library's
-        command=[sys.executable, "-P", "-m", "shoal.commands.server.front_end"],
-        start=dumps(_Start(given, event_loop, log_level)._asdict()),
-    )
+# How long its clients may take then to be told so.
+_LAST_WORDS_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -103,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     frame = receive(sock, reader)
     if frame is None:
         return 1  # the server is gone
-    start = _Start(**unpickled(frame.body))
+    start = FrontEndStart(**unpickled(frame.body))
     options = replace(HttpOptions(**start.options), fd=listening)
     write_logs(start.log_level, options)
     regions = SharedMemory(memory[0], MEMORY) if memory else None
@@ -136,8 +92,7 @@ async def _serve(
             threading.Thread(target=_end_late, daemon=True).start()
             say("Shoal: the server's process has ended, and its worker ends as well")
             front_end.lose()
-            for _ in range(2):  # the refusals are sent
-                await anyio.lowlevel.checkpoint()
+            await anyio.sleep(_LAST_WORDS_S)
             serving.cancel()
 
         async def end_by_force() -> None:

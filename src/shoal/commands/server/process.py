@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from shoal.http.app.app import App
-    from shoal.http.front_ends.listener import FrontEndOptions
     from shoal.http.server.config import Drained
+    from shoal.http.server.front_end_listener import StartFrontEnds
     from shoal.http.server.listeners import AppListener
     from shoal.serving.app_file.server import EventLoop
     from shoal.serving.http_options import HttpOptions
@@ -201,8 +201,8 @@ async def _serve(run: ServerProcess) -> int:
     return _report(drained, signals.first)
 
 
-def _front_ends(run: ServerProcess, count: int) -> FrontEndOptions:
-    from shoal.commands.server.front_end import front_ends
+def _front_ends(run: ServerProcess, count: int) -> StartFrontEnds:
+    from shoal.commands.server.workers import front_ends
 
     return front_ends(count, run.options, run.event_loop, run.log_level)
 

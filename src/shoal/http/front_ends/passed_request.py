@@ -81,8 +81,10 @@ class PassedRequest:
             self._ended(self._id)
             _answer(call, body)
             return None
-        if kind in (FrontKind.LEFT, FrontKind.ENDED):
+        if kind in (FrontKind.LEFT, FrontKind.ENDED, FrontKind.CUT):
             self._ended(self._id)
+            if kind is FrontKind.CUT:
+                call.answer(503, b"", b"")
             return None
         return self._relay_to(call.send)
 
@@ -158,7 +160,7 @@ class PassedRequest:
     # The client's side.
 
     def _left(self) -> None:
-        """Handles that the client is gone, or that the server cuts the request off."""
+        """Handles that the client is gone, or that the server ends and its request must."""
         call = self._call
         is_cut_off = self._offered.get("is_cut_off", bool) if call is None else call.is_cut_off
         if is_cut_off():

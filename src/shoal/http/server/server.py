@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
 
-    from shoal.http.front_ends.listener import FrontEndOptions, FrontEnds
+    from shoal.http.server.front_end_listener import FrontEndListener, StartFrontEnds
     from shoal.http.server.sockets.transport import Poller
     from shoal.serving.http_options import HttpOptions
 
@@ -66,7 +66,7 @@ async def serve(
     lifespan: bool = True,
     load_later: Callable[[], object] = lambda: None,
     accepts_at_once: int = _ACCEPTED_AT_ONCE,
-    front_ends: FrontEndOptions | None = None,
+    front_ends: StartFrontEnds | None = None,
 ) -> Drained:
     """Serves an ASGI application until it is shut down.
 
@@ -85,8 +85,8 @@ async def serve(
         load_later: Loads what only a later request needs; called in a thread once clients can
             connect.
         accepts_at_once: How many clients are accepted in one pass of the event loop.
-        front_ends: The processes that speak HTTP at the address of the options, in place of this
-            one; None for none.
+        front_ends: Makes the listener whose processes speak HTTP at the address of the options, in
+            place of this one; None for no such processes.
 
     Returns:
         The outcome of the run.
@@ -202,17 +202,17 @@ class _Server:
         tls: SSLContext | None,
         load_later: Callable[[], object],
         accepts_at_once: int,
-        front_ends: FrontEndOptions | None,
+        front_ends: StartFrontEnds | None,
     ) -> None:
         self._accepts_at_once = accepts_at_once
         self._to_start = front_ends
-        self._front_ends: FrontEnds | None = None
+        self._front_ends: FrontEndListener | None = None
         self._options = options
         self._load_later = load_later
         self._tls = tls
         self._lifespan = lifespan
         self._to_open: list[tuple[AppListener, LimitedListener]] = []
-        self._listeners: list[_OpenListener | FrontEnds] = []
+        self._listeners: list[_OpenListener | FrontEndListener] = []
         self._until_shutdown = anyio.CancelScope()
         self._draining = anyio.Event()
         self._outcome = ServerRun(lifespan)
@@ -262,7 +262,7 @@ class _Server:
 
     def _opened(
         self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
-    ) -> _OpenListener | FrontEnds:
+    ) -> _OpenListener | FrontEndListener:
         tls = self._tls if listener.may_have_tls else None
         guard = RequestGuard(self._options, bound.name)
         is_main = not self._listeners
@@ -279,16 +279,8 @@ class _Server:
             ProxyHeaders.of(self._options) if is_main else None,
         )
         if is_main and self._to_start is not None:
-            from shoal.http.front_ends.listener import FrontEnds
-
-            self._front_ends = FrontEnds(
-                self._to_start,
-                bound,
-                shared,
-                listener.started,
-                _url(bound, shared),
-                self._shut_down,
-            )
+            url = _url(bound, shared)
+            self._front_ends = self._to_start(bound, shared, listener.started, url, self._shut_down)
             return self._front_ends
         return _OpenListener(listener, bound, shared, self._poller, tls, self._accepts_at_once)
 
