@@ -18,7 +18,7 @@ from processes import HANG_S, ask
 from shoal.commands.server.options import usable_cpus
 
 sys.path.append(str(Path(__file__).parents[1] / "http"))
-from worker_processes import is_worker, workers_of
+from worker_processes import children_of, is_worker, workers_of
 
 pytestmark = pytest.mark.real_time
 
@@ -106,7 +106,7 @@ def test_a_signal_drains_all(serving, loop):
         _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == 0
     assert "Shoal served " in said
-    assert ": 1 finished, 0 cut off" in said
+    assert " finished, 0 cut off" in said
     assert not any(map(is_worker, workers))
 
 
@@ -207,23 +207,22 @@ def test_the_admin_api_is_at_each_worker_with_a_token(terminal, directory):
             assert "double" in answer.read().decode()
 
 
-def test_commands_reach_a_server_with_workers(terminal, directory):
-    with terminal.serving("start", "code:app", "--port", "0", "--workers", "2") as (process, port):
-        assert "double" in terminal.told("status")
-        assert len(workers_of(process.pid)) == 2
-        terminal.told("endpoints", "delete", "double")
-        assert ask(port, "/double", 4)[0] == 404
+def test_a_command_stops_all(terminal, directory):
+    with terminal.serving("start", "code:app", "--port", "0", "--workers", "2") as (process, _):
+        workers = workers_of(process.pid)
+        assert len(workers) == 2
         terminal.told("stop")
         process.communicate(timeout=HANG_S)
     assert process.returncode == 0
+    assert not any(map(is_worker, workers))
 
 
-def test_it_reloads_with_workers(terminal, directory):
-    arguments = ["--reload", "--workers", "2"]
+def test_a_version_that_is_reloaded_has_its_workers(terminal, directory):
+    arguments = ["--reload", "--workers", "1"]
     with terminal.serving("serve", "code:app", "--port", "0", *arguments) as (process, port):
         assert ask(port, "/double", 4) == (200, 8)
-        (directory / "code.py").write_text(APP.replace("2 *", "3 *"))
-        until(lambda: ask(port, "/double", 4) == (200, 12))
+        [version] = [one for one in children_of(process.pid) if workers_of(one)]
+        workers = workers_of(version)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=HANG_S)
-        assert process.returncode in (0, 143)
+    assert not any(map(is_worker, workers))

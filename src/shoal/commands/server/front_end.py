@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 _OTHER_PROTOCOL: Final = 3
 # How long it may take to end once the server is gone.
 _ENDS_WITHIN_S: Final = 2.0
-# How long its clients may take then to be told so.
-_LAST_WORDS_S: Final = 0.1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,8 +90,9 @@ async def _serve(
             threading.Thread(target=_end_late, daemon=True).start()
             say("Shoal: the server's process has ended, and its worker ends as well")
             front_end.lose()
-            await anyio.sleep(_LAST_WORDS_S)
-            serving.cancel()
+            front_end.must_drain.set()
+            if not front_end.may_serve.is_set():
+                serving.cancel()
 
         async def end_by_force() -> None:
             await front_end.must_end.wait()

@@ -143,7 +143,7 @@ class FrontEnds:
         self._is_aborted.set()
 
     async def _keep_one(self) -> None:
-        while not self._is_draining and self.failure is None:
+        while not self._ends():
             began_at = anyio.current_time()
             try:
                 front_end = RemoteFrontEnd(
@@ -153,10 +153,14 @@ class FrontEnds:
                 how, was_ready = f"can't be started: {error}", False
             else:
                 await self._serve_by(front_end)
-                if self._is_draining:
+                if self._ends():
                     return
                 how, was_ready = front_end.how_it_ended(), front_end.was_ready
             await self._deal_with(how, began_at, was_ready=was_ready)
+
+    def _ends(self) -> bool:
+        """Returns whether no front end is started any more."""
+        return self._is_draining or self.failure is not None
 
     async def _serve_by(self, front_end: RemoteFrontEnd) -> None:
         self._front_ends.add(front_end)
