@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import partial
 
 import anyio
+import h2.events
 import pytest
 from held_app import answers_counted, counted, statistics
-from live_server import HANG_S, live, read_until, request
+from live_server import HANG_S, Http2Client, live, read_until, request
 from worker_processes import children_of, kill, until, workers_of
 
 import shoal
@@ -244,6 +245,26 @@ async def test_a_silent_stream_gets_heartbeats(app):
     async with live(app, workers=1) as server, asking(server, 1, sent) as [client]:
         await read_until(client, b"first")
         await read_until(client, b":")
+
+
+async def test_http2_is_spoken(app, held):
+    async with live(app, workers=1) as server, await server.connect() as stream:
+        client = Http2Client(stream)
+        one = client.ask(b"/held", method=b"POST", end=False)
+        client.connection.send_data(one, b"1")
+        client.connection.send_data(one, b"5", end_stream=True)
+        await client.flush()
+        await until(lambda: held.batches == [[15]])
+        left = client.ask(b"/held", method=b"POST", end=False)
+        client.connection.send_data(left, b"6", end_stream=True)
+        await client.flush()
+        await until(lambda: statistics(app).queued == 1)
+        client.connection.reset_stream(left)
+        await client.flush()
+        await until(lambda: statistics(app).queued == 0)
+        held.go.set()
+        answered = await client.wait_for(h2.events.DataReceived, one)
+        assert answered.data == b"15"
 
 
 async def test_a_request_that_is_running_is_finished_at_the_end(app, held):
