@@ -84,7 +84,7 @@ class FrontEnds:
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
         self._may_serve = False
-        self._is_draining = False
+        self._drains = anyio.Event()
         self._is_up = anyio.Event()
         self._is_aborted = anyio.Event()
 
@@ -127,7 +127,7 @@ class FrontEnds:
 
     def announce_end(self) -> None:
         """Has the front ends drain."""
-        self._is_draining = True
+        self._drains.set()
         self.shared.drain()
         for front_end in self._front_ends:
             front_end.drain()
@@ -160,7 +160,7 @@ class FrontEnds:
 
     def _ends(self) -> bool:
         """Returns whether no front end is started any more."""
-        return self._is_draining or self.failure is not None
+        return self._drains.is_set() or self.failure is not None
 
     async def _serve_by(self, front_end: RemoteFrontEnd) -> None:
         self._front_ends.add(front_end)
@@ -195,4 +195,5 @@ class FrontEnds:
             self._failed()
             return
         _log.error("a worker %s; another one is started in its place", how)
-        await anyio.sleep_until(next_at)
+        with anyio.CancelScope(deadline=next_at):
+            await self._drains.wait()

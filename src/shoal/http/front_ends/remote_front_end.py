@@ -97,16 +97,23 @@ class RemoteFrontEnd:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._channel.run, self._take)
+                tasks.start_soon(self._kill_at_end)
                 await wait_ended(self.pid)
                 tasks.cancel_scope.cancel()
         finally:
-            self.kill()
             self._process.wait()
             self._channel.close()
             for call in tuple(self._calls.values()):
                 call.leave()
             self.is_ready.set()
             self._shared.remove(self)
+
+    async def _kill_at_end(self) -> None:
+        """Kills the process when `run` is cancelled, which waits for it."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.kill()
 
     def how_it_ended(self) -> str:
         """Returns how its process ended, for messages."""
