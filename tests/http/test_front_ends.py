@@ -15,13 +15,13 @@ import h2.events
 import pytest
 from held_app import answers_counted, counted, statistics
 from live_server import HANG_S, Http2Client, live, read_until, request
-from worker_processes import children_of, kill, until, workers_of
 
 import shoal
 from shoal.http.front_ends.listener import FrontEndOptions, FrontEnds
 from shoal.http.server.config import WorkersFailed
 from shoal.http.server.server import serve
 from shoal.serving.http_options import HttpOptions
+from worker_processes import children_of, kill, until, workers_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 from processes import HANG_S, ask
 
 from shoal.commands.server.options import usable_cpus
-
-sys.path.append(str(Path(__file__).parents[1] / "http"))
 from worker_processes import children_of, is_worker, workers_of
 
 pytestmark = pytest.mark.real_time
