@@ -6,13 +6,19 @@
 Without wrk there are no requests a second to speak of, so it needs wrk. On few cores, which wrk and
 the processes share, the requests a second say little about more cores; the CPU time of a request,
 split by process, says which process would be the first to use up its core.
+
+The clients of wrk wait for their answers. Where the processes have too few cores the answers come
+late, and so do the next requests, which makes batches smaller. So the last table has requests that
+arrive at random, at a rate that all can serve, whether or not others were answered.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,15 +26,18 @@ if __name__ == "__main__":
     # In place of this folder, whose http.py is not the standard library's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+import asyncio
 import json
 
-from benchmarks.http_load import ask, drive_with_wrk, wrk_path
+from benchmarks.http_load import ask, drive_with_wrk, request_bytes, wrk_path
 from benchmarks.http_process import ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SECONDS: Final = 4
+RATE: Final = 400
+CONNECTIONS: Final = 64
 
 
 class Figures(NamedTuple):
@@ -68,17 +77,45 @@ def main() -> None:
             for count in counts:
                 found[count].append(run(wrk, app, path, count, given.event_loop, given.clients))
         show(path, found)
+    print(f"\n/predict, {RATE:,} requests/s at random times\n\nworkers  batch")
+    for count in counts:
+        means = [asyncio.run(mean_batch(count, given.event_loop)) for _ in range(given.rounds)]
+        print(f"{count or 'none':>7}  {statistics.median(means):>5.2f}")
+
+
+async def mean_batch(count: int, event_loop: str) -> float:
+    """Returns the mean batch of requests that arrive at random times."""
+    times = random.Random(1)
+    with _server("model_app", "/predict", count, event_loop) as server:
+        connections = asyncio.LifoQueue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]()
+        for _ in range(CONNECTIONS):
+            connections.put_nowait(await asyncio.open_connection("127.0.0.1", server.port))
+        before = _batches(server.port, "model_app")
+        async with asyncio.TaskGroup() as tasks:
+            at = asyncio.get_running_loop().time()
+            for _ in range(RATE * SECONDS):
+                at += times.expovariate(RATE)
+                await asyncio.sleep(at - asyncio.get_running_loop().time())
+                tasks.create_task(_ask(connections))
+        after = _batches(server.port, "model_app")
+        while not connections.empty():
+            connections.get_nowait()[1].close()
+    return (after[1] - before[1]) / (after[0] - before[0])
+
+
+async def _ask(
+    connections: asyncio.LifoQueue[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+) -> None:
+    reader, writer = connection = await connections.get()
+    writer.write(request_bytes("/predict", b'{"value": 3}', "application/json"))
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].split()[0]))
+    connections.put_nowait(connection)
 
 
 def run(wrk: str, app: str, path: str, count: int, event_loop: str, clients: int) -> Figures:
     """Runs one server under the load of wrk."""
-    options = ["--event-loop", event_loop, "--log-level", "error"]
-    if count:
-        options += ["--workers", str(count)]
-    command = [sys.executable, "-m", "shoal", "serve", f"benchmarks.http_app:{app}"]
-    command += ["--port", "{port}", *options]
-    with ServerProcess(f"{count} workers", command) as server:
-        server.wait_answer(lambda port: ask(port, "POST", path, b'{"value": 3}')[0] == 200)
+    with _server(app, path, count, event_loop) as server:
         drive_with_wrk(wrk, server, path, clients=clients, seconds=1)
         used, batches = server.cpu_s_by_pid(), _batches(server.port, app)
         load = drive_with_wrk(wrk, server, path, clients=clients, seconds=SECONDS)
@@ -96,6 +133,18 @@ def run(wrk: str, app: str, path: str, count: int, event_loop: str, clients: int
         load.p50_ms,
         load.p99_ms,
     )
+
+
+@contextmanager
+def _server(app: str, path: str, count: int, event_loop: str) -> Iterator[ServerProcess]:
+    options = ["--event-loop", event_loop, "--log-level", "error"]
+    if count:
+        options += ["--workers", str(count)]
+    command = [sys.executable, "-m", "shoal", "serve", f"benchmarks.http_app:{app}"]
+    command += ["--port", "{port}", *options]
+    with ServerProcess(f"{count} workers", command) as server:
+        server.wait_answer(lambda port: ask(port, "POST", path, b'{"value": 3}')[0] == 200)
+        yield server
 
 
 def _batches(port: int, app: str) -> tuple[int, int]:
