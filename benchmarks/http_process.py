@@ -115,7 +115,14 @@ class ServerProcess:
 
     def cpu_s(self) -> float:
         """Returns the CPU time that the server has used, in seconds."""
-        return sum(sum(map(int, _stat(pid)[11:13])) for pid in self._pids()) * _TICK_S
+        return sum(self.cpu_s_by_pid().values())
+
+    def cpu_s_by_pid(self) -> dict[int, float]:
+        """Returns the CPU time of each process, in seconds; first that of the one started here."""
+        used = {self._process.pid: 0.0}
+        for pid in self._pids():
+            used[pid] = sum(map(int, _stat(pid)[11:13])) * _TICK_S
+        return used
 
     def memory(self) -> int:
         """Returns the resident memory of the server, in bytes."""

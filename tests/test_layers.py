@@ -75,6 +75,8 @@ LONG_TO_LOAD = {
     "shoal.http_client.upload",
     # with replicas in processes, and with a request for metrics
     *("shoal.serving.clients.in_replica", "shoal.observe.collector"),
+    # with processes that speak HTTP for the server
+    "shoal.commands.server.workers",
     # with a reader of the pages for callers
     *("shoal.http.openapi.document", "shoal.http.openapi.viewer", "shoal.http.openapi.landing"),
     # with a reader of the dashboard

@@ -153,6 +153,21 @@ def test_a_passed_socket_goes_before_the_address_in_a_file(passing, tmp_path):
         assert ask(port_of(passed), "/embed", "eel") == (200, 3)
 
 
+def test_a_passed_socket_can_be_served_by_workers(passing):
+    command = ("serve", "lengths:app", "--workers", "2")
+    with listening() as passed, passing([passed], "http", *command) as run:
+        assert ask(port_of(passed), "/embed", "eel") == (200, 3)
+        drain(run)
+
+
+def test_workers_refuse_more_than_one_passed_socket(passing):
+    command = ("serve", "lengths:app", "--workers", "2")
+    with listening() as one, listening() as two, passing([one, two], "a:b", *command) as run:
+        _, said = run.communicate(timeout=HANG_S)
+    assert "--workers serves one: pass one, or leave --workers out" in said
+    assert run.returncode == 2
+
+
 def test_a_passed_socket_can_be_served_with_reload(passing):
     pytest.importorskip("watchfiles")
     with (

@@ -11,6 +11,7 @@ import anyio.lowlevel
 import h2.config
 import h2.connection
 import h2.events
+import sniffio
 from anyio.abc import SocketAttribute
 
 from shoal.http.server.server import serve
@@ -52,7 +53,8 @@ class Client:
 class LiveServer:
     """A running server; `drained` is there once it has ended."""
 
-    def __init__(self):
+    def __init__(self, workers=None):
+        self.workers = workers
         self.port = 0
         self.drained = None
         self.stop = anyio.Event()
@@ -62,7 +64,20 @@ class LiveServer:
             self.port = int(url.rpartition(":")[2])
             task_status.started()
 
-        self.drained = await serve(app, config, shutdown=self.stop.wait, started=started)
+        self.drained = await serve(
+            app,
+            config,
+            shutdown=self.stop.wait,
+            started=started,
+            front_ends=self._front_ends(config),
+        )
+
+    def _front_ends(self, config):
+        if self.workers is None:
+            return None
+        from shoal.commands.server.workers import front_ends
+
+        return front_ends(self.workers, config, sniffio.current_async_library(), "error")
 
     async def connect(self):
         return Client(await anyio.connect_tcp("127.0.0.1", self.port))
@@ -85,8 +100,8 @@ class LiveServer:
 
 
 @asynccontextmanager
-async def live(app, **config):
-    server = LiveServer()
+async def live(app, workers=None, **config):
+    server = LiveServer(workers)
     config = HttpOptions(**{"port": 0, "allowed_hosts": ["*"], **config})
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:

@@ -73,7 +73,8 @@ async def open_socket(server, path):
         await in_thread(connecting.__exit__, None, None, None)
 
 
-async def test_websockets_reads_interleaved_streams_with_credit(app):
+@pytest.mark.parametrize("workers", [None, 2])
+async def test_websockets_reads_interleaved_streams_with_credit(app, workers):
     def talk():
         with opened(server, "/count", compression=None) as socket:
             assert socket.subprotocol == "shoal.v1"
@@ -91,12 +92,13 @@ async def test_websockets_reads_interleaved_streams_with_credit(app):
                     ended.add(message["id"])
             return found
 
-    async with live(app) as server:
+    async with live(app, workers) as server:
         assert await in_thread(talk) == {1: list(range(300)), 2: list(range(5))}
 
 
-async def test_a_websocket_that_is_closed_in_mid_call_frees_its_place(app, told):
-    async with live(app) as server, open_socket(server, "/told") as socket:
+@pytest.mark.parametrize("workers", [None, 2])
+async def test_a_websocket_that_is_closed_in_mid_call_frees_its_place(app, told, workers):
+    async with live(app, workers) as server, open_socket(server, "/told") as socket:
         await in_thread(socket.send, '{"id": 1, "item": 1}')
         await told.began.wait()
         await in_thread(socket.close)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.options import add_server_options, event_loop, server_options
+from shoal.commands.server.options import add_server_options, event_loop, server_options, workers
 from shoal.commands.server.process import ServerProcess
 from shoal.commands.server.reload import Reloader, Turn
 from shoal.commands.support.loading import (
@@ -42,6 +42,7 @@ _EXAMPLE: Final = """\
   shoal serve app.toml
 
   shoal serve my_module:app --reload     while you write it
+  shoal serve my_module:app --workers auto     on all cores
 
   The first SIGTERM or Ctrl-C drains: running requests may finish. The second ends at once.
 """
@@ -168,4 +169,5 @@ def _process(
         state=arguments.state,
         wait_over=wait_over,
         passed=passed,
+        workers=workers(arguments, server_settings(app)),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.detach import start_detached, tell_ready
 from shoal.commands.server.locations import ServerLocation, ServerLock
-from shoal.commands.server.options import add_server_options, event_loop, server_options
+from shoal.commands.server.options import add_server_options, event_loop, server_options, workers
 from shoal.commands.server.process import ServerProcess
 from shoal.commands.support.arguments import add_json_argument, add_name_argument
 from shoal.commands.support.loading import (
@@ -89,4 +89,5 @@ def _serve(arguments: Namespace, location: ServerLocation) -> int:
         log_level=arguments.log_level,
         state=arguments.state,
         started=started,
+        workers=workers(arguments, server_settings(app)),
     ).to_its_end()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from argparse import ArgumentTypeError
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.support.arguments import add_token_argument, token_of
 from shoal.commands.support.mistake import as_mistakes
-from shoal.serving.app_file.server import EventLoop
+from shoal.serving.app_file.server import EventLoop, Workers, checked_workers
 from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 if TYPE_CHECKING:
@@ -29,6 +31,13 @@ def add_server_options(parser: ArgumentParser) -> None:
         choices=get_args(EventLoop),
         help="event loop: trio, or asyncio for code that needs it, with uvloop if that is "
         "installed (trio)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=_workers,
+        metavar="N",
+        help='speak HTTP in so many further processes, "auto" for as many as there are other '
+        "cores; all feed the same batches (none)",
     )
     parser.add_argument(
         "--log-level",
@@ -56,6 +65,14 @@ def add_server_options(parser: ArgumentParser) -> None:
         help="a module, with its submodules, that backends created at run time may be imported "
         "from; * for any; repeatable (none)",
     )
+
+
+def _workers(text: str) -> Workers:
+    value = text if text == "auto" else _number(text)
+    try:
+        return checked_workers("workers", value)
+    except (TypeError, ValueError) as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
@@ -125,6 +142,21 @@ def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:
     """Returns the event loop to use: the one of the command line, else of the file, else trio."""
     chosen: EventLoop = arguments.event_loop or from_file.get("event_loop", "trio")
     return chosen
+
+
+def workers(arguments: Namespace, from_file: Mapping[str, Any]) -> int | None:
+    """Returns how many processes speak HTTP beside the server's; None for none."""
+    chosen: Workers | None = arguments.workers or from_file.get("workers")
+    return max(1, usable_cpus() - 1) if chosen == "auto" else chosen
+
+
+def usable_cpus() -> int:
+    """Returns how many processors this process may use, within the limit of its container."""
+    count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        allowed, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        count = min(count, max(1, int(allowed) // int(period)))
+    return count
 
 
 def _shown(default: Any) -> str:

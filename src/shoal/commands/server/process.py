@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
     from shoal.http.server.config import Drained
+    from shoal.http.server.front_end_listener import StartFrontEnds
     from shoal.http.server.listeners import Address
     from shoal.serving.app_file.server import EventLoop
     from shoal.serving.http_options import HttpOptions
@@ -49,6 +51,7 @@ class ServerProcess:
         started: Called with the URL once clients can connect.
         wait_over: Awaited beside the server; when it returns, the server drains and ends.
         passed: The sockets that systemd has passed; `options` has the first of the application.
+        workers: How many processes speak HTTP for this one; None to do it here.
     """
 
     app: ASGIApp
@@ -60,6 +63,7 @@ class ServerProcess:
     started: Callable[[str], object] = lambda _: None
     wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever
     passed: PassedSockets = NO_SOCKETS
+    workers: int | None = None
 
     @property
     def shoals(self) -> App | None:
@@ -85,19 +89,32 @@ class ServerProcess:
             raise CommandError(
                 f"{self.spec} is not a shoal.App, which the socket named admin from systemd needs"
             )
-        logging.basicConfig(
-            level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
-        if options.access_log:
-            from shoal.http.server.access_log import LOGGER
-
-            _write_plainly(LOGGER)
+        if self.workers is not None and len(self.passed.public) > 1:
+            raise CommandError(
+                f"systemd has passed {len(self.passed.public)} sockets for the application, and "
+                "--workers serves one: pass one, or leave --workers out"
+            )
+        write_logs(self.log_level, options)
         app = self.shoals
         if self.state is not None and app is not None:
             _open_state(app, self.state, options)
-        if self.event_loop == "trio":
-            return anyio.run(_serve, self, backend="trio")
-        return _run_on_asyncio(_serve(self))
+        return run_in(self.event_loop, partial(_serve, self))
+
+
+def write_logs(level: str, options: HttpOptions) -> None:
+    """Sets how this process writes its log, and the access log if there is one."""
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    if options.access_log:
+        from shoal.http.server.access_log import LOGGER
+
+        _write_plainly(LOGGER)
+
+
+def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Runs a function in an event loop of this kind."""
+    return anyio.run(main, backend="trio") if event_loop == "trio" else _run_on_asyncio(main())
 
 
 def _write_plainly(name: str) -> None:
@@ -137,6 +154,7 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
 async def _serve(run: ServerProcess) -> int:
     from shoal.http.app.loading import load_the_rest
     from shoal.http.requests.wrong_loop import hint_for
+    from shoal.http.server.config import WorkersFailed
     from shoal.http.server.server import serve
 
     signals = Signals(allowed_s=_MARGIN_S)
@@ -157,7 +175,7 @@ async def _serve(run: ServerProcess) -> int:
 
     def started(url: str) -> None:
         is_up.set()
-        _settle_memory()
+        settle_memory()
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
         say_where(url)
         run.started(url)
@@ -189,18 +207,27 @@ async def _serve(run: ServerProcess) -> int:
             started=started,
             extra_listeners=(*more, *others),
             load_later=(lambda: None) if run.shoals is None else load_the_rest,
+            front_ends=None if run.workers is None else _front_ends(run, run.workers),
         )
     except LifespanFailed as failure:
         say(failure.details.rstrip())
         if (hint := hint_for(failure.details)) is not None:
             say(f"shoal: {hint}")
         raise CommandError(str(failure), 1) from None
+    except WorkersFailed as failure:
+        raise CommandError(str(failure), 1) from None
     except OSError as error:
         raise CommandError(_cant_listen(run, error), 1) from None
     return _report(drained, signals.first)
 
 
-def _settle_memory() -> None:
+def _front_ends(run: ServerProcess, count: int) -> StartFrontEnds:
+    from shoal.commands.server.workers import front_ends
+
+    return front_ends(count, run.options, run.event_loop, run.log_level)
+
+
+def settle_memory() -> None:
     """Has the garbage collector skip what was loaded at the start, and look less often.
 
     The objects of a request go without the collector. It would look at those that are under way

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from shoal.serving.http_options import HttpOptions
 
 
+class WorkersFailed(Exception):
+    """No process could speak HTTP for the server."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Drained:
     """The outcome of a server's run.

@@ -61,6 +61,11 @@ class LimitedListener:
         """The address, as a socket has it."""
         return self._bound.socket.getsockname()
 
+    @property
+    def fileno(self) -> int:
+        """The file descriptor."""
+        return self._bound.socket.fileno()
+
     def listen(self) -> None:
         """Starts to listen; clients can connect from now on.
 

@@ -18,6 +18,7 @@ because the shutdown needs an order of its own: what starts first stops last::
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -25,7 +26,7 @@ import anyio.to_thread
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.http.server.client import Client, load_stream_protocols
-from shoal.http.server.config import Drained, ServerRun, address_of
+from shoal.http.server.config import Drained, ServerRun, WorkersFailed, address_of
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.lifespan import Lifespan
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
 
+    from shoal.http.server.front_end_listener import FrontEndListener, StartFrontEnds
     from shoal.http.server.sockets.transport import Poller
     from shoal.serving.http_options import HttpOptions
 
@@ -64,6 +66,8 @@ async def serve(
     extra_listeners: Sequence[AppListener] = (),
     lifespan: bool = True,
     load_later: Callable[[], object] = lambda: None,
+    accepts_at_once: int = _ACCEPTED_AT_ONCE,
+    front_ends: StartFrontEnds | None = None,
 ) -> Drained:
     """Serves an ASGI application until it is shut down.
 
@@ -81,6 +85,9 @@ async def serve(
         lifespan: Whether to run the application's lifespan; False if it is open already.
         load_later: Loads what only a later request needs; called in a thread once clients can
             connect.
+        accepts_at_once: How many clients are accepted in one pass of the event loop.
+        front_ends: Makes the listener whose processes speak HTTP at the address of the options, in
+            place of this one; None for no such processes.
 
     Returns:
         The outcome of the run.
@@ -88,6 +95,7 @@ async def serve(
     Raises:
         OSError: An address can't be listened at, or a certificate can't be read.
         LifespanFailed: The application did not start.
+        WorkersFailed: A front end did not start.
 
     Cancellation: Closes everything at once, without a drain.
     """
@@ -96,7 +104,12 @@ async def serve(
     )
     with ExitStack() as open_sockets:
         server = _Server(
-            options, Lifespan(app) if lifespan else None, _tls_context(options), load_later
+            options,
+            Lifespan(app) if lifespan else None,
+            _tls_context(options),
+            load_later,
+            accepts_at_once,
+            front_ends,
         )
         for listener in (main_listener, *extra_listeners):
             bound = LimitedListener(bind(listener.address), options.max_connections)
@@ -104,6 +117,10 @@ async def serve(
             server.add(listener, bound)
         await server.run(shutdown)
     return server.drained()
+
+
+def _url(bound: LimitedListener, shared: Shared) -> str:
+    return bound.url.replace("http:", f"{shared.scheme}:", 1)
 
 
 def _tls_context(options: HttpOptions) -> SSLContext | None:
@@ -125,8 +142,10 @@ class _OpenListener:
         poller: Poller,
         tls: SSLContext | None,
         counts: ConnectionCounts,
+        accepts_at_once: int,
     ) -> None:
         self._tls = tls
+        self._accepts_at_once = accepts_at_once
         self.started = listener.started
         self.bound = bound
         self.shared = shared
@@ -135,13 +154,16 @@ class _OpenListener:
 
     @property
     def url(self) -> str:
-        return self.bound.url.replace("http:", f"{self.shared.scheme}:", 1)
+        return _url(self.bound, self.shared)
+
+    async def open(self) -> None:
+        self.bound.listen()
 
     async def accept(self) -> None:
         while True:
             self._open(await self.bound.accept())
             # In one pass of the event loop: where handlers hold it, there are few.
-            for _ in range(_ACCEPTED_AT_ONCE):
+            for _ in range(self._accepts_at_once - 1):
                 client = self.bound.accept_waiting()
                 if client is None:
                     break
@@ -182,13 +204,18 @@ class _Server:
         lifespan: Lifespan | None,
         tls: SSLContext | None,
         load_later: Callable[[], object],
+        accepts_at_once: int,
+        front_ends: StartFrontEnds | None,
     ) -> None:
+        self._accepts_at_once = accepts_at_once
+        self._to_start = front_ends
+        self._front_ends: FrontEndListener | None = None
         self._options = options
         self._load_later = load_later
         self._tls = tls
         self._lifespan = lifespan
         self._to_open: list[tuple[AppListener, LimitedListener]] = []
-        self._listeners: list[_OpenListener] = []
+        self._listeners: list[_OpenListener | FrontEndListener] = []
         self._until_shutdown = anyio.CancelScope()
         self._draining = anyio.Event()
         self._outcome = ServerRun(lifespan)
@@ -212,6 +239,8 @@ class _Server:
             async with anyio.create_task_group() as connections:
                 for listener, bound in self._to_open:
                     self._listeners.append(self._opened(listener, bound, connections))
+                if self._front_ends is not None:
+                    tasks.start_soon(self._front_ends.run)
                 tasks.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
                     await self._start(tasks)
@@ -221,17 +250,23 @@ class _Server:
                 if self._outcome.is_up:
                     self._drain()
                     await self._wait_closed()
+            if self._front_ends is not None and self._outcome.is_up:
+                await self._front_ends.ended.wait()
             self._outcome.took_s = anyio.current_time() - drain_began_at
             await self._outcome.end_application(self._options.graceful_timeout_s)
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
         """Returns the outcome, or raises what prevented the start; see `serve`."""
-        return self._outcome.drained(self._finished())
+        failure = None if self._front_ends is None else self._front_ends.failure
+        if failure is not None and not self._outcome.is_up:
+            raise WorkersFailed(failure)
+        drained = self._outcome.drained(self._finished())
+        return drained if failure is None else replace(drained, failure=failure)
 
     def _opened(
         self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
-    ) -> _OpenListener:
+    ) -> _OpenListener | FrontEndListener:
         tls = self._tls if listener.may_have_tls else None
         guard = RequestGuard(self._options, bound.name)
         is_main = listener.app is self._to_open[0][0].app
@@ -249,12 +284,20 @@ class _Server:
             self._counts,
             guard.is_local,
         )
+        if is_main and self._to_start is not None:
+            url = _url(bound, shared)
+            self._front_ends = self._to_start(bound, shared, listener.started, url, self._shut_down)
+            return self._front_ends
         word = "main" if is_main else "admin"
         counts = self._counts.setdefault(word, ConnectionCounts(self._options.max_connections))
-        return _OpenListener(listener, bound, shared, self._poller, tls, counts)
+        at_once = self._accepts_at_once
+        return _OpenListener(listener, bound, shared, self._poller, tls, counts, at_once)
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
+        self._shut_down()
+
+    def _shut_down(self) -> None:
         # At once: requests that the shutdown itself has affected may be answered very soon.
         self._outcome.finished_before = self._finished()
         for listener in self._listeners:
@@ -266,7 +309,7 @@ class _Server:
             return
         try:
             for listener in self._listeners:
-                listener.bound.listen()
+                await listener.open()
         except OSError as error:
             self._outcome.refused = error
             return

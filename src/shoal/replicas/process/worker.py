@@ -123,7 +123,7 @@ class Worker:
         """
         try:
             with anyio.CancelScope(shield=True):
-                await self._has_ended()
+                await wait_ended(self.pid)
         except BaseException:
             self.kill()
             raise
@@ -131,21 +131,6 @@ class Worker:
             # In any case, because the task of the replica waits for it.
             self._reap()
             on_end()
-
-    async def _has_ended(self) -> None:
-        """Waits until the process has ended."""
-        try:
-            pidfd = _pidfd(self.pid)
-        except OSError:
-            pidfd = None
-        if pidfd is None:
-            wait = partial(os.waitid, os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-            await anyio.to_thread.run_sync(wait, limiter=anyio.CapacityLimiter(1))
-        else:
-            try:
-                await anyio.wait_readable(pidfd)
-            finally:
-                os.close(pidfd)
 
     def kill(self, reason: str | None = None) -> None:
         """Kills the process and its children, unless it has ended. Idempotent.
@@ -229,6 +214,26 @@ class Worker:
         if process is not None:
             process.stdout.close()
             process.stderr.close()
+
+
+async def wait_ended(pid: int) -> None:
+    """Waits until a child process has ended, and does not reap it.
+
+    Args:
+        pid: Its id. Only one task may wait for it.
+    """
+    try:
+        pidfd = _pidfd(pid)
+    except OSError:
+        pidfd = None
+    if pidfd is None:
+        wait = partial(os.waitid, os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        await anyio.to_thread.run_sync(wait, limiter=anyio.CapacityLimiter(1))
+    else:
+        try:
+            await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
 
 
 def _pidfd(pid: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from shoal.core.options.checks import whole
 from shoal.core.options.option import Option
 from shoal.serving.http_options import FILE_OPTIONS
 from shoal.serving.security import check_known
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 EventLoop = Literal["trio", "asyncio"]
 """The event loop of a server's process; asyncio runs on uvloop if that is installed."""
+
+Workers = int | Literal["auto"]
+"""How many processes speak HTTP for a server; "auto" for as many as there are other cores."""
 
 
 def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
@@ -48,4 +52,26 @@ def _event_loop(name: str, value: Any) -> str:
     return str(value)
 
 
-_OPTIONS: Final[Mapping[str, Option]] = {"event_loop": Option(_event_loop), **FILE_OPTIONS}
+def checked_workers(name: str, value: Any) -> Workers:
+    """Checks how many processes speak HTTP for a server.
+
+    Raises:
+        TypeError: It is neither a whole number nor ``"auto"``.
+        ValueError: It is out of range.
+    """
+    if value == "auto":
+        return "auto"
+    if isinstance(value, str):
+        raise ValueError(f'{name} must be a whole number or "auto", not {value!r}')
+    found = whole(name, value, least=1)
+    if found > _MOST_WORKERS:
+        raise ValueError(f"{name} must be at most {_MOST_WORKERS}, not {value!r}")
+    return found
+
+
+_MOST_WORKERS: Final = 256
+_OPTIONS: Final[Mapping[str, Option]] = {
+    "event_loop": Option(_event_loop),
+    "workers": Option(checked_workers),
+    **FILE_OPTIONS,
+}

@@ -10,12 +10,12 @@ from __future__ import annotations
 import socket
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic
 
 import anyio
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.replicas.process.wire.frames import FrameReader, rest_of
+from shoal.replicas.process.wire.frames import FrameReader, K, rest_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,11 @@ _MOST_AT_ONCE: Final = 8
 """How often a socket is read before other tasks run."""
 
 
-class FrameConnection:
+class _Closed(Exception):
+    """Ends the reading of a connection that is closed."""
+
+
+class FrameConnection(Generic[K]):
     """Sends and receives frames.
 
     Attributes:
@@ -43,13 +47,13 @@ class FrameConnection:
     def __init__(
         self,
         sock: socket.socket,
-        reader: FrameReader | None = None,
+        reader: FrameReader[K] | None = None,
         on_invalid_frame: Callable[[Exception], object] | None = None,
     ) -> None:
         sock.setblocking(False)
         self.is_closed = False
         self._socket = sock
-        self._reader = reader or FrameReader()
+        self._reader: FrameReader[K] = reader or FrameReader()
         self._on_invalid_frame = on_invalid_frame
         # Ends what `begin_reading` began; must be called before the socket is closed, or the event
         # loop would watch a number that the next file may get.
@@ -81,12 +85,12 @@ class FrameConnection:
                 await anyio.wait_writable(self._socket)
                 self._send_some()
 
-    async def read(self, handle: Callable[[Frame], object]) -> None:
+    async def read(self, handle: Callable[[Frame[K]], object]) -> None:
         """Passes each received frame to a function, until the other end is gone."""
         while not self.is_closed:
             await self.read_once(handle)
 
-    async def read_by_loop(self, handle: Callable[[Frame], object]) -> None:
+    async def read_by_loop(self, handle: Callable[[Frame[K]], object]) -> None:
         """Like `read`, but calls the function in no task if this event loop can do that."""
         closed = anyio.Event()
         if not self.begin_reading(handle, closed.set):
@@ -97,8 +101,19 @@ class FrameConnection:
         finally:
             self._end_reading()
 
+    async def read_in_task(self, handle: Callable[[Frame[K]], object]) -> None:
+        """Like `read`, with the descriptor registered once; the function is called in the task."""
+
+        def read() -> None:
+            self.read_available(handle, _MOST_AT_ONCE)
+            if self.is_closed:
+                raise _Closed
+
+        with suppress(_Closed):
+            await parking_of_this_loop().watch_readable(self._socket.fileno(), read)
+
     def begin_reading(
-        self, handle: Callable[[Frame], object], on_closed: Callable[[], object]
+        self, handle: Callable[[Frame[K]], object], on_closed: Callable[[], object]
     ) -> bool:
         """Has the event loop pass each received frame to a function, from now on and in no task.
 
@@ -125,12 +140,12 @@ class FrameConnection:
         self._end_reading = end_reading
         return True
 
-    async def read_once(self, handle: Callable[[Frame], object]) -> None:
+    async def read_once(self, handle: Callable[[Frame[K]], object]) -> None:
         """Waits for input, and passes each complete frame to a function."""
         await anyio.wait_readable(self._socket)
         self.read_available(handle, _MOST_AT_ONCE)
 
-    def read_available(self, handle: Callable[[Frame], object], most: int | None = None) -> None:
+    def read_available(self, handle: Callable[[Frame[K]], object], most: int | None = None) -> None:
         """Passes each frame that was already received to a function, without waiting.
 
         Args:

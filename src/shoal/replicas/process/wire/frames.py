@@ -17,11 +17,13 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias
+
+from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 _LARGE: Final = 2**21
 """From this size on, memory uses huge pages, whose first use costs a quarter as much."""
@@ -91,8 +93,12 @@ class Kind(IntEnum):
     CALL_OUT = 14
 
 
+K = TypeVar("K", bound=IntEnum, default=Kind)
+"""The kinds of frames of a connection."""
+
+
 @dataclass(slots=True)
-class Frame:
+class Frame(Generic[K]):
     """A received frame.
 
     Attributes:
@@ -104,7 +110,7 @@ class Frame:
         given_back: Blocks of shared memory that the sender no longer uses.
     """
 
-    kind: Kind
+    kind: K
     id: int
     body: Buffer
     buffers: list[Buffer | tuple[int, int]]
@@ -112,7 +118,7 @@ class Frame:
 
 
 def encoded(
-    kind: Kind,
+    kind: IntEnum,
     id_: int,
     body: bytes = b"",
     buffers: Sequence[Buffer] = (),
@@ -144,10 +150,15 @@ def encoded(
     return [b"".join(head), body, *buffers]
 
 
-class FrameReader:
-    """Decodes frames from the bytes of a socket, however they are split."""
+class FrameReader(Generic[K]):
+    """Decodes frames from the bytes of a socket, however they are split.
 
-    def __init__(self) -> None:
+    Args:
+        kinds: The kinds of its frames, if they are others than those of replicas.
+    """
+
+    def __init__(self, kinds: Any = Kind) -> None:
+        self._kinds: Callable[[int], K] = kinds
         self._chunk = memoryview(bytearray(_CHUNK))
         # The part of the chunk that was received and not yet parsed.
         self._start = self._end = 0
@@ -173,11 +184,11 @@ class FrameReader:
         else:
             self._end += count
 
-    def next(self) -> Frame | None:
+    def next(self) -> Frame[K] | None:
         """Returns the next frame; None if more bytes are needed."""
         return next(self._frames)
 
-    def _parse(self) -> Generator[Frame | None]:
+    def _parse(self) -> Generator[Frame[K] | None]:
         while True:
             while self._end - self._start < _HEADER.size:
                 yield None
@@ -195,7 +206,7 @@ class FrameReader:
                     buffers.append((yield from self._take_writable(length)))
                 else:
                     buffers.append((place, length))
-            yield Frame(Kind(kind), id_, body, buffers, numbers[:given_back])
+            yield Frame(self._kinds(kind), id_, body, buffers, numbers[:given_back])
 
     def _take(self, count: int) -> Generator[None, None, Buffer]:
         """Returns the next bytes, which need not be writable."""
@@ -242,7 +253,7 @@ def send(sock: socket.socket, parts: list[Buffer]) -> None:
         parts = rest_of(parts, sock.sendmsg(parts[:_MOST_PARTS]))
 
 
-def receive(sock: socket.socket, reader: FrameReader) -> Frame | None:
+def receive(sock: socket.socket, reader: FrameReader[K]) -> Frame[K] | None:
     """Waits for a frame, and returns it; None when the other end is gone."""
     while (frame := reader.next()) is None:
         try:

@@ -15,8 +15,9 @@ from shoal.replicas.process.wire.frames import MOST_GIVEN_BACK, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from enum import IntEnum
 
-    from shoal.replicas.process.wire.frames import Buffer, Frame, Kind
+    from shoal.replicas.process.wire.frames import Buffer, Frame
     from shoal.replicas.process.wire.shared_memory import Region
 
 _LEAST_BESIDE: Final = 16 * 1024
@@ -101,11 +102,11 @@ class MessageCodec:
         self.outgoing.write(message.places, message.buffers, pause=pause)
         message.buffers = ()
 
-    def frame(self, kind: Kind, id_: int, message: Message = EMPTY) -> list[Buffer]:
+    def frame(self, kind: IntEnum, id_: int, message: Message = EMPTY) -> list[Buffer]:
         """Encodes a message as a frame, which also gives back memory of the incoming region."""
         return encoded(kind, id_, message.body, message.buffers, message.places, self._given_back())
 
-    def take_back(self, frame: Frame) -> None:
+    def take_back(self, frame: Frame[Any]) -> None:
         """Frees the memory that a frame gives back."""
         if frame.given_back:
             assert self.outgoing is not None
@@ -118,14 +119,14 @@ class MessageCodec:
             self.outgoing.free([message.places[0][0]])
             message.places = ()
 
-    def drop(self, frame: Frame) -> None:
+    def drop(self, frame: Frame[Any]) -> None:
         """Gives back the memory of a frame that will not be read."""
         places = places_of(frame)
         if places:
             assert self.incoming is not None
             self.incoming.give_back(places)
 
-    def opened_here(self, frame: Frame) -> Any:
+    def opened_here(self, frame: Frame[Any]) -> Any:
         """Unpickles a frame's content, whose buffers are views of the shared memory.
 
         Raises:
@@ -137,7 +138,7 @@ class MessageCodec:
         assert self.incoming is not None
         return unpickled(frame.body, self.incoming.views(places))
 
-    def copied(self, frame: Frame, *, pause: bool) -> None:
+    def copied(self, frame: Frame[Any], *, pause: bool) -> None:
         """Copies a frame's buffers out of the shared memory, and gives that memory back."""
         places = places_of(frame)
         assert self.incoming is not None
@@ -151,6 +152,6 @@ class MessageCodec:
         return [region.given_back.popleft() for _ in range(count)]
 
 
-def places_of(frame: Frame) -> list[tuple[int, int]]:
+def places_of(frame: Frame[Any]) -> list[tuple[int, int]]:
     """Returns the places of a frame's buffers in shared memory; empty if they are in the frame."""
     return [buffer for buffer in frame.buffers if isinstance(buffer, tuple)]

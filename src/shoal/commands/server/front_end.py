@@ -1,0 +1,137 @@
+"""The program of a worker of ``shoal serve --workers``, which speaks HTTP for the server.
+
+    python -m shoal.commands.server.front_end PROTOCOL LISTENING CHANNEL [MEMORY]
+
+Only `shoal.http.front_ends.remote_front_end` starts it. It imports no code of the application. It
+has a server of its own, at the socket that it was given, whose application passes each request on;
+see `shoal.http.front_ends.front_end`.
+
+It ends when the server tells it to drain, or is gone. Ctrl-C and a terminal that closes are for the
+server. SIGTERM has it drain, and the server starts another one in its place, unless it ends too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shoal.commands.server.process import run_in, settle_memory, write_logs
+from shoal.commands.server.workers import FrontEndStart
+from shoal.commands.support.mistake import say
+from shoal.http.front_ends.channel import Channel
+from shoal.http.front_ends.front_end import FrontEnd
+from shoal.http.front_ends.wire import MEMORY, FrontKind
+from shoal.http.server.server import serve
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
+from shoal.replicas.process.wire.messages import unpickled
+from shoal.replicas.process.wire.shared_memory import SharedMemory
+from shoal.serving.http_options import HttpOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OTHER_PROTOCOL: Final = 3
+# How long it may take to end once the server is gone.
+_ENDS_WITHIN_S: Final = 2.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serves until the server's process ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    protocol, listening, channel, *memory = map(int, arguments)
+    if protocol != PROTOCOL:
+        say("shoal: the worker's version of Shoal is another one than the server's")
+        return _OTHER_PROTOCOL
+    sock = socket.socket(fileno=channel)
+    reader = FrameReader[FrontKind](FrontKind)
+    frame = receive(sock, reader)
+    if frame is None:
+        return 1  # the server is gone
+    start = FrontEndStart(**unpickled(frame.body))
+    options = replace(HttpOptions(**start.options), fd=listening)
+    write_logs(start.log_level, options)
+    regions = SharedMemory(memory[0], MEMORY) if memory else None
+    return run_in(start.event_loop, partial(_serve, options, sock, reader, regions))
+
+
+async def _serve(
+    options: HttpOptions,
+    sock: socket.socket,
+    reader: FrameReader[FrontKind],
+    regions: SharedMemory | None,
+) -> int:
+    channel = Channel(
+        sock,
+        reader,
+        None if regions is None else regions.replies,
+        None if regions is None else regions.requests,
+        _raise,
+    )
+    front_end = FrontEnd(channel)
+    code = 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_heed_sigterm, front_end)
+        serving = anyio.CancelScope()
+
+        async def follow() -> None:
+            nonlocal code
+            await channel.run(front_end.take)
+            code = 1
+            threading.Thread(target=_end_late, daemon=True).start()
+            say("Shoal: the server's process has ended, and its worker ends as well")
+            front_end.lose()
+            front_end.must_drain.set()
+            if not front_end.may_serve.is_set():
+                serving.cancel()
+
+        async def end_by_force() -> None:
+            await front_end.must_end.wait()
+            serving.cancel()
+
+        tasks.start_soon(follow)
+        tasks.start_soon(end_by_force)
+        with serving:
+            channel.post(FrontKind.READY)
+            await front_end.may_serve.wait()
+            settle_memory()
+            await serve(
+                front_end,
+                options,
+                shutdown=front_end.must_drain.wait,
+                lifespan=False,
+                # Where each process takes one at a time, all get their share.
+                accepts_at_once=1,
+            )
+        channel.flush()
+        tasks.cancel_scope.cancel()
+    return code
+
+
+async def _heed_sigterm(front_end: FrontEnd) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        async for _ in signals:
+            front_end.may_serve.set()
+            front_end.must_drain.set()
+
+
+def _end_late() -> None:
+    time.sleep(_ENDS_WITHIN_S)
+    os._exit(1)
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

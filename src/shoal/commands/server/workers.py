@@ -1,0 +1,66 @@
+"""How a server's process starts the workers of ``shoal serve --workers``."""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import partial
+from pickle import dumps
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from shoal.http.front_ends.listener import FrontEndOptions, FrontEnds
+from shoal.serving.http_options import ServerKeywords
+
+if TYPE_CHECKING:
+    from shoal.http.server.front_end_listener import StartFrontEnds
+    from shoal.serving.app_file.server import EventLoop
+    from shoal.serving.http_options import HttpOptions
+
+# The server's process ends requests that take too long, and a worker only if that does not.
+_LATER_S: Final = 5.0
+
+
+class FrontEndStart(NamedTuple):
+    """What a worker is told at its start.
+
+    Attributes:
+        options: The options of its server.
+        event_loop: The event loop.
+        log_level: The level of the log.
+    """
+
+    options: dict[str, Any]
+    event_loop: EventLoop
+    log_level: str
+
+
+def front_ends(
+    count: int, options: HttpOptions, event_loop: EventLoop, log_level: str
+) -> StartFrontEnds:
+    """Returns what starts the workers of a server.
+
+    Args:
+        count: How many there are.
+        options: The options of the server.
+        event_loop: The event loop.
+        log_level: The level of the log.
+    """
+    return partial(FrontEnds, front_end_options(count, options, event_loop, log_level))
+
+
+def front_end_options(
+    count: int, options: HttpOptions, event_loop: EventLoop, log_level: str
+) -> FrontEndOptions:
+    """Returns how the workers of a server are started; see `front_ends`."""
+    given = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
+    given |= {
+        "uds": None,
+        "max_connections": math.ceil(options.max_connections / count),
+        "graceful_timeout_s": options.graceful_timeout_s + _LATER_S,
+    }
+    return FrontEndOptions(
+        count=count,
+        # -P: modules in the current directory must not shadow the library's
+        command=[sys.executable, "-P", "-m", "shoal.commands.server.front_end"],
+        start=dumps(FrontEndStart(given, event_loop, log_level)._asdict()),
+    )

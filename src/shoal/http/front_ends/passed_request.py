@@ -1,0 +1,282 @@
+"""One request that this front end has passed on to the server's process."""
+
+from __future__ import annotations
+
+from collections import deque
+from pickle import dumps
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.http.front_ends.wire import NUMBER, SECONDS, WHOLE_ANSWER, WINDOW, FrontKind, size_of
+from shoal.replicas.process.wire.messages import unpickled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from starlette.types import Message, Receive, Send
+
+    from shoal.batching.loops.parking import Parking
+    from shoal.http.direct_call import DirectCall
+    from shoal.http.front_ends.channel import Channel
+
+_REPORTED: Final = WINDOW // 2
+
+
+class PassedRequest:
+    """One request, until its answer has ended here.
+
+    What comes for it from the server's process is kept in order. A request that was passed on whole
+    has no task until then, as a call of the application that waits in a batch has none.
+
+    Args:
+        parking: The event loop's way to wait.
+        channel: The channel to the server's process.
+        id_: The number of the request.
+        ended: Called with the number at the end.
+        call: The request as this package's server has it; None for one that comes by ASGI only.
+        offered: What the server offers beyond ASGI, by its extension of ASGI.
+        kind: What the messages of a whole answer begin with: "http", or "websocket.http".
+    """
+
+    _is_over = False  # nothing more is expected of the server's process
+    _waiter: Any = None  # of the task that relays the answer
+    _wants: Any = None  # of the task that passes on what the client sends
+    _wanted = 0
+    _taken = 0
+    _has_begun = False
+
+    def __init__(
+        self,
+        parking: Parking,
+        channel: Channel,
+        id_: int,
+        ended: Callable[[int], object],
+        call: DirectCall | None,
+        offered: Mapping[str, Any],
+        kind: str = "http",
+    ) -> None:
+        self._parking = parking
+        self._channel = channel
+        self._id = id_
+        self._ended = ended
+        self._call = call
+        self._offered = offered
+        self._kind = kind
+        self._frames: deque[tuple[FrontKind, bytes]] = deque()
+
+    def wait(self, call: DirectCall) -> None:
+        """Lets the server's task go until the answer comes; the request was passed on whole."""
+        call.when_left(self._left)
+        if self._is_over:
+            self._ended(self._id)
+        else:
+            call.suspend(self._resumed)
+
+    def _resumed(self) -> Coroutine[Any, Any, None] | None:
+        call = self._call
+        assert call is not None
+        kind, body = self._frames[0]
+        if kind is FrontKind.ANSWER:
+            self._ended(self._id)
+            _answer(call, body)
+            return None
+        if kind in (FrontKind.LEFT, FrontKind.ENDED, FrontKind.CUT):
+            self._ended(self._id)
+            if kind is FrontKind.CUT:
+                call.answer(503, b"", b"")
+            return None
+        return self._relay_to(call.send)
+
+    async def _relay_to(self, send: Send) -> None:
+        try:
+            await self._relay(send)
+        finally:
+            self._end()
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Passes on what the client sends, and the answer.
+
+        Cancellation: the server's process is told that the client is gone.
+        """
+        call = self._call
+        watch = self._offered.get("when_left") if call is None else call.when_left
+        try:
+            async with anyio.create_task_group() as tasks:
+                if watch is not None:
+                    watch(self._left)
+                tasks.start_soon(self._pass_messages, receive)
+                await self._relay(send)
+                tasks.cancel_scope.cancel()
+        finally:
+            if watch is not None:
+                watch(None)
+            self._end()
+
+    # What comes from the server's process.
+
+    def take(self, kind: FrontKind, body: bytes) -> None:
+        """Handles a frame."""
+        if kind is FrontKind.WANT:
+            self._wanted += NUMBER.unpack(body)[0]
+            if self._wants is not None:
+                self._parking.wake(self._wants)
+        elif kind is FrontKind.HEARTBEAT:
+            beat = self._offered.get("heartbeat") if self._call is None else self._call.heartbeat
+            if beat is not None:
+                beat(SECONDS.unpack_from(body)[0], body[SECONDS.size :])
+        elif kind is FrontKind.WATCH_DRAIN:
+            watch = self._offered.get("when_draining")
+            if watch is not None:
+                watch(self._tell_draining)
+        elif not self._is_over:
+            self._queue(kind, body)
+
+    def lose(self) -> None:
+        """Ends the request, since the server's process is gone."""
+        if not self._is_over:
+            self._queue(FrontKind.CUT)
+            self._is_over = True
+
+    def _queue(self, kind: FrontKind, body: bytes = b"") -> None:
+        call = self._call
+        if (
+            kind is FrontKind.PART
+            and self._waiter is not None
+            and not self._frames
+            and call is not None
+            and not call.is_sending
+        ):
+            # The relaying task need not run, since the client has room.
+            call.put(body)
+            self._count(len(body))
+            return
+        self._frames.append((kind, body))
+        if self._waiter is not None:
+            self._parking.wake(self._waiter)
+        elif call is not None:
+            call.resume()
+
+    # The client's side.
+
+    def _left(self) -> None:
+        """Handles that the client is gone, or that the server ends and its request must."""
+        call = self._call
+        is_cut_off = self._offered.get("is_cut_off", bool) if call is None else call.is_cut_off
+        if is_cut_off():
+            self._channel.post(FrontKind.CUT, self._id)
+        elif not self._is_over:
+            self._is_over = True
+            self._channel.post(FrontKind.LEFT, self._id)
+            self._queue(FrontKind.LEFT)
+
+    def _tell_draining(self) -> None:
+        self._channel.post(FrontKind.DRAINING, self._id)
+
+    async def _pass_messages(self, receive: Receive) -> None:
+        """Passes on what the client sends, as far as the application wants it."""
+        while not self._is_over:
+            while not self._wanted:
+                self._wants = self._parking.new_waiter()
+                try:
+                    await self._wants
+                finally:
+                    self._wants = None
+            self._wanted -= 1
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self._left()
+                return
+            if not self._is_over:
+                self._channel.post(FrontKind.MESSAGE, self._id, dumps(message, 5))
+            if message["type"] == "websocket.disconnect" or (
+                message["type"] == "http.request" and not message.get("more_body", False)
+            ):
+                return
+
+    async def _relay(self, send: Send) -> None:
+        """Sends the answer, part by part."""
+        while True:
+            while not self._frames:
+                self._waiter = self._parking.new_waiter()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            kind, body = self._frames.popleft()
+            match kind:
+                case FrontKind.BEGIN:
+                    size = NUMBER.unpack_from(body)[0]
+                    start = NUMBER.size
+                    status, headers, is_last = unpickled(body[start : start + size])
+                    data = body[start + size :]
+                    self._has_begun = True
+                    begin = {"type": "http.response.start", "status": status, "headers": headers}
+                    await send(begin)
+                    await send(_part(data, is_last=is_last))
+                    if is_last:
+                        return
+                    self._count(len(data))
+                case FrontKind.PART:
+                    await send(_part(body, is_last=False))
+                    self._count(len(body))
+                case FrontKind.LAST:
+                    await send(_part(body, is_last=True))
+                    return
+                case FrontKind.SEND:
+                    self._has_begun = True
+                    message: Message = unpickled(body)
+                    await send(message)
+                    self._count(size_of(message))
+                case FrontKind.TEXTS:
+                    texts: list[str] = unpickled(body)
+                    await self._send_texts(send, texts)
+                    self._count(sum(map(len, texts)))
+                case FrontKind.ANSWER:
+                    assert self._call is not None
+                    _answer(self._call, body)
+                    return
+                case FrontKind.CUT:
+                    await self._refuse(send)
+                    return
+                case _:
+                    return
+
+    async def _send_texts(self, send: Send, texts: list[str]) -> None:
+        send_texts = self._offered.get("send_texts")
+        if send_texts is not None:
+            await send_texts(texts)
+            return
+        for text in texts:
+            await send({"type": "websocket.send", "text": text})
+
+    async def _refuse(self, send: Send) -> None:
+        """Answers 503, unless the answer has begun."""
+        if not self._has_begun:
+            headers = [(b"content-length", b"0")]
+            start = f"{self._kind}.response.start"
+            await send({"type": start, "status": 503, "headers": headers})
+            await send({"type": f"{self._kind}.response.body", "body": b""})
+
+    def _count(self, size: int) -> None:
+        """Counts bytes that the client has taken, and reports them now and then."""
+        self._taken += size
+        if self._taken >= _REPORTED:
+            self._channel.post(FrontKind.TAKEN, self._id, NUMBER.pack(self._taken))
+            self._taken = 0
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._channel.post(FrontKind.LEFT, self._id)  # counts for nothing if it has ended
+        self._ended(self._id)
+
+
+def _answer(call: DirectCall, body: bytes) -> None:
+    status, size = WHOLE_ANSWER.unpack_from(body)
+    start = WHOLE_ANSWER.size
+    call.answer(status, body[start : start + size], body[start + size :])
+
+
+def _part(data: bytes, *, is_last: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": not is_last}

@@ -1,0 +1,382 @@
+"""One request that a front end has passed on, in the server's process.
+
+To the application it is what a request of the server's own HTTP/1.1 is: a `DirectCall`, and the
+three arguments of ASGI. What it is asked to send goes to the front end as frames. No more is sent
+ahead of the client than a window, so that a client that does not read holds up its own call only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pickle import dumps
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.lowlevel
+
+from shoal.http.front_ends.wire import (
+    HEARTBEATS,
+    MESSAGES_AHEAD,
+    NUMBER,
+    SECONDS,
+    WHOLE_ANSWER,
+    WINDOW,
+    FrontKind,
+    size_of,
+)
+from shoal.http.server.log_errors import contained
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from starlette.types import Message, Scope
+
+    from shoal.batching.loops.event_loop import EventLoop
+    from shoal.http.front_ends.channel import Channel
+    from shoal.http.front_ends.wire import RequestHead
+    from shoal.http.server.shared import Shared
+
+_SENDS_WITHOUT_CHECKPOINT: Final = 16
+_FAILED: Final = "a callback of the application failed"
+_GONE: Final = 1006  # WebSocket's code for a connection that was lost
+
+# How far the answer is; the head is kept until the body begins.
+_NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
+
+
+class RemoteCall:
+    """One request, its answer, and the application's end of both.
+
+    Args:
+        shared: What the requests of all front ends share.
+        channel: The channel to the front end.
+        id_: The number of the request there.
+        head: The head.
+        body: The whole body; None if it comes in messages.
+        ended: Called with it when the application has returned.
+
+    Attributes:
+        headers: The headers by name; other requests share them.
+        line: The method and the path.
+        loop: The event loop of the server.
+        suspended: What the application goes on with after it has returned; None if it does not.
+        has_left: Whether the client is gone.
+    """
+
+    has_left = False
+    suspended: Callable[[], Awaitable[None] | None] | None = None
+    _answer = _NOT_BEGUN
+    _begun: tuple[int, list[tuple[bytes, bytes]]] | None = None
+    _gave_disconnect = False
+    _is_cut_off = False
+    _on_left: Callable[[], object] | None = None
+    _on_drain: Callable[[], object] | None = None
+    _is_draining = False
+    _take: Callable[[Message], bool] | None = None
+    _sends = 0
+    _unread = 0  # bytes of the answer that the client has not taken
+    _wanted = 0  # messages of the client that may come
+    _waiters: Sequence[Any] = ()
+
+    def __init__(
+        self,
+        shared: Shared,
+        channel: Channel,
+        id_: int,
+        head: RequestHead,
+        body: bytes | None,
+        ended: Callable[[RemoteCall], object],
+    ) -> None:
+        self.id = id_
+        self._shared = shared
+        self._channel = channel
+        self._head = head
+        self._body = body
+        self._has_more = body is None  # messages of the client may come
+        self._messages: deque[Message] = deque()
+        self._ended = ended
+        self.line = head
+        self.headers = head.headers
+        self.loop: EventLoop = shared.loop
+
+    # The application's side: ASGI.
+
+    def scope(self) -> Scope:
+        """Returns a new scope of ASGI."""
+        scope: Scope = dict(self._head.scope)
+        scope["headers"] = list(scope["headers"])
+        scope["state"] = self._shared.state.copy()
+        offered: dict[str, Any] = {
+            "when_left": self.when_left,
+            "is_cut_off": self.is_cut_off,
+            "send_timeout_s": self._shared.send_timeout_s,
+        }
+        if HEARTBEATS in self._head.offers:
+            offered["heartbeat"] = self.heartbeat
+        if scope["type"] == "websocket":
+            offered["when_draining"] = self._when_draining
+            offered["when_received"] = self._when_received
+            offered["send_texts"] = self._send_texts
+        # Extensions of the front end's server are not passed on, but those that ASGI requires.
+        known: dict[str, Any] = {name: {} for name in self._head.offers if name != HEARTBEATS}
+        scope["extensions"] = {**known, "shoal.disconnect": offered}
+        return scope
+
+    async def receive(self) -> Message:
+        """Returns the next message of the client; see ASGI."""
+        body = self.whole_body()
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        while not self._messages and not self.has_left and self._answer != _COMPLETE:
+            if self._has_more and not self._wanted:
+                self._want(MESSAGES_AHEAD)
+            await self._change()
+        if self._messages:
+            message = self._messages.popleft()
+            self._taken(message)
+            return message
+        if self._gave_disconnect:
+            # An application that ignores the disconnect must not block the event loop.
+            await anyio.lowlevel.checkpoint()
+        self._gave_disconnect = True
+        if self._head.method:
+            return {"type": "http.disconnect"}
+        return {"type": "websocket.disconnect", "code": _GONE}
+
+    async def send(self, message: Message) -> None:
+        """Sends the next part of the answer; see ASGI.
+
+        Raises:
+            RuntimeError: The message does not come next.
+
+        Cancellation: The message is sent whole, or not at all.
+        """
+        if self.has_left:
+            await anyio.lowlevel.checkpoint()
+            return
+        kind = message["type"]
+        if not self._head.method:
+            await self._room()
+            self._post(FrontKind.SEND, dumps(message, 5), size=size_of(message))
+        elif kind == "http.response.start":
+            if self._answer != _NOT_BEGUN:
+                raise RuntimeError("the answer has begun already")
+            headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            self._begun = message["status"], headers
+            self._answer = _STARTED
+        elif kind != "http.response.body" or self._answer == _NOT_BEGUN:
+            raise RuntimeError(f"{kind!r} is not a message that can come here")
+        elif self._answer == _COMPLETE:
+            raise RuntimeError("the answer is complete already")
+        else:
+            await self._send_body(
+                bytes(message.get("body", b"")), is_last=not message.get("more_body", False)
+            )
+
+    async def _send_body(self, data: bytes, *, is_last: bool) -> None:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            self._answer = _SENDING
+            told = dumps((*begun, is_last), 5)
+            self._post(FrontKind.BEGIN, NUMBER.pack(len(told)) + told, data)
+        else:
+            await self._room()
+            if self.has_left:
+                return
+            self._post(FrontKind.LAST if is_last else FrontKind.PART, data=data)
+        if is_last:
+            self._complete()
+
+    # What a server of this package offers beyond ASGI; see `DirectCall`.
+
+    def whole_body(self) -> bytes | None:
+        """Returns the body of the request, once; None if it is to be received in parts."""
+        body, self._body = self._body, None
+        return body
+
+    def when_left(self, callback: Callable[[], object] | None) -> bool:
+        """Sets what is called once when the client leaves, or the call is cut off."""
+        self._on_left = callback
+        if callback is None or not (self.has_left or self._is_cut_off):
+            return False
+        self._on_left = None
+        callback()
+        return True
+
+    def is_cut_off(self) -> bool:
+        """Whether the server ends, and waits a moment for the end of the answer."""
+        return self._is_cut_off and not self.has_left
+
+    def heartbeat(self, after_s: float, data: bytes) -> None:
+        """Sends data whenever the answer was silent for a time."""
+        self._post(FrontKind.HEARTBEAT, SECONDS.pack(after_s), data, size=0)
+
+    def suspend(self, resume: Callable[[], Awaitable[None] | None]) -> None:
+        """Lets the application return before its answer."""
+        self.suspended = resume
+
+    def resume(self) -> None:
+        """Goes on with a call that was suspended, soon; does nothing with another one."""
+        suspended, self.suspended = self.suspended, None
+        if suspended is not None:
+            self._shared.workers.start(self, suspended)
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether a part of the answer waits for the client to take it."""
+        return self._unread >= WINDOW
+
+    def put(self, data: bytes) -> None:
+        """Sends a part of a body at once."""
+        if not self.has_left:
+            self._post(FrontKind.PART, data=data, size=len(data))
+
+    def answer(self, status: int, fields: bytes, body: bytes) -> None:
+        """Sends a whole answer."""
+        if not self.has_left:
+            head = WHOLE_ANSWER.pack(status, len(fields)) + fields
+            self._channel.post(FrontKind.ANSWER, self.id, head, body)
+            self._complete()
+
+    # Of WebSockets.
+
+    def _when_draining(self, callback: Callable[[], object] | None) -> None:
+        self._on_drain = callback
+        if callback is None:
+            return
+        if self._is_draining:
+            callback()
+        else:
+            self._post(FrontKind.WATCH_DRAIN)
+
+    def _when_received(self, take: Callable[[Message], bool] | None) -> None:
+        self._take = take
+
+    async def _send_texts(self, texts: Iterable[str]) -> None:
+        if self.has_left:
+            await anyio.lowlevel.checkpoint()
+            return
+        await self._room()
+        texts = list(texts)
+        self._post(FrontKind.TEXTS, dumps(texts, 5), size=sum(map(len, texts)))
+
+    # The server's side.
+
+    @property
+    def raw_path(self) -> bytes:
+        """The path of the request, as sent."""
+        return self._head.raw_path
+
+    def begin(self) -> Awaitable[None] | None:
+        """Calls the application: directly where it allows that, else by ASGI."""
+        shared = self._shared
+        if shared.answer_directly is not None and HEARTBEATS in self._head.offers:
+            return shared.answer_directly(self)
+        return shared.app(self.scope(), self.receive, self.send)
+
+    def end(self) -> None:
+        """Handles that the application has returned for good."""
+        if self._answer != _COMPLETE and not self.has_left:
+            is_refused = self._answer != _SENDING and self._is_cut_off
+            self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
+        self.has_left = True
+        self._ended(self)
+
+    def abort(self) -> None:
+        """Closes the client's connection by force."""
+        self._post(FrontKind.ENDED)
+
+    # What the front end reports.
+
+    def message_came(self, message: Message) -> None:
+        """Takes a message of the client."""
+        self._wanted -= 1
+        if message["type"] == "http.request":
+            self._has_more = message.get("more_body", False)
+        elif message["type"] == "websocket.disconnect":
+            self._has_more = False
+        if self._take is not None and message["type"] == "websocket.receive":
+            with contained(_FAILED):
+                if self._take(message):
+                    self._taken(message)
+                    return
+        self._messages.append(message)
+        self._wake()
+
+    def taken(self, size: int) -> None:
+        """Handles that the client has taken so many bytes."""
+        self._unread -= size
+        self._wake()
+
+    def drained(self) -> None:
+        """Tells the application of a WebSocket that the server drains."""
+        self._is_draining = True
+        callback, self._on_drain = self._on_drain, None
+        if callback is not None:
+            with contained(_FAILED):
+                callback()
+
+    def leave(self) -> None:
+        """Handles that the client is gone."""
+        self.has_left = True
+        self._call_back()
+        self._wake()
+
+    def end_early(self) -> None:
+        """Asks the application to end its answer; refuses the request if that can't be asked."""
+        if self._is_cut_off or self.has_left:
+            return
+        self._is_cut_off = True
+        if not self._call_back() and self._answer <= _STARTED:
+            self._post(FrontKind.CUT)
+            self.leave()
+
+    # All sides.
+
+    def _want(self, count: int) -> None:
+        self._wanted += count
+        self._post(FrontKind.WANT, NUMBER.pack(count))
+
+    def _taken(self, message: Message) -> None:
+        """Asks for more of the client's messages, once half of those asked for have come."""
+        if self._has_more and self._wanted + len(self._messages) <= MESSAGES_AHEAD // 2:
+            self._want(MESSAGES_AHEAD // 2)
+
+    def _post(
+        self, kind: FrontKind, body: bytes = b"", data: bytes = b"", size: int | None = None
+    ) -> None:
+        self._unread += len(data) if size is None else size
+        self._channel.post(kind, self.id, body, data)
+
+    async def _room(self) -> None:
+        """Waits until the client has taken enough of what was sent before."""
+        self._sends += 1
+        if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
+            await anyio.lowlevel.checkpoint()
+        while self.is_sending and not self.has_left:
+            await self._change()
+
+    def _complete(self) -> None:
+        self._answer = _COMPLETE
+        self._on_left = None
+        if self._waiters:
+            self._wake()
+
+    def _call_back(self) -> bool:
+        on_left, self._on_left = self._on_left, None
+        if on_left is None or self._answer == _COMPLETE:
+            return False
+        with contained(_FAILED):
+            on_left()
+        return True
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            self._shared.wake(waiter)
+
+    async def _change(self) -> None:
+        waiter = self._shared.new_waiter()
+        self._waiters = [*self._waiters, waiter]
+        try:
+            await waiter
+        finally:
+            self._waiters = [one for one in self._waiters if one is not waiter]

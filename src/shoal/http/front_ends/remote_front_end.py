@@ -1,0 +1,203 @@
+"""One front end, in the server's process: its process, and the requests that it has passed on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.http.front_ends.channel import Channel
+from shoal.http.front_ends.remote_call import RemoteCall
+from shoal.http.front_ends.wire import MEMORY, NUMBER, FrontKind
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
+from shoal.replicas.process.wire.messages import unpickled
+from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
+from shoal.replicas.process.worker import wait_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.http.front_ends.wire import RequestHead
+    from shoal.http.server.shared import Shared
+
+_log: Final = logging.getLogger("shoal.server")
+
+_SOCKET_BUFFER: Final = 2**20
+
+
+class RemoteFrontEnd:
+    """A front end: like a connection of the server, but one for the clients of a process.
+
+    Args:
+        shared: What the requests of all front ends share.
+        command: What starts a front end; file descriptors are appended.
+        listening: The file descriptor that it accepts clients from.
+        start: The content of the first frame.
+
+    Attributes:
+        pid: The id of its process.
+        is_ready: Set when it can serve, or has ended.
+        was_ready: Whether it could ever serve.
+
+    Raises:
+        OSError: The process can't be started.
+    """
+
+    def __init__(
+        self, shared: Shared, command: Sequence[str], listening: int, start: bytes
+    ) -> None:
+        self._shared = shared
+        self.is_ready = anyio.Event()
+        self.was_ready = False
+        self._is_draining = False
+        self._heads: dict[int, RequestHead] = {}
+        self._calls: dict[int, RemoteCall] = {}
+        ours, theirs = socket.socketpair()
+        memory = new_memory(MEMORY)
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+            passed = [listening, theirs.fileno(), *([] if memory is None else [memory])]
+            regions = None if memory is None else SharedMemory(memory, MEMORY)
+            send(ours, encoded(FrontKind.START, 0, start))
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - ours
+                [*command, *map(str, (PROTOCOL, *passed))],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                process_group=0,  # Ctrl-C is for this process
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            if memory is not None:
+                os.close(memory)
+        self.pid = self._process.pid
+        self._channel = Channel(
+            ours,
+            FrameReader[FrontKind](FrontKind),
+            None if regions is None else regions.requests,
+            None if regions is None else regions.replies,
+            self._invalid,
+        )
+        shared.connections.add(self)
+
+    async def run(self) -> None:
+        """Serves its requests until its process has ended.
+
+        Cancellation: kills the process.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._channel.run, self._take)
+                tasks.start_soon(self._kill_at_end)
+                await wait_ended(self.pid)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._process.wait()
+            self._channel.close()
+            for call in tuple(self._calls.values()):
+                call.leave()
+            self.is_ready.set()
+            self._shared.remove(self)
+
+    async def _kill_at_end(self) -> None:
+        """Kills the process when `run` is cancelled, which waits for it."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.kill()
+
+    def how_it_ended(self) -> str:
+        """Returns how its process ended, for messages."""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    def serve(self) -> None:
+        """Has it accept clients."""
+        self._channel.post(FrontKind.SERVE)
+
+    # As the server's connections.
+
+    def drain(self) -> None:
+        """Has it end after the requests that are being answered."""
+        if not self._is_draining:
+            self._is_draining = True
+            self._channel.post(FrontKind.DRAIN)
+            self._channel.flush()
+
+    def end_early(self) -> None:
+        """Asks for the end of all answers."""
+        for call in tuple(self._calls.values()):
+            call.end_early()
+
+    def abort(self) -> None:
+        """Has it close all connections by force, and end."""
+        self._channel.post(FrontKind.ABORT)
+        self._channel.flush()
+
+    def kill(self) -> None:
+        """Kills its process, unless that has ended."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    # What it sends.
+
+    def _take(self, kind: FrontKind, id_: int, body: bytes) -> None:
+        if kind is FrontKind.REQUEST:
+            self._begin(id_, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
+        elif kind is FrontKind.OPEN:
+            self._begin(id_, NUMBER.unpack(body)[0], None)
+        elif kind is FrontKind.HEAD:
+            self._heads[id_] = unpickled(body)
+        elif kind is FrontKind.FORGET:
+            self._heads.clear()
+        elif kind is FrontKind.READY:
+            self.was_ready = True
+            self.is_ready.set()
+        else:
+            call = self._calls.get(id_)
+            if call is not None:
+                self._tell(call, kind, body)
+
+    def _begin(self, id_: int, number: int, body: bytes | None) -> None:
+        head = self._heads[number]
+        if not head.is_kept:
+            del self._heads[number]
+        call = RemoteCall(self._shared, self._channel, id_, head, body, self._ended)
+        self._calls[id_] = call
+        self._shared.workers.start(call)
+
+    def _tell(self, call: RemoteCall, kind: FrontKind, body: bytes) -> None:
+        match kind:
+            case FrontKind.LEFT:
+                call.leave()
+            case FrontKind.CUT:
+                call.end_early()
+            case FrontKind.TAKEN:
+                call.taken(NUMBER.unpack(body)[0])
+            case FrontKind.MESSAGE:
+                message: Any = unpickled(body)
+                call.message_came(message)
+            case FrontKind.DRAINING:
+                call.drained()
+            case _:
+                raise ValueError(f"a frame of kind {kind} can't come here")
+
+    def _ended(self, call: RemoteCall) -> None:
+        self._calls.pop(call.id, None)
+
+    def _invalid(self, error: Exception) -> None:
+        _log.error("a worker has sent what is no frame, and is killed", exc_info=error)
+        self.kill()

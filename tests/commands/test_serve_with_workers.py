@@ -1,0 +1,224 @@
+"""``--workers``: the command line, signals, and the ends of the processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager, suppress
+
+import pytest
+from processes import HANG_S, ask
+
+from shoal.commands.server.options import usable_cpus
+from worker_processes import children_of, is_worker, workers_of
+
+pytestmark = pytest.mark.real_time
+
+APP = """\
+import anyio
+import shoal
+
+app = shoal.App()
+
+
+@app.endpoint("/double")
+async def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+@app.endpoint("/wait")
+async def wait(items: list[float]) -> list[float]:
+    await anyio.sleep(items[0])
+    return items
+"""
+
+
+@pytest.fixture
+def directory(terminal):
+    (terminal.directory / "code.py").write_text(APP)
+    return terminal.directory
+
+
+@pytest.fixture
+def serving(terminal, directory):
+    def serving(*arguments):
+        return terminal.serving("serve", "code:app", "--port", "0", *arguments)
+
+    return serving
+
+
+@contextmanager
+def asked_meanwhile(port, item):
+    """A client that waits for its answer; the server has its request."""
+    body = str(item)
+    head = "POST /wait HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", port), HANG_S) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
+        until(lambda: f"{ONGOING} 1.0" in metrics(port))
+        yield client
+
+
+ONGOING = 'shoal_replica_running_requests{backend="wait",replica="wait#0"}'
+
+
+def metrics(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/-/metrics", timeout=HANG_S) as answer:
+        return answer.read().decode()
+
+
+def accepts(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), HANG_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def read_all(client):
+    with client.makefile("rb") as received:
+        return received.read()
+
+
+def until(is_so):
+    ends = time.monotonic() + HANG_S
+    while not is_so():
+        assert time.monotonic() < ends
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+def test_a_signal_drains_all(serving, loop):
+    with serving("--workers", "2", "--event-loop", loop) as (process, port):
+        assert ask(port, "/double", 4) == (200, 8)
+        workers = workers_of(process.pid)
+        assert len(workers) == 2
+        with asked_meanwhile(port, 1) as client:
+            process.send_signal(signal.SIGTERM)
+            assert read_all(client).endswith(b"1.0")
+        _, said = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0
+    assert "Shoal served " in said
+    assert " finished, 0 cut off" in said
+    assert not any(map(is_worker, workers))
+
+
+def test_a_second_signal_ends_all_at_once(serving):
+    with serving("--workers", "2") as (process, port):
+        workers = workers_of(process.pid)
+        with asked_meanwhile(port, 10):
+            process.send_signal(signal.SIGINT)
+            until(lambda: not accepts(port))
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=HANG_S)
+            assert process.returncode == 128 + signal.SIGINT
+            until(lambda: not any(map(is_worker, workers)))
+
+
+def test_workers_end_with_a_server_that_is_killed_and_refuse_its_requests(serving):
+    with serving("--workers", "2") as (process, port):
+        workers = workers_of(process.pid)
+        with asked_meanwhile(port, 10) as client:
+            process.kill()
+            assert read_all(client).startswith(b"HTTP/1.1 503 ")
+        until(lambda: not any(map(is_worker, workers)))
+        _, said = process.communicate(timeout=HANG_S)
+        assert said.count("the server's process has ended, and its worker ends as well") == 2
+
+
+def test_ctrl_c_of_a_terminal_is_for_the_server(terminal, directory):
+    """It reaches all processes of the terminal's group."""
+    process = terminal.popen(
+        "serve", "code:app", "--port", "0", "--workers", "2", start_new_session=True
+    )
+    try:
+        assert process.stderr.readline().startswith("Shoal serving ")
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=HANG_S)
+        assert process.returncode == 0
+        assert "Traceback" not in said
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_file_may_say_how_many(terminal, directory):
+    text = '[server]\nport = 0\nworkers = 2\n[backends.b]\ncode = "code:double"\n[endpoints.b]\n'
+    (directory / "app.toml").write_text(text + 'route = "/b"\nbackend = "b"\n')
+    with terminal.serving("serve", "app.toml") as (process, port):
+        assert ask(port, "/b", 4) == (200, 8)
+        assert len(workers_of(process.pid)) == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("0", "workers must be at least 1"),
+        ("257", "workers must be at most 256, not 257"),
+        ("many", "workers must be a whole number or \"auto\", not 'many'"),
+    ],
+)
+def test_what_is_no_number_of_workers_is_refused(terminal, directory, given, said):
+    code, _, err = terminal.run("serve", "code:app", "--workers", given)
+    assert code == 2
+    assert said in err
+
+
+def test_auto_is_one_for_each_other_core(serving):
+    with serving("--workers", "auto") as (process, port):
+        assert ask(port, "/double", 4) == (200, 8)
+        assert len(workers_of(process.pid)) == max(1, usable_cpus() - 1)
+
+
+def test_without_the_option_nothing_is_started_or_loaded(terminal, directory):
+    (directory / "loaded.py").write_text(
+        "import sys\nfrom code import *\n"
+        "@app.endpoint('/loaded')\n"
+        "async def loaded(items: list[int]) -> list[list[str]]:\n"
+        "    return [[n for n in sys.modules if 'front_end' in n]] * len(items)\n"
+    )
+    (directory / "code.py").rename(directory / "served.py")
+    text = (directory / "loaded.py").read_text().replace("from code", "from served")
+    (directory / "loaded.py").write_text(text)
+    with terminal.serving("serve", "loaded:app", "--port", "0") as (process, port):
+        assert ask(port, "/loaded", 1) == (200, [])
+        assert workers_of(process.pid) == []
+
+
+def test_the_admin_api_is_at_each_worker_with_a_token(terminal, directory):
+    (directory / "token").write_text("s3cret-s3cret-s3cret")
+    (directory / "token").chmod(0o600)
+    arguments = ["--token-file", "token", "--workers", "2"]
+    with terminal.serving("serve", "code:app", "--port", "0", *arguments) as (_, port):
+        url = f"http://127.0.0.1:{port}/-/api/backends"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(url, timeout=HANG_S)
+        bearer = {"authorization": "Bearer s3cret-s3cret-s3cret"}
+        asked = urllib.request.Request(url, headers=bearer)
+        with urllib.request.urlopen(asked, timeout=HANG_S) as answer:
+            assert "double" in answer.read().decode()
+
+
+def test_a_command_stops_all(terminal, directory):
+    with terminal.serving("start", "code:app", "--port", "0", "--workers", "2") as (process, _):
+        workers = workers_of(process.pid)
+        assert len(workers) == 2
+        terminal.told("stop")
+        process.communicate(timeout=HANG_S)
+    assert process.returncode == 0
+    assert not any(map(is_worker, workers))
+
+
+def test_a_version_that_is_reloaded_has_its_workers(terminal, directory):
+    arguments = ["--reload", "--workers", "1"]
+    with terminal.serving("serve", "code:app", "--port", "0", *arguments) as (process, port):
+        assert ask(port, "/double", 4) == (200, 8)
+        [version] = [one for one in children_of(process.pid) if workers_of(one)]
+        workers = workers_of(version)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=HANG_S)
+    assert not any(map(is_worker, workers))

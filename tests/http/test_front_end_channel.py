@@ -1,0 +1,135 @@
+"""The channel between a worker and the server's process: whole messages, in order, of any size."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from shoal.http.front_ends.channel import Channel
+from shoal.http.front_ends.wire import FrontKind
+from shoal.replicas.process.wire.frames import FrameReader
+from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+MEMORY = 2**20
+
+
+class End:
+    """One end, and what it has received."""
+
+    def __init__(self, sock, outgoing=None, incoming=None):
+        self.failures = []
+        reader = FrameReader[FrontKind](FrontKind)
+        self.channel = Channel(sock, reader, outgoing, incoming, self.failures.append)
+        self.received = []
+        self._came = anyio.Event()
+
+    def take(self, kind, id_, body):
+        self.received.append((kind, id_, body))
+        self._came.set()
+
+    async def wait_for(self, count):
+        while len(self.received) < count:
+            self._came = anyio.Event()
+            await self._came.wait()
+
+
+@asynccontextmanager
+async def connected(*, shares_memory):
+    ours, theirs = socket.socketpair()
+    fd = new_memory(MEMORY) if shares_memory else None
+    if fd is None:
+        ends = End(ours), End(theirs)
+    else:
+        memory = SharedMemory(fd, MEMORY)
+        os.close(fd)
+        ends = (
+            End(ours, memory.requests, memory.replies),
+            End(theirs, memory.replies, memory.requests),
+        )
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as tasks:
+            for end in ends:
+                tasks.start_soon(end.channel.run, end.take)
+            yield ends
+            tasks.cancel_scope.cancel()
+    for end in ends:
+        end.channel.close()
+
+
+@pytest.fixture(params=[True, False], ids=["with shared memory", "without"])
+def shares_memory(request):
+    return request.param
+
+
+async def test_messages_of_all_sizes_come_whole_and_in_order(shares_memory):
+    sizes = [0, 1, 16_383, 16_384, 70_000, 5, 3 * MEMORY, 2, *[1000] * 300, 100_000, 0]
+    async with connected(shares_memory=shares_memory) as (one, other):
+        for id_, size in enumerate(sizes):
+            body = b"b" * min(size, 8)
+            one.channel.post(FrontKind.ANSWER, id_, body, b"d" * (size - len(body)))
+        await other.wait_for(len(sizes))
+    assert [
+        (FrontKind.ANSWER, id_, b"b" * min(size, 8) + b"d" * (size - min(size, 8)))
+        for id_, size in enumerate(sizes)
+    ] == other.received
+
+
+async def test_a_large_message_may_have_no_beginning_or_nothing_else(shares_memory):
+    async with connected(shares_memory=shares_memory) as (one, other):
+        one.channel.post(FrontKind.PART, 1, b"", b"x" * 50_000)
+        one.channel.post(FrontKind.MESSAGE, 2, b"y" * 50_000)
+        await other.wait_for(2)
+    assert [len(body) for _, _, body in other.received] == [50_000, 50_000]
+
+
+async def test_memory_is_given_back(shares_memory):
+    """Ten times as much as there is passes, in both directions."""
+    data = b"x" * (MEMORY // 4)
+    async with connected(shares_memory=shares_memory) as (one, other):
+        for nth in range(1, 41):
+            one.channel.post(FrontKind.REQUEST, nth, b"", data)
+            await other.wait_for(nth)
+            other.channel.post(FrontKind.ANSWER, nth, b"", data)
+            await one.wait_for(nth)
+    assert {body for _, _, body in one.received} == {data}
+
+
+async def test_what_is_posted_at_once_is_sent_at_once(monkeypatch):
+    async with connected(shares_memory=False) as (one, other):
+        sent = []
+        send = one.channel._connection.send
+        monkeypatch.setattr(
+            one.channel._connection, "send", lambda frame: (sent.append(frame), send(frame))
+        )
+        for nth in range(64):
+            one.channel.post(FrontKind.ANSWER, nth, b"x")
+        await other.wait_for(64)
+    assert len(sent) == 1
+
+
+async def test_the_end_of_the_other_one_is_noticed():
+    async with connected(shares_memory=False) as (one, other):
+        one.channel.post(FrontKind.READY)
+        await other.wait_for(1)
+        one.channel.shut_down()
+        while not other.channel.is_closed:
+            await anyio.lowlevel.checkpoint()
+        assert other.failures == []
+
+
+async def test_what_is_no_frame_ends_the_channel():
+    ours, theirs = socket.socketpair()
+    end = End(theirs)
+    with ours, anyio.fail_after(15):
+        ours.sendall(b"\xff" * 64)
+        await end.channel.run(end.take)
+    [failure] = end.failures
+    assert isinstance(failure, Exception)
+    end.channel.close()

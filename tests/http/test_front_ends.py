@@ -1,0 +1,335 @@
+"""A server with workers that speak HTTP for it: real processes, real sockets, one batcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import anyio
+import h2.events
+import pytest
+from held_app import answers_counted, counted, statistics
+from live_server import HANG_S, Http2Client, live, read_until, request
+
+import shoal
+from shoal.http.front_ends.listener import FrontEndOptions, FrontEnds
+from shoal.http.server.config import WorkersFailed
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
+from worker_processes import children_of, kill, until, workers_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+ITEM = b"7"
+CLOSE = ("Connection: close",)
+
+
+def held_request(path="/held", body=ITEM, headers=()):
+    return request(path, method="POST", body=body, headers=headers)
+
+
+def answer_of(received):
+    head, _, body = received.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+@asynccontextmanager
+async def asking(server, count, sent=None):
+    """So many clients, each of which has sent a request."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(await server.connect()) for _ in range(count)]
+        for client in clients:
+            await client.send_all(held_request() if sent is None else sent)
+        yield clients
+
+
+async def read_answer(client):
+    """Reads one answer with a length."""
+    received = await read_until(client, b"\r\n\r\n")
+    head, _, body = received.partition(b"\r\n\r\n")
+    size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+    while len(body) < size:
+        body += await client.receive_some()
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+async def test_batches_are_as_large_with_many_workers_as_with_one(app, held, workers):
+    """The mean batch is the same, since there is one queue; of many, each would have a part."""
+    async with live(app, workers=workers) as server, asking(server, 1):
+        await until(lambda: held.batches)
+        async with asking(server, 32) as clients:
+            await until(lambda: statistics(app).queued == 32)
+            held.go.set()
+            assert [await read_answer(client) for client in clients] == [(200, 7)] * 32
+    assert [len(batch) for batch in held.batches] == [1, 32]
+
+
+async def test_each_worker_serves(app, held):
+    """So the test above is one of several processes: none of them can serve all alone."""
+    async with live(app, workers=2) as server:
+        stopped, _ = workers_of()
+        kill(stopped, signal.SIGSTOP)
+        try:
+            async with asking(server, 1):
+                await until(lambda: held.batches)
+        finally:
+            kill(stopped, signal.SIGCONT)
+
+
+async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, held):
+    async with live(app, workers=2) as server:
+        dead, other = workers_of()
+        kill(other, signal.SIGSTOP)  # so that this one accepts the clients
+        async with asking(server, 3) as lost:
+            await until(lambda: statistics(app).running + statistics(app).queued == 3)
+            kill(other, signal.SIGCONT)
+            kill(dead)
+            await until(lambda: statistics(app).queued == 0 and held.cancelled == 1)
+            assert await lost[0].receive_some() == b""
+        # Others go on, and another worker takes the place of the dead one.
+        held.go.set()
+        async with asking(server, 1) as [client]:
+            assert await read_answer(client) == (200, 7)
+        await until(lambda: len(set(workers_of()) - {dead}) == 2)
+        assert other in workers_of()
+
+
+async def test_a_worker_that_is_terminated_lets_its_requests_finish(app, held):
+    async with live(app, workers=1) as server:
+        [old] = workers_of()
+        async with asking(server, 1) as [client]:
+            await until(lambda: held.batches)
+            kill(old, signal.SIGTERM)
+            await until(lambda: len(workers_of()) == 1)
+            held.go.set()
+            assert await read_answer(client) == (200, 7)
+        await until(lambda: workers_of() not in ([], [old]))
+        async with asking(server, 1) as [client]:
+            assert await read_answer(client) == (200, 7)
+
+
+async def test_a_client_that_leaves_cancels_its_request(app, held):
+    async with live(app, workers=2) as server:
+        async with asking(server, 1):
+            await until(lambda: held.batches)
+        await until(lambda: held.cancelled == 1)
+
+
+async def test_the_pages_speak_for_all_workers(app, held):
+    held.go.set()
+    async with live(app, workers=2) as server:
+        async with asking(server, 8) as clients:
+            for client in clients:
+                assert await read_answer(client) == (200, 7)
+        for stopped in workers_of():  # the other one answers
+            kill(stopped, signal.SIGSTOP)
+            received = await server.talk(request("/-/metrics", close=True))
+            kill(stopped, signal.SIGCONT)
+            assert b'shoal_request_seconds_count{endpoint="held",outcome="ok",protocol="json"} 8.0' in received
+        assert b"200 OK" in await server.talk(request("/-/readyz", close=True))
+        document = await server.talk(request("/-/openapi.json", close=True))
+        assert b'"/held"' in document
+        assert counted(app) == (8, 0)
+
+
+async def test_what_clients_do_wrong_is_refused_and_counted_as_ever(app, held):
+    async with live(app, workers=1) as server:
+        for sent, status in (
+            (held_request(body=b'"x"', headers=CLOSE), 422),
+            (held_request("/nowhere", headers=CLOSE), 404),
+            (request("/held", method="PATCH", close=True), 405),
+            (held_request(headers=("X-Request-Timeout: x", *CLOSE)), 400),
+            (b"nonsense\r\n\r\n", 400),
+        ):
+            assert (await server.talk(sent)).startswith(b"HTTP/1.1 %d " % status)
+        assert await answers_counted(app) == {"invalid": 2.0}
+
+
+async def test_an_endpoint_that_is_created_while_they_serve_is_served(app, held):
+    held.go.set()
+    async with live(app, workers=2) as server:
+        assert (await server.talk(held_request("/new", headers=CLOSE))).startswith(b"HTTP/1.1 404 ")
+        await app.controller.create_endpoint("new", route="/new", methods=["POST"], backend="held")
+        async with asking(server, 1, held_request("/new")) as [client]:
+            assert await read_answer(client) == (200, 7)
+        await app.controller.delete_endpoint("new")
+        assert (await server.talk(held_request("/new", headers=CLOSE))).startswith(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.parametrize("size", [1000, 20_000, 600_000, 5_000_000])
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_bodies_of_all_sizes_come_whole_there_and_back(size, is_chunked):
+    app = shoal.App()
+
+    @app.endpoint("/echo")
+    async def echo(items: list[str]) -> list[str]:
+        return items
+
+    text = "".join(chr(97 + nth % 26) for nth in range(size))
+    body = json.dumps(text).encode()
+    if is_chunked:
+        head = ("Transfer-Encoding: chunked", "Content-Type: application/json")
+        sent = request("/echo", method="POST", headers=head)
+        for start in range(0, len(body), 65_000):
+            part = body[start : start + 65_000]
+            sent += b"%x\r\n%b\r\n" % (len(part), part)
+        sent += b"0\r\n\r\n"
+    else:
+        sent = held_request("/echo", body)
+    async with live(app, workers=1) as server, await server.connect() as client:
+        for _ in range(3):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.send_all, sent)
+                assert await read_answer(client) == (200, text)
+
+
+async def test_a_client_that_does_not_read_its_stream_holds_up_only_that(app, held):
+    steps = []
+
+    @app.endpoint("/stream", max_batch_size=1, max_concurrent_batches=4)
+    async def stream(items: list[int]):
+        for nth in range(items[0]):
+            steps.append(nth)
+            yield ["x" * 100_000]
+
+    lines = ("Accept: application/x-ndjson",)
+    held.go.set()
+    async with live(app, workers=1, send_timeout_s=60) as server:
+        async with asking(server, 1, held_request("/stream", b"1000", lines)) as [client]:
+            await until(lambda: steps)
+            before = -1
+            while before != len(steps):
+                before = len(steps)
+                async with asking(server, 1) as [other]:
+                    assert await read_answer(other) == (200, 7)
+                await anyio.sleep(0.2)
+            assert len(steps) < 200
+            received = 0
+            while received < 1000 * 100_000:
+                received += len(await client.receive_some())
+        assert len(steps) == 1000
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+async def test_a_stream_is_sent_as_it_is_made(app, accept):
+    go = anyio.Event()
+
+    @app.endpoint("/stream")
+    async def stream(items: list[int]):
+        yield ["first"]
+        await go.wait()
+        yield ["second"]
+
+    sent = held_request("/stream", b"1", (f"Accept: {accept}",))
+    async with live(app, workers=2) as server, asking(server, 1, sent) as [client]:
+        await read_until(client, b"first")
+        go.set()
+        assert b"second" in await read_until(client, b"0\r\n\r\n")
+
+
+async def test_a_silent_stream_gets_heartbeats(app):
+    app = shoal.App(heartbeat_s=0.05)
+
+    @app.endpoint("/stream")
+    async def stream(items: list[int]):
+        yield ["first"]
+        await anyio.sleep_forever()
+
+    sent = held_request("/stream", b"1", ("Accept: text/event-stream",))
+    async with live(app, workers=1) as server, asking(server, 1, sent) as [client]:
+        await read_until(client, b"first")
+        await read_until(client, b":")
+
+
+async def test_http2_is_spoken(app, held):
+    async with live(app, workers=1) as server, await server.connect() as stream:
+        client = Http2Client(stream)
+        one = client.ask(b"/held", method=b"POST", end=False)
+        client.connection.send_data(one, b"1")
+        client.connection.send_data(one, b"5", end_stream=True)
+        await client.flush()
+        await until(lambda: held.batches == [[15]])
+        left = client.ask(b"/held", method=b"POST", end=False)
+        client.connection.send_data(left, b"6", end_stream=True)
+        await client.flush()
+        await until(lambda: statistics(app).queued == 1)
+        client.connection.reset_stream(left)
+        await client.flush()
+        await until(lambda: statistics(app).queued == 0)
+        held.go.set()
+        answered = await client.wait_for(h2.events.DataReceived, one)
+        assert answered.data == b"15"
+
+
+async def test_a_request_that_is_running_is_finished_at_the_end(app, held):
+    async with live(app, workers=2) as server, asking(server, 4) as clients:
+        await until(lambda: statistics(app).running + statistics(app).queued == 4)
+        server.stop.set()
+        await until(lambda: not held.go.is_set())
+        held.go.set()
+        assert [await read_answer(client) for client in clients] == [(200, 7)] * 4
+    assert (server.drained.served, server.drained.cut) == (4, 0)
+    assert workers_of() == []
+
+
+async def test_a_request_that_does_not_end_is_told_so_at_the_end(app, held):
+    serving = live(app, workers=2, graceful_timeout_s=0.1)
+    async with serving as server, asking(server, 1) as [client]:
+        await until(lambda: held.batches)
+        server.stop.set()
+        status, problem = await read_answer(client)
+    assert (status, problem["status"]) == (503, 503)
+    assert server.drained.cut == 1
+    assert workers_of() == []
+
+
+async def test_a_worker_that_cannot_start_ends_the_server_with_a_reason(app):
+    wrong = FrontEndOptions(count=2, command=[sys.executable, "-c", "exit(7)"], start=b"")
+    with pytest.raises(WorkersFailed, match="a worker exited with code 7 before it could serve"):
+        await serve(
+            app,
+            HttpOptions(port=0),
+            shutdown=anyio.sleep_forever,
+            front_ends=partial(FrontEnds, wrong),
+        )
+
+
+async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, monkeypatch):
+    """It does not start others for ever."""
+    from shoal.commands.server import workers
+
+    monkeypatch.setattr("shoal.http.front_ends.listener.random.random", lambda: 0.0)
+    broken = tmp_path / "broken"
+    program = (
+        "import os, runpy, sys\n"
+        f"if os.path.exists({os.fspath(broken)!r}): sys.exit(7)\n"
+        "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)\n"
+    )
+
+    def with_program(*given):
+        options = workers.front_end_options(*given)
+        return partial(
+            FrontEnds, replace(options, count=1, command=[sys.executable, "-c", program])
+        )
+
+    monkeypatch.setattr(workers, "front_ends", with_program)
+    with anyio.fail_after(HANG_S):
+        async with live(app, workers=1) as server:
+            broken.touch()
+            [pid] = children_of(os.getpid())
+            kill(pid)
+            await until(lambda: server.drained is not None)
+    assert "exited with code 7 before it could serve" in server.drained.failure
+
+
+async def test_the_limit_of_connections_is_shared(app, held):
+    async with live(app, workers=2, max_connections=2) as server, asking(server, 3):
+        await until(lambda: statistics(app).running + statistics(app).queued == 2)
+        await anyio.sleep(0.1)
+        assert statistics(app).running + statistics(app).queued == 2

@@ -1,0 +1,41 @@
+"""The worker processes of a server that a test runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import anyio
+
+
+def workers_of(pid=None):
+    """The ids of the workers of a process; this one by default."""
+    children = children_of(os.getpid() if pid is None else pid)
+    return sorted(child for child in children if is_worker(child))
+
+
+def children_of(pid):
+    """The ids of the children of a process."""
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def is_worker(pid):
+    try:
+        return b"shoal.commands.server.front_end" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def kill(pid, signum=signal.SIGKILL):
+    os.kill(pid, signum)
+
+
+async def until(is_so):
+    """Waits until something is so in this process or another; a hang is the test's to notice."""
+    while not is_so():  # noqa: ASYNC110 - another process tells of no event
+        await anyio.sleep(0.005)
