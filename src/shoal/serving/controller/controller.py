@@ -62,6 +62,7 @@ class Controller(Client):
     Attributes:
         observers: As above; add a `shoal.BatchObserver`.
         url: The URL at which it is served over HTTP; None if it is not.
+        is_draining: Whether it is about to end.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Controller(Client):
     ) -> None:
         self.observers = Observers() if observers is None else observers
         self.url: str | None = None
+        self.is_draining = False
         self._declarations = Journal(state, imports, program)
         self._declaring = anyio.Lock()
         self._lifetime = Lifetime(self._restore, self._drained, self._declarations.close)
@@ -377,6 +379,7 @@ class Controller(Client):
 
         Calls are still accepted.
         """
+        self.is_draining = True
         self._endpoints.drain()
         self._backends.drain()
 

@@ -1,0 +1,204 @@
+"""Records the arrivals of requests, for simulations: when, how large, how urgent; never what.
+
+It notes a request when it ends, and a batch when it ends, so that one note has all that is known. A
+request that waits or runs when the recording ends is not in it.
+
+All that it keeps is bounded. Whoever reads slowly finds that notes were left out, and how many; the
+batcher never waits for a reader.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from shoal.core.events import BatchObserver
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Sequence
+
+    from shoal.core.batch import Batch
+    from shoal.core.events import BatchRecord, Unserved
+    from shoal.core.request import Request
+
+Note = dict[str, Any]
+"""What JSON carries of a request, a batch, or a batcher; a line of a trace."""
+
+MOST_HELD: Final = 100_000
+"""How many notes are held for a reader; further ones are left out, and counted."""
+
+_MOST_KEYS: Final = 10_000
+_MICROSECONDS: Final = 6
+_TENTHS_OF_A_MS: Final = 4
+_PLAIN: Final = (str, int, float, bool, bytes, type(None))
+
+
+class ArrivalRecorder(BatchObserver):
+    """Notes the requests and the batches of batchers; add it to their observers.
+
+    Args:
+        began_at: When the recording begins, on the event loop's clock. Requests that were there
+            already count as having arrived then.
+        most_requests: How many requests are noted in all; then it is full.
+        most_a_second: How many requests are noted in one second; others are left out, and counted.
+        wants: Returns whether a batcher of some name is recorded.
+        request_timeout_s: Returns the option of a batcher. A deadline that it made is not noted,
+            since a simulation makes it again.
+
+    Attributes:
+        requests: How many requests were noted.
+        lost: How many requests and batches were left out.
+    """
+
+    def __init__(
+        self,
+        began_at: float,
+        *,
+        most_requests: int,
+        most_a_second: int,
+        wants: Callable[[str], bool] = lambda _: True,
+        request_timeout_s: Callable[[str], float | None] = lambda _: None,
+    ) -> None:
+        self.requests = 0
+        self.lost = 0
+        self._began_at = began_at
+        self._most_requests = most_requests
+        self._most_a_second = most_a_second
+        self._wants = wants
+        self._request_timeout_s = request_timeout_s
+        self._held: deque[Note] = deque()
+        self._second, self._in_second = -1, 0
+        self._salt = secrets.token_bytes(16)
+        self._hashes: dict[Hashable, str] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has noted as many requests as it may."""
+        return self.requests >= self._most_requests
+
+    def take(self) -> list[Note]:
+        """Returns the notes since the last call, in the order in which requests have ended."""
+        taken = list(self._held)
+        self._held.clear()
+        return taken
+
+    @override
+    def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
+        if not self._wants(record.batcher):
+            return
+        note: Note = {
+            "record": "batch",
+            "batcher": record.batcher,
+            "batch": record.id,
+            "at": self._time(record.began_at),
+            "run_s": round(record.run_s, _MICROSECONDS),
+            "size": record.size,
+            "load": float(record.load),
+            "reason": record.reason.value,
+        }
+        if record.is_open:
+            note["open"] = True
+        if record.failed:
+            note["failed"] = record.failed
+        self._hold(note)
+        self._note_all(record.batcher, requests, record.id, record.ended_at)
+
+    @override
+    def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
+        if self._wants(batcher):
+            self._note_all(batcher, (request,), batch.id, now)
+
+    @override
+    def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
+        if self._wants(batcher) and self._may_note(now):
+            note = self._note(batcher, request)
+            note["outcome"] = why
+            note["left_s"] = round(max(0.0, now - request.arrived_at), _MICROSECONDS)
+            self._hold(note)
+
+    def _note_all(self, batcher: str, requests: Iterable[Request], batch: int, now: float) -> None:
+        for request in requests:
+            if not self._may_note(now):
+                continue
+            note = self._note(batcher, request)
+            note["batch"] = batch
+            note["took_s"] = round(now - request.arrived_at, _MICROSECONDS)
+            if request.state is not State.FINISHED:
+                note["outcome"] = "failed" if request.state is State.FAILED else "cancelled"
+            self._hold(note)
+
+    def _note(self, batcher: str, request: Request) -> Note:
+        arrived_at = request.arrived_at
+        note: Note = {"at": self._time(arrived_at), "batcher": batcher}
+        options = request.options
+        if options is None:
+            return note
+        if options.cost != 1:
+            note["cost"] = float(options.cost)  # it may be a number of the user's library
+        if options.asked_priority is not None:
+            note["priority"] = options.asked_priority
+        if options.key is not None:
+            note["bucket"] = self._hashed(options.key)
+        if options.deadline is not None:
+            allowed_s = round(options.deadline - arrived_at, _TENTHS_OF_A_MS)
+            usual_s = self._request_timeout_s(batcher)
+            if usual_s is None or allowed_s != round(usual_s, _TENTHS_OF_A_MS):
+                note["deadline_s"] = max(0.0, allowed_s)
+        if options.queue_timeout_s is not None:
+            note["queue_timeout_s"] = options.queue_timeout_s
+        return note
+
+    def _may_note(self, now: float) -> bool:
+        """Counts a request; returns False if it is left out."""
+        second = int(now - self._began_at)
+        if second != self._second:
+            self._second, self._in_second = second, 0
+        self._in_second += 1
+        if self._in_second > self._most_a_second or self.is_full:
+            self.lost += 1
+            return False
+        self.requests += 1
+        return True
+
+    def _hold(self, note: Note) -> None:
+        if len(self._held) >= MOST_HELD:
+            self.lost += 1
+        else:
+            self._held.append(note)
+
+    def _time(self, at: float) -> float:
+        return round(max(0.0, at - self._began_at), _MICROSECONDS)
+
+    def _hashed(self, key: Hashable) -> str:
+        """Returns a text that is equal for equal keys, and does not tell them.
+
+        The salt is drawn for each recording and kept nowhere, so that nobody can try out keys.
+        """
+        try:
+            found = self._hashes.get(key)
+            if found is not None:
+                return found
+            is_full = len(self._hashes) >= _MOST_KEYS
+            if _is_plain(key):
+                data = f"{type(key).__name__} {key!r}".encode("utf-8", "backslashreplace")
+            elif is_full:
+                return "unknown"
+            else:  # its text may differ where keys are equal
+                data = b"object %d" % len(self._hashes)
+        except Exception:  # the user's own key
+            return "unknown"
+        found = blake2b(data, key=self._salt, digest_size=6).hexdigest()
+        if not is_full:
+            self._hashes[key] = found
+        return found
+
+
+def _is_plain(key: Hashable) -> bool:
+    if isinstance(key, tuple):
+        return all(type(one) in _PLAIN for one in key)
+    return type(key) in _PLAIN
