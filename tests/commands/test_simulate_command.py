@@ -204,7 +204,7 @@ def test_a_mistake_is_told_in_one_line(arguments, line, told, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--rate", "0"], ["--rate", "x"], ["--duration", "inf"], ["--jitter", "-1"], []]
+    "arguments", [["--rate", "0"], ["--rate", "x"], ["--duration", "inf"], ["--jitter", "-1"]]
 )
 def test_a_number_that_is_none_is_told(arguments, capsys):
     with pytest.raises(SystemExit) as ended:

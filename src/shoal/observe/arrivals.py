@@ -129,7 +129,7 @@ class ArrivalRecorder(BatchObserver):
             note["batch"] = batch
             note["took_s"] = round(now - request.arrived_at, _MICROSECONDS)
             if request.state is not State.FINISHED:
-                note["outcome"] = "failed" if request.state is State.FAILED else "cancelled"
+                note["outcome"] = _outcome(request, now)
             self._hold(note)
 
     def _note(self, batcher: str, request: Request) -> Note:
@@ -196,6 +196,13 @@ class ArrivalRecorder(BatchObserver):
         if not is_full:
             self._hashes[key] = found
         return found
+
+
+def _outcome(request: Request, now: float) -> str:
+    if request.state is State.FAILED:
+        return "failed"
+    # One that ran out of time is cancelled while its batch goes on.
+    return "expired" if request.deadline is not None and request.deadline <= now else "cancelled"
 
 
 def _is_plain(key: Hashable) -> bool:

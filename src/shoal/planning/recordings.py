@@ -24,6 +24,9 @@ FORMAT: Final = 1
 """The greatest number of a form of traces that can be read."""
 
 _MOST_SIZES: Final = 64
+# With fewer runs of a size, times vary as those of all sizes do.
+_ENOUGH_RUNS: Final = 8
+_LEAST_S: Final = 1e-9
 _NOT_SIMULATED: Final = frozenset({"pad", "join"})
 _FROM_COLUMNS: Final = frozenset({"batch_size_fn", "bucket_by"})
 
@@ -167,7 +170,7 @@ class MeasuredRunTimes:
         fixed_s: The part that does not depend on the batch, as fitted, in seconds.
         per_item_s: The part for each item or unit of cost, as fitted, in seconds.
         sizes: Sizes that were measured, ascending.
-        ratios: The measured times of each size, as ratios to the fitted one.
+        ratios: By what times of each size differ from the fitted one: factors.
         seed: The seed of the variation.
     """
 
@@ -221,10 +224,11 @@ def measured_run_times(
         _line(usual) if len(usual) > 1 else _through(usual[0], fixed_s or 0.0, per_item_s or 0.0)
     )
     ratios = [
-        [run_s / (fixed_s + per_item_s * size) if fixed_s + per_item_s * size else 1.0
-         for run_s in times]
+        [run_s / max(fixed_s + per_item_s * size, _LEAST_S) for run_s in times]
         for size, times in groups
     ]
+    of_all = [ratio for some in ratios for ratio in some]
+    ratios = [some if len(some) >= _ENOUGH_RUNS else of_all for some in ratios]
     return MeasuredRunTimes(fixed_s, per_item_s, [size for size, _ in groups], ratios, seed)
 
 
@@ -244,7 +248,7 @@ def _by_size(runs: Iterable[tuple[float, float]]) -> list[tuple[float, list[floa
 
 def _line(usual: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
     """Returns the fixed part, and that for each item, that fit best; relative errors count."""
-    weighted = [(size, run_s, count / max(run_s, 1e-9) ** 2) for size, run_s, count in usual]
+    weighted = [(size, run_s, count / max(run_s, _LEAST_S) ** 2) for size, run_s, count in usual]
     total = sum(weight for _, _, weight in weighted)
     mean_size = sum(size * weight for size, _, weight in weighted) / total
     mean_s = sum(run_s * weight for _, run_s, weight in weighted) / total

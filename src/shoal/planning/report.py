@@ -268,7 +268,6 @@ def _draw_ends(axes: Any, cases: Sequence[Case]) -> None:
     _draw_stacks(axes, cases, _ENDS, lambda case, name: float(case.count(name)))
     axes.set(ylabel="requests")
     if not any(case.count(*[name for name, _ in _ENDS]) for case in cases):
-        axes.set_ylim(0, 1)
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center")
 
 
@@ -286,6 +285,7 @@ def _draw_stacks(
         axes.bar(range(len(cases)), heights, 0.6, bottom=below, color=color, label=name)
         below = [one + more for one, more in zip(below, heights, strict=True)]
     axes.set_xticks(range(len(cases)), [case.name for case in cases])
+    axes.set_ylim(0, max(below, default=0.0) * 1.3 or 1.0)  # room for the legend
 
 
 def _draw_traffic(axes: Any, arrived_at: Sequence[float]) -> None:
