@@ -22,8 +22,6 @@ TOLERANCE_S = 1e-4
 RUN_TIME = Linear(0.0113, 0.00171)
 
 
-
-
 async def record(trace, options, path):
     """Calls a batcher as a trace says, and writes what was recorded."""
     began_at = anyio.current_time()

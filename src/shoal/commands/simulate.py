@@ -116,7 +116,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     traffic.add_argument(
         "--backend",
         metavar="NAME",
-        help="of a recording of several backends, the one to simulate (that with the most requests)",
+        help="of several recorded backends, the one to simulate (that with the most requests)",
     )
     handler = parser.add_argument_group("handler")
     handler.add_argument(

@@ -88,6 +88,8 @@ def _run(arguments: Namespace) -> int:
         recorded.failure = in_one_line(error)
     finally:
         recorded.close()
+    if recorded.failure is None and not recorded.is_complete:
+        recorded.failure = "the server has ended"
     if recorded.failure is not None:
         say(f"shoal: {recorded.failure}")
     show(arguments, recorded.as_data(), recorded.as_text())
@@ -112,6 +114,11 @@ class Recorded:
         self._file: BinaryIO | None = None
         self._last: dict[str, Any] = {}
         self._shown_at = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the recording has ended as it should."""
+        return self._last.get("why") in ("time", "full", "interrupted")
 
     def add(self, line: bytes) -> None:
         """Writes a line, unless it is about the progress.

@@ -253,9 +253,10 @@ def _line(usual: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
     mean_size = sum(size * weight for size, _, weight in weighted) / total
     mean_s = sum(run_s * weight for _, run_s, weight in weighted) / total
     spread = sum(weight * (size - mean_size) ** 2 for size, _, weight in weighted)
-    slope = sum(
-        weight * (size - mean_size) * (run_s - mean_s) for size, run_s, weight in weighted
-    ) / spread
+    slope = (
+        sum(weight * (size - mean_size) * (run_s - mean_s) for size, run_s, weight in weighted)
+        / spread
+    )
     fixed_s = mean_s - slope * mean_size
     if slope < 0:
         return mean_s, 0.0

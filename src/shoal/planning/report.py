@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
@@ -108,13 +108,23 @@ def write_report(report: Report, path: Path) -> None:
     path.write_text(report_page(report), encoding="utf-8")
 
 
+def _printable(text: str) -> str:
+    """Returns a text without what is not for people, such as control characters."""
+    return "".join([one if one.isprintable() else "\ufffd" for one in text])
+
+
 def report_page(report: Report) -> str:
     """Returns a report as a page of HTML.
 
     Raises:
         ImportError: matplotlib is not installed.
     """
-    cases = report.cases[:_MOST_CASES]
+    all_cases = [
+        replace(case, name=_printable(case.name), options=_printable(case.options))
+        for case in report.cases
+    ]
+    cases = all_cases[:_MOST_CASES]
+    title = _printable(report.title)
     plots: list[tuple[str, Callable[[Any], None]]] = [
         ("Latency of answered requests", lambda axes: _draw_latency(axes, cases)),
         ("Latency by percentile", lambda axes: _draw_percentiles(axes, cases)),
@@ -125,27 +135,30 @@ def report_page(report: Report) -> str:
         ("Run time of the handler", lambda axes: _draw_runs(axes, report, cases)),
     ]
     figures = [
-        f"<figure><figcaption>{escape(title)}</figcaption>{_svg(draw, str(number))}</figure>"
-        for number, (title, draw) in enumerate(plots)
+        f"<figure><figcaption>{caption}</figcaption>{_svg(draw, str(number))}</figure>"
+        for number, (caption, draw) in enumerate(plots)
     ]
-    facts = [f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>" for name, text in report.facts]
-    remarks = [f"<p>{escape(one)}</p>" for one in report.remarks]
+    facts = [
+        f"<tr><th>{escape(name)}</th><td>{escape(_printable(text))}</td></tr>"
+        for name, text in report.facts
+    ]
+    remarks = [f"<p>{escape(_printable(one))}</p>" for one in report.remarks]
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(report.title)}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{escape(report.title)}</h1>",
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(title)}</h1>",
         *remarks,
         f'<div class="wide"><table>{"".join(facts)}</table></div>',
         "<h2>Compared</h2>",
-        f'<div class="wide">{_table(report.cases)}</div>',
+        f'<div class="wide">{_table(all_cases)}</div>',
         "<h2>Options</h2><dl>",
         *(
             f"<dt>{escape(case.name)}</dt><dd><code>{escape(case.options)}</code></dd>"
-            for case in report.cases
+            for case in all_cases
         ),
         "</dl><h2>Plots</h2>",
         f'<div class="plots">{"".join(figures)}</div>',
@@ -316,7 +329,9 @@ def _draw_runs(axes: Any, report: Report, cases: Sequence[Case]) -> None:
         # One stall of the machine must not make all others a line at the bottom.
         ordered = sorted(batch.run_s for batch in batches)
         axes.set_ylim(0, max(percentile(ordered, 99) * 2e3, 1e-6))
-    largest = max([1.0, *(batch.load for batch in batches), *(max(c.sizes, default=1) for c in cases)])
+    largest = max(
+        [1.0, *(batch.load for batch in batches), *(max(c.sizes, default=1) for c in cases)]
+    )
     sizes = [1 + (largest - 1) * at / 100 for at in range(101)]
     axes.plot(
         sizes,

@@ -170,10 +170,10 @@ class Comparison:
                 "were too many in a second: the simulated traffic is lighter than the real one."
             )
         if recording.unfinished:
-            self._remarks.append(
-                f"{recording.unfinished:,} requests had not ended with the recording, and are "
-                "left out."
+            some = (
+                "1 request" if recording.unfinished == 1 else f"{recording.unfinished:,} requests"
             )
+            self._remarks.append(f"{some} had not ended with the recording: left out.")
 
 
 _UNNAMED: Final = frozenset({"recorded", "today", "these options"})
