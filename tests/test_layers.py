@@ -70,6 +70,8 @@ LONG_TO_LOAD = {
     *("shoal.serving.clients.in_replica", "shoal.observe.collector"),
     # with a reader of the pages for callers
     *("shoal.http.openapi.document", "shoal.http.openapi.viewer", "shoal.http.openapi.landing"),
+    # with a reader of the dashboard
+    *("shoal.http.dashboard.page", "shoal.http.dashboard.feed"),
 }
 
 # Classes with one subclass of ours, that are no halves of it.

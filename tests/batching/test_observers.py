@@ -212,3 +212,38 @@ async def test_requests_that_no_batch_has_had_are_told_of():
         ("double", 10, "rejected", 0.5),
         ("double", 11, "rejected", 0.5),
     ]
+
+
+async def test_an_observer_of_failures_is_told_of_nothing_else():
+    batcher = shoal.Batcher(double, max_batch_size=1, max_concurrent_batches=2)
+    batcher.observers.add(told := Told(), only_failures=True)
+    async with batcher as call:
+        await call(1)
+        with pytest.raises(KeyError):
+            await call(3)
+        batcher.observers.remove(told)
+        with pytest.raises(KeyError):
+            await call(3)
+    assert not told.began
+    assert [record.failed for record in told.records] == [1]
+    assert told.of_records == [[3]]
+
+
+async def test_it_is_told_of_the_failed_requests_of_open_batches():
+    async def write(batch: shoal.OpenBatch[int, int]) -> None:
+        while await batch.join():
+            for request in batch.active:
+                if request.item == 3:
+                    request.fail(KeyError("three"))
+                else:
+                    request.finish(request.item)
+
+    batcher = shoal.Batcher(write, fill="continuous", max_batch_size=4)
+    batcher.observers.add(told := Told(), only_failures=True)
+    async with batcher as call:
+        await call(1)
+        with pytest.raises(KeyError):
+            await call(3)
+        await call(1)
+    assert not told.joined
+    assert told.ended == [(3, "failed")]

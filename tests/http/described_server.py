@@ -1,4 +1,4 @@
-"""A server of `described_app` in a process of its own."""
+"""A server of an application of these tests in a process of its own."""
 
 import re
 import subprocess
@@ -10,13 +10,14 @@ from pathlib import Path
 
 @contextmanager
 def described_server(name: str, *options: str) -> Iterator[str]:
-    """Serves an application of that module; yields its address.
+    """Serves an application; yields its address.
 
     Args:
-        name: The application's name.
+        name: Its name, in `described_app` if it names no other module.
         *options: Further options of ``shoal serve``.
     """
-    command = [sys.executable, "-m", "shoal", "serve", f"described_app:{name}", "--port", "0"]
+    spec = name if ":" in name else f"described_app:{name}"
+    command = [sys.executable, "-m", "shoal", "serve", spec, "--port", "0"]
     with subprocess.Popen(
         [*command, *options],
         cwd=Path(__file__).parent,

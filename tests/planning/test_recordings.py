@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import suppress
 
 import anyio
 import pytest
@@ -49,10 +50,8 @@ async def record(trace, options, path):
             await anyio.sleep_until(began_at + arrival.at)
             given = {"priority": arrival.priority, "deadline_s": arrival.deadline_s}
             given = {name: one for name, one in given.items() if one is not None}
-            try:
+            with suppress(shoal.Overloaded, shoal.DeadlineExceeded):
                 await (call.options(**given) if given else call)(arrival.item)
-            except (shoal.Overloaded, shoal.DeadlineExceeded):
-                pass
 
         for arrival in trace:
             tasks.start_soon(caller, arrival)

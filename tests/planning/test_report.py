@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_each_plot_is_svg_with_ids_of_its_own(page):
     assert len(plots) == 7
     ids = []
     for plot in plots:
-        root = ElementTree.fromstring(plot)
+        root = ET.fromstring(plot)
         ids += [one.get("id") for one in root.iter() if one.get("id")]
         for name in re.findall(r"url\(#([^)]*)\)", plot):
             assert f'id="{name}"' in plot

@@ -63,6 +63,7 @@ def test_the_defaults_are_those_that_are_documented():
         "protocols": (),
         "openapi": True,
         "landing_page": True,
+        "dashboard": None,
         "title": "Shoal",
         "version": "0.1.0",
         "security_schemes": {},
@@ -204,6 +205,7 @@ WRONG = [
     ),
     ("openapi", "no", "TypeError: openapi must be True or False, not 'no'"),
     ("landing_page", 0, "TypeError: landing_page must be True or False, not 0"),
+    ("dashboard", "yes", "TypeError: dashboard must be True or False, not 'yes'"),
     ("title", "", "TypeError: title must be text, such as \"Embeddings\", not ''"),
     ("version", 2, 'TypeError: version must be text, such as "1.2.0", not 2'),
     (

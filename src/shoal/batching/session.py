@@ -20,6 +20,7 @@ A session ends in one of these ways. None of them leaves a caller waiting:
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
@@ -40,13 +41,13 @@ from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
 from shoal.batching.running.time_limits import TimeLimits
 from shoal.batching.running.unary import UnaryRun
-from shoal.core.counters import ClosingCounts
+from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.running.capacity import Room
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
 
 logger: Final = logging.getLogger("shoal")
+
+_MOST_COUNTED: Final = 10_000  # waiting requests, whose levels are counted one by one
 
 LAST_ANSWERS_S: Final = 10.0
 """How long a handler may still answer after closing has cancelled it, in seconds."""
@@ -280,7 +283,14 @@ class Session:
             former.model.snapshot(),
             limit,
             former.scheduling_capacity,
+            self._queued_by_level(),
         )
+
+    def _queued_by_level(self) -> Mapping[int, int]:
+        former = self._former
+        if self._options.priority_levels == 1 or former.live + former.parked > _MOST_COUNTED:
+            return NO_LEVELS
+        return Counter([request.priority for request in former.parked_and_queued()])
 
     @property
     def _drops_queue(self) -> bool:

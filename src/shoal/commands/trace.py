@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from typing import BinaryIO
 
+    from anyio.abc import TaskStatus
+
     from shoal.serving.clients.remote_client import RemoteClient
 
 _DESCRIPTION: Final = """\
@@ -199,9 +201,10 @@ def _clear_progress(shown_at: float) -> None:
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
     """Records until the time is over, or the user ends it."""
+    failures: list[Exception] = []
     async with anyio.create_task_group() as tasks:
 
-        async def interrupt(*, task_status: Any) -> None:
+        async def interrupt(*, task_status: TaskStatus[None]) -> None:
             with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
                 task_status.started()
                 async for _ in signals:
@@ -210,7 +213,6 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
                     return
 
         await tasks.start(interrupt)
-        failure: Exception | None = None
         try:
             async with client.recording(
                 arguments.seconds,
@@ -221,7 +223,7 @@ async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded
                 async for line in lines:
                     recorded.add(line)
         except Exception as error:  # raised outside the task group
-            failure = error
+            failures.append(error)
         tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+    if failures:
+        raise failures.pop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
@@ -31,6 +31,9 @@ TIME_BOUNDS_S: Final = (
     60.0,
 )  # fmt: skip
 """Upper bounds of the wait and run time histograms, in seconds."""
+
+NO_LEVELS: Final[Mapping[int, int]] = MappingProxyType({})
+"""The counts by priority level of a batcher that has only one."""
 
 BatcherState = Literal["new", "open", "draining", "closed", "broken"]
 
@@ -125,6 +128,8 @@ class BatcherStatistics:
         scheduling_capacity: How much more could start at once: the capacity of idle worker slots
             and open batches, less what is queued. In requests, or in cost with a `batch_size_fn`. 0
             while the batcher is closing or not open; infinity if batches are not limited in number.
+        queued_by_level: Queued and parked requests by priority level. Empty if there is only one
+            level, and while more than 10,000 requests wait, which would take long to count.
     """
 
     name: str
@@ -150,6 +155,7 @@ class BatcherStatistics:
     latency_model: LatencyModelSnapshot | None
     batch_size_limit: float
     scheduling_capacity: float
+    queued_by_level: Mapping[int, int] = field(default_factory=lambda: NO_LEVELS)
 
 
 class Counters:
@@ -197,6 +203,7 @@ class Counters:
         latency_model: LatencyModelSnapshot | None = None,
         batch_size_limit: float | None = None,
         scheduling_capacity: float = 0,
+        queued_by_level: Mapping[int, int] = NO_LEVELS,
     ) -> BatcherStatistics:
         """Returns the totals together with the current state of the batcher.
 
@@ -210,6 +217,7 @@ class Counters:
             latency_model: The measured run times; None before the batcher was first opened.
             batch_size_limit: The current limit on a batch's size; None for `max_batch_size`.
             scheduling_capacity: How much more could start at once.
+            queued_by_level: The requests that wait, by priority level.
         """
         return BatcherStatistics(
             name=name,
@@ -237,4 +245,5 @@ class Counters:
                 options.max_batch_size if batch_size_limit is None else batch_size_limit
             ),
             scheduling_capacity=scheduling_capacity,
+            queued_by_level=queued_by_level,
         )

@@ -130,25 +130,38 @@ class Observers:
     """The observers of one batcher, or of many that share it.
 
     Attributes:
-        all: The observers.
+        all: Those that are told of everything.
+        of_failures: Those that are told only of the ends of batches in which a request failed, and
+            of failed requests of open batches. While there is no other, batches without failures
+            cost what they cost without observers.
     """
 
-    __slots__ = ("all",)
+    __slots__ = ("all", "of_failures")
 
     def __init__(self) -> None:
         self.all: tuple[BatchObserver, ...] = ()
+        self.of_failures: tuple[BatchObserver, ...] = ()
 
-    def add(self, observer: BatchObserver) -> None:
+    def add(self, observer: BatchObserver, *, only_failures: bool = False) -> None:
         """Adds an observer, which is told of what happens from now on."""
-        self.all = (*self.all, observer)
+        if only_failures:
+            self.of_failures = (*self.of_failures, observer)
+        else:
+            self.all = (*self.all, observer)
 
     def remove(self, observer: BatchObserver) -> None:
         """Removes an observer; nothing happens if it is not there."""
         self.all = tuple(each for each in self.all if each is not observer)
+        self.of_failures = tuple(each for each in self.of_failures if each is not observer)
 
-    def tell(self, call: Callable[[BatchObserver], object]) -> None:
-        """Calls a function with each observer; one that raises is logged, and removed."""
-        for observer in self.all:
+    def tell(self, call: Callable[[BatchObserver], object], *, has_failed: bool = False) -> None:
+        """Calls a function with each observer; one that raises is logged, and removed.
+
+        Args:
+            call: The function.
+            has_failed: Whether a request has failed.
+        """
+        for observer in (*self.all, *self.of_failures) if has_failed else self.all:
             try:
                 call(observer)
             except Exception:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from typing_extensions import override
 
@@ -206,6 +206,5 @@ def _outcome(request: Request, now: float) -> str:
 
 
 def _is_plain(key: Hashable) -> bool:
-    if isinstance(key, tuple):
-        return all(type(one) in _PLAIN for one in key)
-    return type(key) in _PLAIN
+    parts: tuple[object, ...] = cast("Any", key) if isinstance(key, tuple) else (key,)
+    return all(type(part) in _PLAIN for part in parts)

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.batch import DispatchReason
 from shoal.core.options.options import OPTIONS
@@ -280,8 +280,7 @@ def _through(
 def _mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TypeError
-    found: dict[str, Any] = value
-    return found
+    return cast("dict[str, Any]", value)
 
 
 def _at_least_0(value: Any) -> float:

@@ -51,8 +51,10 @@ _POINTS: Final = 400
 _MOMENTS: Final = 120
 _SHOWN_RUNS: Final = 2_000
 
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
 _STYLE: Final = """
-:root { color-scheme: light dark; --paper: #fff; --ink: #1f2933; --faint: #b8c0c8; --shade: #f3f5f7 }
+:root { color-scheme: light dark;
+  --paper: #fff; --ink: #1f2933; --faint: #b8c0c8; --shade: #f3f5f7 }
 @media (prefers-color-scheme: dark) {
   :root { --paper: #14181c; --ink: #dde3e8; --faint: #56606a; --shade: #1e242a }
 }
@@ -146,8 +148,7 @@ def report_page(report: Report) -> str:
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
-        '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1>",
@@ -186,7 +187,8 @@ def _svg(draw: Callable[[Any], None], salt: str) -> str:
     figure = new_figure(6.2)
     import matplotlib as mpl
 
-    settings = {
+    library: Any = mpl
+    settings: Any = {
         "svg.fonttype": "none",
         "svg.hashsalt": salt,
         "text.parse_math": False,  # names may have dollar signs
@@ -199,7 +201,7 @@ def _svg(draw: Callable[[Any], None], salt: str) -> str:
         "legend.labelcolor": _INK,
         "font.family": "sans-serif",
     }
-    with mpl.rc_context(settings):
+    with library.rc_context(settings):
         axes = figure.subplots()
         draw(axes)
         axes.set_facecolor("none")
@@ -218,8 +220,7 @@ def _svg(draw: Callable[[Any], None], salt: str) -> str:
         svg = svg.replace(color, variable)
     # Ids are unique within one plot only.
     svg = re.sub(r'\bid="', f'id="p{salt}-', svg)
-    svg = re.sub(r'(href="|url\()#', rf"\1#p{salt}-", svg)
-    return svg
+    return re.sub(r'(href="|url\()#', rf"\1#p{salt}-", svg)
 
 
 def _colored(cases: Sequence[Case]) -> Iterable[tuple[Case, str]]:
@@ -329,9 +330,8 @@ def _draw_runs(axes: Any, report: Report, cases: Sequence[Case]) -> None:
         # One stall of the machine must not make all others a line at the bottom.
         ordered = sorted(batch.run_s for batch in batches)
         axes.set_ylim(0, max(percentile(ordered, 99) * 2e3, 1e-6))
-    largest = max(
-        [1.0, *(batch.load for batch in batches), *(max(c.sizes, default=1) for c in cases)]
-    )
+    simulated = [max(case.sizes, default=1) for case in cases]
+    largest = max([1.0, *[batch.load for batch in batches], *simulated])
     sizes = [1 + (largest - 1) * at / 100 for at in range(101)]
     axes.plot(
         sizes,

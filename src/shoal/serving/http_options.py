@@ -49,6 +49,7 @@ class AppKeywords(TypedDict, total=False):
     protocols: Sequence[Any]
     openapi: bool
     landing_page: bool
+    dashboard: bool | None
     title: str
     version: str
     security_schemes: Mapping[str, Mapping[str, Any]]
@@ -205,6 +206,10 @@ class HttpOptions:
         openapi: Whether the endpoints are described at ``/-/openapi.json``, by OpenAPI, and shown
             at ``/-/docs``.
         landing_page: Whether ``/`` shows the endpoints, if there is none at that path.
+        dashboard: Whether ``/-/dashboard`` is at the application's own address: a page that shows
+            what the server does, without items and results. None if only this package's server at
+            a loopback address or a UNIX socket has it there, for requests from this machine. The
+            admin listener always has it.
         title: The name of the application in these.
         version: Its version in the OpenAPI document.
         security_schemes: OpenAPI's security schemes, by name: how callers prove who they are. They
@@ -306,6 +311,7 @@ class HttpOptions:
     protocols: Sequence[Any] = option((), checked_protocols)
     openapi: bool = option(True, yes_or_no)
     landing_page: bool = option(True, yes_or_no)
+    dashboard: bool | None = option(None, yes_or_no, may_be_none=True)
     title: str = option("Shoal", partial(_text, example="Embeddings"))
     version: str = option("0.1.0", partial(_text, example="1.2.0"))
     security_schemes: Mapping[str, Mapping[str, Any]] = table(checked_schemes)

@@ -56,9 +56,13 @@ class OpenQueue:
 
     def tell_ended(self, batch: Batch, request: Request) -> None:
         """Tells the observers that a request of a batch has ended."""
-        if (observers := self._counters.observers).all:
+        has_failed = request.state is State.FAILED
+        observers = self._counters.observers
+        if observers.all or (has_failed and observers.of_failures):
             name, now = self._intake.name, self.now()
-            observers.tell(lambda each: each.request_ended(name, batch, request, now))
+            observers.tell(
+                lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
+            )
 
     def taken_within(self, room: float) -> list[Request]:
         """Takes the requests that fit and whose callers still wait from the queue, in order."""

@@ -9,7 +9,6 @@ from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, table
 from shoal.commands.support.values import checked
 from shoal.core.options.options import OPTIONS, BatchOptions
-from shoal.core.simulation.results import Arrival, ClosedLoop
 from shoal.core.simulation.simulate import simulate
 from shoal.planning.comparison import Case, rows_of
 from shoal.planning.figures import percent
@@ -19,12 +18,12 @@ from shoal.planning.report import Report
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from shoal.core.simulation.results import Linear, Simulation
+    from shoal.core.simulation.results import Arrival, ClosedLoop, Linear, Simulation
     from shoal.planning.recorded import Item, Recording
 
 _NAMES: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _FAR: Final = 1.5
-"""By how much a batch may be larger than the largest measured one before its run time is a guess."""
+"""How much larger than the largest measured batch one may be before its run time is a guess."""
 
 
 @dataclass(frozen=True)
@@ -170,9 +169,8 @@ class Comparison:
                 "were too many in a second: the simulated traffic is lighter than the real one."
             )
         if recording.unfinished:
-            some = (
-                "1 request" if recording.unfinished == 1 else f"{recording.unfinished:,} requests"
-            )
+            count = recording.unfinished
+            some = "1 request" if count == 1 else f"{count:,} requests"
             self._remarks.append(f"{some} had not ended with the recording: left out.")
 
 

@@ -113,6 +113,14 @@ class AdminApi:
         """Returns the routes of the API."""
         return self._routes
 
+    def check_reader(self, exchange: Exchange) -> None:
+        """Checks that a request for a page is authorized.
+
+        Raises:
+            Refused: It is not.
+        """
+        self._guard.check(exchange.scope, changes=False, is_page=True)
+
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request to a path below `API`.
 

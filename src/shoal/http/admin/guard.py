@@ -13,6 +13,7 @@ changes something is detected by its ``Origin`` header.
 
 from __future__ import annotations
 
+import binascii
 import hmac
 import ipaddress
 from typing import TYPE_CHECKING, Final
@@ -44,12 +45,14 @@ class Guard:
         self._token = None if token is None else _checked(token)
         self._hosts = frozenset(host.lower() for host in hosts)
 
-    def check(self, scope: Scope, *, changes: bool) -> None:
+    def check(self, scope: Scope, *, changes: bool, is_page: bool = False) -> None:
         """Checks that a request is authorized.
 
         Args:
             scope: The request's ASGI scope.
             changes: Whether its method changes something.
+            is_page: Whether it is for a page, which can only be read. A browser asks its user for
+                the token then, as the password of any name.
 
         Raises:
             Refused: It is not authorized.
@@ -58,7 +61,7 @@ class Guard:
             self._check_host(scope)
             self._check_not_forwarded(scope)
         else:
-            self._check_token(scope, self._token)
+            self._check_token(scope, self._token, is_page=is_page)
         if changes and _values(scope, b"origin"):
             raise Refused(
                 Problem(
@@ -69,14 +72,19 @@ class Guard:
                 )
             )
 
-    def _check_token(self, scope: Scope, token: bytes) -> None:
+    def _check_token(self, scope: Scope, token: bytes, *, is_page: bool) -> None:
         given = _values(scope, b"authorization")
         scheme, _, presented = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
-        is_right = hmac.compare_digest(presented.strip(), token)
-        if scheme.lower() == b"bearer" and is_right:
+        scheme, presented = scheme.lower(), presented.strip()
+        # Browsers send a password unasked, also for another site's page, so it is for reading only.
+        if is_page and scheme == b"basic":
+            scheme, presented = b"bearer", _password(presented)
+        is_right = hmac.compare_digest(presented, token)
+        if scheme == b"bearer" and is_right:
             return
         detail = "The token is wrong." if given else "Send Authorization: Bearer, and the token."
-        challenge = ((b"www-authenticate", b'Bearer realm="shoal"'),)
+        kind = b"Basic" if is_page else b"Bearer"
+        challenge = ((b"www-authenticate", kind + b' realm="shoal"'),)
         raise Refused(Problem(401, "wrong-token", "The admin API needs a token", detail, challenge))
 
     def _check_host(self, scope: Scope) -> None:
@@ -127,6 +135,14 @@ def _checked(token: str) -> bytes:
             "python -c 'import secrets; print(secrets.token_urlsafe())'"
         )
     return token.encode("ascii")
+
+
+def _password(credentials: bytes) -> bytes:
+    """Returns the password of ``Authorization: Basic``; empty if it is malformed."""
+    try:
+        return binascii.a2b_base64(credentials, strict_mode=True).partition(b":")[2]
+    except binascii.Error:
+        return b""
 
 
 def _is_loopback(name: str) -> bool:

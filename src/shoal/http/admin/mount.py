@@ -6,7 +6,7 @@ at the public one with a token.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from shoal.http.admin.api import API
 from shoal.http.direct_call import answerer_of
@@ -16,12 +16,30 @@ from shoal.http.requests.routing import Found, Page, Route
 from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.admin.api import AdminApi
     from shoal.http.direct_call import DirectCall
+    from shoal.http.requests.exchange import Exchange
+
+
+class Reader(Protocol):
+    """Pages that those who may use the admin API may read; see `shoal.http.dashboard`.
+
+    Attributes:
+        pages: What answers at each path.
+    """
+
+    @property
+    def pages(self) -> Mapping[str, Page]:
+        """As above."""
+        ...
+
+    def is_public_to(self, scope: Scope) -> bool:
+        """Returns whether the application behind answers such a request itself."""
+        ...
 
 
 class AdminListener:
@@ -29,13 +47,20 @@ class AdminListener:
 
     Args:
         api: Answers paths below ``/-/api/``.
+        reader: Answers at the paths of its pages, for those who may use the API; None for none.
         behind: Answers all other paths; None for nothing. Its lifespan is not run here.
         settings: How requests are read and answered.
     """
 
     def __init__(
-        self, api: AdminApi, behind: ASGIApp | None = None, settings: HttpOptions | None = None
+        self,
+        api: AdminApi,
+        behind: ASGIApp | None = None,
+        settings: HttpOptions | None = None,
+        reader: Reader | None = None,
     ) -> None:
+        self._reader = reader
+        self._pages: Mapping[str, Route] = {} if reader is None else _guarded(reader, api)
         self._behind = behind
         self._answer_behind = answerer_of(behind)
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
@@ -43,16 +68,21 @@ class AdminListener:
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        if self._answer_behind is None or call.line.path.startswith(API):
+        path = call.line.path
+        if self._answer_behind is None or path.startswith(API) or path in self._pages:
             return self(call.scope(), call.receive, call.send)
         return self._answer_behind(call)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
         is_http = scope["type"] == "http"
-        if is_http and split_path(scope)[1].startswith(API):
+        path = split_path(scope)[1] if is_http else ""
+        if path.startswith(API):
             # The API checks the methods of its paths itself.
             found = Found[Route]({scope["method"]: self._page}, {})
+            await self._dispatcher.answer(scope, receive, send, found)
+        elif path in self._pages and self._reader and not self._reader.is_public_to(scope):
+            found = Found[Route]({"GET": self._pages[path]}, {})
             await self._dispatcher.answer(scope, receive, send, found)
         elif self._behind is not None and scope["type"] != "lifespan":
             await self._behind(scope, receive, send)
@@ -63,3 +93,16 @@ class AdminListener:
             await send({"type": "websocket.close", "code": 1000})
         else:
             raise ValueError(f"an admin listener can't answer a scope of type {scope['type']!r}")
+
+
+def _guarded(reader: Reader, api: AdminApi) -> dict[str, Route]:
+    """Returns the pages of a reader, for those who may use an API."""
+
+    def guarded(page: Page) -> Page:
+        async def answer(exchange: Exchange) -> None:
+            api.check_reader(exchange)
+            await page.answer(exchange)
+
+        return Page(answer)
+
+    return {path: guarded(page) for path, page in reader.pages.items()}

@@ -67,5 +67,7 @@ class AppAdmin:
                 allowed_modules=self._allowed_modules,
                 settings=settings,
             )
-            self._admin_listener = AdminListener(api, behind=self._behind, settings=settings)
+            self._admin_listener = AdminListener(
+                api, self._behind, settings, reader=self._app.own_pages.dashboard
+            )
         return self._admin_listener

@@ -73,7 +73,7 @@ class App:
     Run it with ``shoal serve module:app``, or any ASGI server. Mounted in another application, it
     is opened by that one's lifespan: ``Starlette(lifespan=app.lifespan, routes=[Mount("/ml",
     app=app)])``. Under ``/-/`` are its own: ``healthz``, ``readyz``, ``metrics``, ``routes``,
-    ``openapi.json``, ``docs``; and ``/`` is, unless an endpoint or a mounted application is there.
+    ``openapi.json``, ``docs``, ``dashboard``; and ``/`` is, unless something else is there.
 
     Args:
         middleware: Middleware around the endpoints and the mounted applications: Starlette's
@@ -111,8 +111,8 @@ class App:
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
         self._entered = AppGuard(entered, self._dispatcher, sockets)
         mounts = self._router.mounts
-        self._own = Pages(mounts, self._declared, self._dispatcher, self.settings, self._now)
-        self._own.add_to(self._router.pages)
+        self.own_pages = Pages(mounts, self._declared, self._dispatcher, self._now)
+        self.own_pages.add_to(self._router.pages)
 
     @classmethod
     def of_file(cls, file: AppFile) -> App:
@@ -282,8 +282,7 @@ class App:
         declared = self._endpoint_to_change(endpoint)
         found("backend", backend, self._declared.backends)
         Shadow(backend, proportion)
-        shadow = ShadowDeclaration(backend=backend, proportion=proportion, compare=compare)
-        declared.shadows.append(shadow)
+        declared.shadows.append(ShadowDeclaration(backend, proportion, compare))
 
     def mount(self, path: str, app: ASGIApp, *, lifespan: bool = False) -> None:
         """Serves another ASGI application under a prefix, except at paths of endpoints.
@@ -307,7 +306,7 @@ class App:
 
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document as it is now, without a prefix; see `merged_openapi`."""
-        return self._own.document()
+        return self.own_pages.document()
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
         self._check_not_open(name)
@@ -367,6 +366,7 @@ class App:
         with ExitStack() as lending:
             await self._declared.apply(controller, lending)
             self.controller = controller
+            self.own_pages.dashboard.observe(controller)
             self._router.set_controller(controller)
             self._phase = "open"
             try:

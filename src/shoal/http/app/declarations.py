@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ShadowDeclaration:
     """A declaration of shadow traffic."""
 

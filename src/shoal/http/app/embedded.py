@@ -101,7 +101,7 @@ class EmbeddedServer:
             allowed_modules=self._options.allowed_modules,
             settings=served.settings,
         )
-        return AdminListener(api, behind=served, settings=served.settings)
+        return AdminListener(api, served, served.settings, reader=served.own_pages.dashboard)
 
     def _wrapped(self, served: App) -> ASGIApp:
         options = self._options

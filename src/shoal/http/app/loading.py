@@ -14,6 +14,8 @@ _NEEDED_LATER: Final = (
     "shoal.http.openapi.document",
     "shoal.http.openapi.viewer",
     "shoal.http.openapi.landing",
+    "shoal.http.dashboard.page",
+    "shoal.http.dashboard.feed",
 )
 
 

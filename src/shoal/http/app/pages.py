@@ -8,11 +8,13 @@
 ``/-/routes``             the endpoints and mounted applications, and their paths
 ``/-/openapi.json``       how to call the endpoints, by OpenAPI
 ``/-/docs``               the same as a page, with its files
+``/-/dashboard``          what the server does, as a live page, with its files and its feed
 ``/``                     what is served, if there is no endpoint or mounted application
 ========================  ==========================================================================
 
-The first four are for operators and their probes. The others are for callers, so middleware wraps
-them as it does the endpoints.
+The first four are for operators and their probes. Middleware wraps the others as it does the
+endpoints: most are for callers, and a dashboard that is public is so as far as the operator's
+middleware lets it be.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from shoal.http.app.served_endpoints import served_endpoints
+from shoal.http.dashboard.dashboard import Dashboard
 from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.routing import Page
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
     from shoal.serving.status import Status
 
 OUTSIDE: Final = frozenset(
@@ -61,9 +63,11 @@ class Pages:
     Args:
         mounts: The application's mounted applications.
         declared: The application's declarations.
-        dispatcher: The dispatcher that counts answers and times streams.
-        settings: The application's settings.
+        dispatcher: The dispatcher that counts answers and times streams; it has the settings.
         now: Returns the application's phase, and its controller, or None if it has had none.
+
+    Attributes:
+        dashboard: The page of the dashboard.
     """
 
     def __init__(
@@ -71,14 +75,14 @@ class Pages:
         mounts: Mounts,
         declared: Declarations,
         dispatcher: RouteDispatcher,
-        settings: HttpOptions,
         now: Callable[[], tuple[Phase, Controller | None]],
     ) -> None:
         self._mounts = mounts
         self._declared = declared
-        self._settings = settings
+        self._settings = settings = dispatcher.settings
         self._now = now
         self._dispatcher = dispatcher
+        self.dashboard = Dashboard(settings, self._controller)
 
     def add_to(self, table: PathTable[Route]) -> None:
         """Adds the pages to a table of routes."""
@@ -94,6 +98,9 @@ class Pages:
             pages |= {f"docs/{name}": self._answer_file for name in FILES}
         for name, answer in pages.items():
             table.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
+        if self._settings.dashboard is not False:
+            for path, page in self.dashboard.public_pages().items():
+                table.add(path, ("GET",), page)
         if self._settings.landing_page:
             table.add("/", ("GET",), Page(self._answer_landing))
 
@@ -108,6 +115,11 @@ class Pages:
             for backend in controller.backends.values():
                 for method_batcher in backend.method_batchers.values():
                     yield method_batcher.batcher.name, method_batcher.batcher.statistics()
+
+    def _controller(self) -> Controller | None:
+        """Returns the controller; None while the application is not open."""
+        phase, controller = self._now()
+        return controller if phase == "open" else None
 
     def _status(self) -> Status | None:
         _, controller = self._now()
@@ -205,6 +217,7 @@ class Pages:
             self._prefixes(),
             exchange.scope,
             exchange.headers,
+            has_dashboard=self.dashboard.is_public_to(exchange.scope),
         )
         await exchange.answer(200, page.media_type, page.body, page.headers)
 

@@ -62,6 +62,8 @@ def landing_page(
     mounts: Sequence[str],
     scope: Scope,
     headers: Mapping[bytes, bytes],
+    *,
+    has_dashboard: bool = False,
 ) -> Sent:
     """Returns the page, in the form that the client accepts.
 
@@ -71,11 +73,13 @@ def landing_page(
         mounts: The prefixes of mounted applications.
         scope: The ASGI scope of the request.
         headers: The headers of the request.
+        has_dashboard: Whether the client may see the dashboard.
     """
     root, base = quote(root_of(scope)), _base(scope, headers)
     reached = [one for one in routes if one["path"] is not None]
     shown = [{**one, "call": _curl(one, base)} for one in reached[:MOST_SHOWN]]
-    links = {name: f"{root}{RESERVED}/{page}" for name, page in _links(options)}
+    pages = _links(options, has_dashboard=has_dashboard)
+    links = {name: f"{root}{RESERVED}/{page}" for name, page in pages}
     if b"text/html" in headers.get(b"accept", b"").lower():
         # A proxy may have taken a prefix away without saying so; this page's own path ends in "/".
         start = root or "."
@@ -88,10 +92,12 @@ def landing_page(
     return Sent(JSON, body, ((b"cache-control", b"no-store"), VARIES))
 
 
-def _links(options: HttpOptions) -> Iterator[tuple[str, str]]:
+def _links(options: HttpOptions, *, has_dashboard: bool) -> Iterator[tuple[str, str]]:
     if options.openapi:
         yield "docs", "docs"
         yield "openapi", "openapi.json"
+    if has_dashboard:
+        yield "dashboard", "dashboard"
     yield "health", "readyz"
     yield "metrics", "metrics"
     yield "routes", "routes"

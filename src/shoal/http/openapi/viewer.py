@@ -5,16 +5,14 @@ The page refers to its files by relative paths, so it works wherever the applica
 
 from __future__ import annotations
 
-import gzip
 import html
-from functools import lru_cache
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import orjson
 
 from shoal.http.openapi.page import HTML, Sent, page_headers
+from shoal.http.openapi.page_files import PageFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +24,7 @@ _POLICY: Final = (
     "script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src data:; "
     "connect-src 'self'"
 )
-_MEDIA_TYPES: Final = {"js": b"text/javascript; charset=utf-8", "css": b"text/css; charset=utf-8"}
+_FILES: Final = PageFiles("shoal.http.openapi")
 _PAGE: Final = """\
 <!doctype html>
 <html lang="en">
@@ -70,33 +68,4 @@ def viewer_page(title: str, mounted: Mapping[str, ASGIApp], root: str) -> Sent:
 
 def file_of_viewer(name: str, accept_encoding: bytes) -> Sent:
     """Returns one of `FILES`; compressed, if the client accepts that."""
-    media_type = _MEDIA_TYPES[name.rpartition(".")[2]]
-    body, is_compressed = _file(name)
-    headers = (
-        (b"cache-control", b"max-age=3600"),
-        (b"vary", b"accept-encoding"),
-        (b"x-content-type-options", b"nosniff"),
-    )
-    if not is_compressed:
-        return Sent(media_type, body, headers)
-    if _accepts_gzip(accept_encoding):
-        return Sent(media_type, body, (*headers, (b"content-encoding", b"gzip")))
-    return Sent(media_type, gzip.decompress(body), headers)
-
-
-@lru_cache(maxsize=8)
-def _file(name: str) -> tuple[bytes, bool]:
-    """Returns a file of this package, and whether it is compressed."""
-    folder = files("shoal.http.openapi") / "static"
-    compressed = folder / f"{name}.gz"
-    if compressed.is_file():
-        return compressed.read_bytes(), True
-    return (folder / name).read_bytes(), False
-
-
-def _accepts_gzip(accept_encoding: bytes) -> bool:
-    for one in accept_encoding.lower().split(b","):
-        coding, _, weight = (part.strip() for part in one.partition(b";"))
-        if coding in (b"gzip", b"*"):
-            return weight.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
-    return False
+    return _FILES.sent(name, accept_encoding, max_age_s=3600)

@@ -32,12 +32,17 @@ class RequestGuard:
     Args:
         options: The options of the server.
         name: The address that it listens at, as a socket has it.
+
+    Attributes:
+        is_local: Whether that is a loopback address or a UNIX socket.
     """
 
     def __init__(self, options: HttpOptions, name: Any) -> None:
-        is_local = not isinstance(name, (str, bytes)) and _is_loopback(name[0])
-        self._hosts = _names(options.allowed_hosts, _LOOPBACK if is_local else ("*",))
-        self._origins = _names(options.allowed_origins, () if is_local else ("*",))
+        is_unix = isinstance(name, (str, bytes))
+        is_loopback = not is_unix and _is_loopback(name[0])
+        self.is_local = is_unix or is_loopback
+        self._hosts = _names(options.allowed_hosts, _LOOPBACK if is_loopback else ("*",))
+        self._origins = _names(options.allowed_origins, () if is_loopback else ("*",))
         # Hosts and pairs that were found to be allowed, as sent.
         self._known: set[tuple[bytes, bytes | None]] = set()
 

@@ -242,6 +242,7 @@ class _Server:
             "http" if tls is None else "https",
             None if guard.allows_all else guard,
             ProxyHeaders.of(self._options) if is_main else None,
+            guard.is_local,
         )
         return _OpenListener(listener, bound, shared, self._poller, tls)
 

@@ -61,12 +61,13 @@ class Shared:
         scheme: The scheme of its URLs, "http" or "https".
         guard: Refuses requests; None if none is refused.
         proxies: Completes scopes by what proxies say; None if no proxy is known.
+        is_local: Whether it listens at a loopback address or a UNIX socket.
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
         logged_app: The same, within the access log if that is enabled; HTTP/1.1 has its own.
         answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
-        state, timeouts, tasks, scheme, guard, proxies: As above.
+        state, timeouts, tasks, scheme, guard, proxies, is_local: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
         loop: The event loop.
@@ -100,6 +101,7 @@ class Shared:
         scheme: str,
         guard: Guard | None = None,
         proxies: ProxyHeaders | None = None,
+        is_local: bool = False,
     ) -> None:
         self._serve(app, options)
         self.state = state
@@ -116,6 +118,7 @@ class Shared:
         self.scheme = scheme
         self.guard = guard
         self.proxies = proxies
+        self.is_local = is_local
         self.idle_s = options.keep_alive_timeout_s
         self.head_timeout_s = options.head_timeout_s
         self.body_timeout_s = options.body_timeout_s

@@ -185,6 +185,7 @@ class StreamCalls:
             "when_left": inbox.when_left,
             "is_cut_off": inbox.is_cut_off,
             "send_timeout_s": self._shared.send_timeout_s,
+            "is_local": self._shared.is_local,
         }
         app_scope["extensions"]["shoal.disconnect"] = offered
         if scope["type"] == "websocket":

@@ -1,0 +1,139 @@
+"""The dashboard: a page that shows what a running server does, and can't change anything.
+
+It is on the admin listener, for those who may use the admin API. At the application's own address
+it is where the operator wants it (``dashboard=True``); by default, only at a server of this package
+that listens at a loopback address or a UNIX socket, and only for requests that come from this
+machine as far as that can be seen, as for the admin API without a token.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
+
+from shoal.http.admin.guard import Guard
+from shoal.http.openapi.page import HTML
+from shoal.http.requests.exchange import DISCONNECT
+from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.routing import Page
+from shoal.observe.failures import FailureLog
+from shoal.serving.names import RESERVED
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from starlette.types import Scope
+
+    from shoal.http.dashboard.feed import Feed
+    from shoal.http.requests.exchange import Exchange
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.http_options import HttpOptions
+
+DASHBOARD: Final = f"{RESERVED}/dashboard"
+"""The path of the page; its feed and its files are below."""
+
+FILES: Final = (
+    *(
+        "dashboard.css",
+        "dashboard.js",
+        "charts.js",
+        "feed.js",
+        "tables.js",
+        "text.js",
+        "timeline.js",
+    ),
+    *("uPlot.iife.min.js", "uPlot.min.css"),
+)
+"""The names of the files of the page."""
+
+_FEED: Final = f"{DASHBOARD}/feed"
+_LOCAL: Final = Guard(None)
+
+
+class Dashboard:
+    """The page of one application.
+
+    Args:
+        settings: The application's settings.
+        controller: Returns the controller of the application; None while it is not open.
+
+    Attributes:
+        pages: What answers at each path of the page, wherever it may be seen.
+    """
+
+    def __init__(self, settings: HttpOptions, controller: Callable[[], Controller | None]) -> None:
+        self._settings = settings
+        self._controller = controller
+        self._failures = FailureLog()
+        self.pages: Mapping[str, Page] = {
+            DASHBOARD: Page(self._answer_page),
+            _FEED: Page(self._answer_feed),
+            **{f"{DASHBOARD}/{name}": Page(self._answer_file) for name in FILES},
+        }
+
+    def observe(self, controller: Controller) -> None:
+        """Notes the failures of a controller's backends from now on."""
+        controller.observers.add(self._failures, only_failures=True)
+
+    def is_public_to(self, scope: Scope) -> bool:
+        """Returns whether a request to the application's own address may see it.
+
+        Args:
+            scope: The request's ASGI scope.
+        """
+        if self._settings.dashboard is not None:
+            return self._settings.dashboard
+        if not scope.get("extensions", {}).get(DISCONNECT, {}).get("is_local", False):
+            return False
+        try:
+            _LOCAL.check(scope, changes=False)
+        except Refused:
+            return False
+        return True
+
+    def public_pages(self) -> dict[str, Page]:
+        """Returns what answers at each path at the application's own address."""
+        pages = {**self.pages, _FEED: Page(self._answer_public_feed)}
+        return {path: Page(self._for_the_public(page)) for path, page in pages.items()}
+
+    def _for_the_public(self, page: Page) -> Callable[[Exchange], Awaitable[None]]:
+        async def answer(exchange: Exchange) -> None:
+            if not self.is_public_to(exchange.scope):
+                raise Refused(_not_public())
+            await page.answer(exchange)
+
+        return answer
+
+    async def _answer_page(self, exchange: Exchange) -> None:
+        from shoal.http.dashboard.page import dashboard_page
+
+        page = dashboard_page(self._settings.title)
+        await exchange.answer(200, HTML, page.body, page.headers)
+
+    async def _answer_file(self, exchange: Exchange) -> None:
+        from shoal.http.dashboard.page import file_of_dashboard
+
+        accept = exchange.headers.get(b"accept-encoding", b"")
+        file = file_of_dashboard(exchange.scope["path"].rpartition("/")[2], accept)
+        await exchange.answer(200, file.media_type, file.body, file.headers)
+
+    async def _answer_feed(self, exchange: Exchange) -> None:
+        await self._feed.answer(exchange)
+
+    async def _answer_public_feed(self, exchange: Exchange) -> None:
+        await self._feed.answer(exchange, is_public=True)
+
+    @cached_property
+    def _feed(self) -> Feed:
+        from shoal.http.dashboard.feed import Feed
+
+        return Feed(self._settings, self._controller, self._failures)
+
+
+def _not_public() -> Problem:
+    return Problem(
+        403,
+        "dashboard-not-public",
+        "The dashboard is not public here",
+        "The operator can see it through the admin listener, or allow it here by dashboard=True.",
+    )

@@ -1,0 +1,218 @@
+"""The feed of the dashboard: server-sent events, each with what is new since the last one.
+
+Viewers share all work. They wait for the same moments, four a second. The first that wakes takes
+the sample and writes the message, which is the same for all that have seen the last one. There is
+no task for that, so nothing runs while nobody watches.
+
+A viewer holds no messages: its next one is made when it has read the last one, of what is there
+then. So one that reads slowly skips, and one that does not read is disconnected after
+``send_timeout_s``, as every client is.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import anyio
+import orjson
+
+from shoal.batching.calls.leaving import CallerLeft, run_unless_left
+from shoal.http.dashboard.state import state_of_server
+from shoal.http.requests.problem import Problem, Refused, not_open
+from shoal.observe.history import BatchHistory
+from shoal.observe.sampler import Sampler, Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from shoal.http.requests.exchange import Exchange
+    from shoal.observe.failures import FailureLog
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.http_options import HttpOptions
+
+MOST_VIEWERS: Final = 16
+"""How many may watch at once; further ones are refused."""
+
+MOST_PUBLIC: Final = 12
+"""How many watch when no more are let in at the application's own address, so that strangers can't
+take the places of operators."""
+
+MOST_SHOWN: Final = 32
+"""How many batchers, backends and endpoints are shown; the page says how many are not."""
+
+FRAME_S: Final = 0.25
+"""How often viewers are told what is new, in seconds."""
+
+_LARGEST: Final = 2**53  # the largest whole number that all readers of JSON can tell apart
+
+_HEADERS: Final = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+
+class _Seen(NamedTuple):
+    """What a viewer has seen: the numbers of the last row, sample and state."""
+
+    row: int = 0
+    sample: int = 0
+    state: int = 0
+
+
+class Feed:
+    """Answers the viewers of one application.
+
+    Args:
+        settings: The application's settings.
+        controller: Returns the controller of the application; None while it is not open.
+        failures: The last failures.
+    """
+
+    def __init__(
+        self,
+        settings: HttpOptions,
+        controller: Callable[[], Controller | None],
+        failures: FailureLog,
+    ) -> None:
+        self._settings = settings
+        self._find = controller
+        self._failures = failures
+        self._history = BatchHistory()
+        self._sampler = Sampler(self._history, self._batchers)
+        self._viewers = 0
+        self._watched: Controller | None = None
+        # The state of the server, as JSON, and how often it was made.
+        self._state, self._states = b"", 0
+        # The messages of the current moment, by what their viewers had seen before.
+        self._frame_at = -math.inf
+        self._frames: dict[_Seen, tuple[bytes, _Seen]] = {}
+        # A page forgets what it has of another server, whose clock and numbers are others.
+        self._run = secrets.token_hex(4)
+
+    async def answer(self, exchange: Exchange, *, is_public: bool = False) -> None:
+        """Answers one viewer, until it leaves or the server drains.
+
+        Args:
+            exchange: The viewer's request.
+            is_public: Whether it has come to the application's own address.
+
+        Raises:
+            Refused: The application is not open, or there are too many viewers.
+            CallerLeft: The viewer has left, or did not read in time.
+        """
+        if self._controller() is None:
+            raise Refused(not_open(self._settings))
+        if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
+            raise Refused(_too_many(self._viewers, self._settings.retry_after_s))
+        if exchange.wants_no_body:
+            await exchange.answer_without_body(200, _HEADERS)
+            return
+
+        self._viewers += 1
+        try:
+            await run_unless_left(exchange.departure, lambda: self._show(exchange))
+        except CallerLeft:
+            if not exchange.is_cut_off:
+                raise
+        finally:
+            self._viewers -= 1
+            if not self._viewers:
+                self._watch(None)
+        await exchange.end(b"")
+
+    def _controller(self) -> Controller | None:
+        """Returns the controller, unless it ends."""
+        controller = self._find()
+        return None if controller is None or controller.is_draining else controller
+
+    async def _show(self, exchange: Exchange) -> None:
+        await exchange.begin(200, _HEADERS)
+        seen = _Seen()
+        while (controller := self._controller()) is not None:
+            self._watch(controller)
+            message, seen = self._message(controller, seen)
+            with anyio.CancelScope() as scope:
+                scope.deadline = anyio.current_time() + exchange.send_timeout_s
+                await exchange.piece(message)
+            if scope.cancelled_caught:
+                raise exchange.gave_up()
+            # The same moments for all.
+            await anyio.sleep_until((math.floor(anyio.current_time() / FRAME_S) + 1) * FRAME_S)
+
+    def _watch(self, controller: Controller | None) -> None:
+        """Observes the batches of a controller; None for those of none."""
+        if controller is self._watched:
+            return
+        if self._watched is not None:
+            self._watched.observers.remove(self._history)
+            self._history.forget_running()
+        if controller is not None:
+            controller.observers.add(self._history)
+        self._watched = controller
+
+    def _batchers(self) -> Iterator[Watched]:
+        controller = self._controller()
+        count = 0
+        for backend in () if controller is None else controller.backends.values():
+            for method_batcher in backend.method_batchers.values():
+                if (count := count + 1) > MOST_SHOWN:
+                    return
+                batcher = method_batcher.batcher
+                is_open = batcher.fill != "closed"
+                yield Watched(batcher.name, batcher.statistics(), is_open, method_batcher.streams)
+
+    def _message(self, controller: Controller, seen: _Seen) -> tuple[bytes, _Seen]:
+        """Returns the message for a viewer, and what it has seen with that."""
+        now = anyio.current_time()
+        if now >= self._frame_at + FRAME_S / 2:
+            self._frame_at = now
+            self._frames.clear()
+            if self._sampler.step(now):
+                self._step(controller, now)
+        frame = self._frames.get(seen)
+        if frame is None:
+            then = _Seen(self._history.number, self._sampler.number, self._states)
+            frame = self._frames[seen] = self._written(seen), then
+        return frame
+
+    def _step(self, controller: Controller, now: float) -> None:
+        """Makes the state of the server anew, and forgets batchers that are gone."""
+        self._history.keep_only([one.name for one in self._sampler.latest])
+        state = state_of_server(controller, self._failures, now, MOST_SHOWN)
+        self._state = orjson.dumps(state)
+        self._states += 1
+
+    def _written(self, seen: _Seen) -> bytes:
+        message: dict[str, Any] = {
+            "run": self._run,
+            "now": round(anyio.current_time(), 3),
+            "lanes": [
+                {
+                    "name": one.name,
+                    "limit": min(one.statistics.max_batch_size, _LARGEST),
+                    "open": one.is_open,
+                    "rows": lane.since(seen.row),
+                    "now": lane.now(is_open=one.is_open),
+                }
+                for one in self._sampler.latest
+                for lane in [self._history.of(one.name)]
+            ],
+            "samples": self._sampler.since(seen.sample),
+        }
+        if seen.state != self._states:
+            message["state"] = orjson.Fragment(self._state)
+        return b"data: %b\n\n" % orjson.dumps(message)
+
+
+def _too_many(viewers: int, retry_after_s: int) -> Problem:
+    return Problem(
+        503,
+        "too-many-viewers",
+        "Too many are watching",
+        f"{viewers} pages show this server already; close one of them.",
+        ((b"retry-after", str(retry_after_s).encode("ascii")),),
+    )

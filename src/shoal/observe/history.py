@@ -1,0 +1,272 @@
+"""The last batches of each batcher, for a page that draws them.
+
+It is an observer that is told of every batch, so it is added only while somebody watches, and its
+owner removes it again. All that it keeps is bounded: of each batcher the last `MOST_ROWS` rows.
+
+A batch that is formed and then runs is one row. A batch that requests join while it runs has a row
+for each of its requests instead: it has places, and each request has one of them from when it joins
+until it leaves. Rows are numbered through, so that a reader asks for what it has not seen.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from shoal.core.batch import DispatchReason
+from shoal.core.events import BatchObserver
+from shoal.core.request import State
+from shoal.observe.failures import id_of, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from shoal.core.batch import Batch
+    from shoal.core.events import BatchRecord
+    from shoal.core.request import Request
+
+MOST_ROWS: Final = 400
+"""How many rows are kept of each batcher."""
+
+MOST_PLACES: Final = 64
+"""How many places of an open batch are told apart; requests in further ones have no row."""
+
+_MOST_LATENCIES: Final = 2000
+_MOST_RUNNING: Final = 64
+_DIGITS: Final = 4
+
+Row = tuple[Any, ...]
+"""What JSON carries of a batch, or of a request in an open batch; its number is first."""
+
+
+class BatcherHistory:
+    """The last batches of one batcher.
+
+    Attributes:
+        rows: Those that have ended: ``(number, id, reason, size, limit, load, began_at, ended_at,
+            waited_s, failed, cancelled, error)``. Of open batches: ``(number, batch, place,
+            joined_at, left_at, waited_s, outcome, request_id)``.
+        latencies: From the arrivals of requests to their results, in seconds; since the last
+            `take_latencies`, at most 2,000.
+        running: What runs now, by the batch's number, unless requests join batches while they run.
+        open_batches: The places of the batches that run now, if they do.
+    """
+
+    def __init__(self) -> None:
+        self.rows: deque[Row] = deque(maxlen=MOST_ROWS)
+        self.latencies: deque[float] = deque(maxlen=_MOST_LATENCIES)
+        self.running: dict[int, Row] = {}
+        self.open_batches: dict[int, OpenBatchPlaces] = {}
+
+    def take_latencies(self) -> list[float]:
+        """Returns the latencies, and forgets them."""
+        taken = list(self.latencies)
+        self.latencies.clear()
+        return taken
+
+    def since(self, number: int) -> list[Row]:
+        """Returns the rows after the one with a number, the oldest first."""
+        found: list[Row] = []
+        for row in reversed(self.rows):
+            if row[0] <= number:
+                break
+            found.append(row)
+        found.reverse()
+        return found
+
+    def now(self, *, is_open: bool) -> list[Row]:
+        """Returns what runs now.
+
+        Args:
+            is_open: Whether requests join its batches while they run.
+
+        Returns:
+            ``(id, reason, size, began_at, waited_s)`` of each batch, or for each request in an open
+            batch ``(batch, place, joined_at, waited_s, request_id)``.
+        """
+        if is_open:
+            return [
+                (batch, *stay)
+                for batch, places in self.open_batches.items()
+                for stay in places.taken()
+            ]
+        return list(self.running.values())[:_MOST_RUNNING]
+
+
+class OpenBatchPlaces:
+    """The places of an open batch, and the requests in them.
+
+    It knows a request by its ``id()``, which no other object has while the request runs.
+    """
+
+    def __init__(self) -> None:
+        self._by_request: dict[int, tuple[int, float, float, str]] = {}
+        self._free: list[int] = []
+        self._used = 0
+
+    def join(self, request: Request, now: float) -> None:
+        """Gives a request the first free place."""
+        if self._free:
+            place = heapq.heappop(self._free)
+        else:
+            place = self._used
+            self._used += 1
+        waited_s = round(now - request.arrived_at, _DIGITS)
+        self._by_request[id(request)] = place, round(now, _DIGITS), waited_s, id_of(request)
+
+    def leave(self, request: Request) -> tuple[int, float, float, str] | None:
+        """Frees the place of a request.
+
+        Returns:
+            The place, when the request joined, how long it had waited, and its id; None if it has
+            no place.
+        """
+        found = self._by_request.pop(id(request), None)
+        if found is not None:
+            heapq.heappush(self._free, found[0])
+        return found
+
+    def taken(self) -> Iterator[tuple[int, float, float, str]]:
+        """Yields the places that are taken, as `leave` returns them."""
+        for one in self._by_request.values():
+            if one[0] < MOST_PLACES:
+                yield one
+
+
+class BatchHistory(BatchObserver):
+    """Keeps the last batches of each batcher.
+
+    Attributes:
+        by_batcher: What is kept, by the batcher's name.
+        number: The number of the last row.
+    """
+
+    def __init__(self) -> None:
+        self.by_batcher: dict[str, BatcherHistory] = {}
+        self.number = 0
+
+    def of(self, batcher: str) -> BatcherHistory:
+        """Returns that of a batcher."""
+        found = self.by_batcher.get(batcher)
+        if found is None:
+            found = self.by_batcher[batcher] = BatcherHistory()
+        return found
+
+    def keep_only(self, batchers: Collection[str]) -> None:
+        """Forgets all batchers but these."""
+        for name in self.by_batcher.keys() - set(batchers):
+            del self.by_batcher[name]
+
+    def forget_running(self) -> None:
+        """Forgets what runs now, since the observer is told nothing from now on."""
+        for one in self.by_batcher.values():
+            one.running.clear()
+            one.open_batches.clear()
+            one.latencies.clear()
+
+    @override
+    def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
+        known = self.of(batcher)
+        if batch.reason is DispatchReason.OPEN:
+            places = known.open_batches[batch.id] = OpenBatchPlaces()
+            for request in batch.requests:
+                places.join(request, now)
+            return
+        waited_s = round(now - batch.arrived_at, _DIGITS)
+        began_at = round(now, _DIGITS)
+        known.running[batch.id] = batch.id, batch.reason.value, batch.size, began_at, waited_s
+
+    @override
+    def requests_joined(
+        self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
+    ) -> None:
+        places = self._places(self.of(batcher), batch, requests)
+        for request in requests:
+            places.join(request, now)
+
+    @override
+    def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
+        known = self.of(batcher)
+        if request.state is State.FINISHED:
+            known.latencies.append(now - request.arrived_at)
+        stay = self._places(known, batch).leave(request)
+        if stay is not None:
+            self._add_stay(known, batch.id, stay, now, request.state.value)
+
+    @override
+    def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
+        known = self.of(record.batcher)
+        if record.is_open:
+            places = known.open_batches.pop(record.id, None)
+            for stay in [] if places is None else [*places.taken()]:
+                self._add_stay(known, record.id, stay, record.ended_at, State.CANCELLED.value)
+            return
+        known.running.pop(record.id, None)
+        ended_at = record.ended_at
+        known.latencies.extend(
+            [ended_at - one.arrived_at for one in requests if one.state is State.FINISHED]
+        )
+        self.number += 1
+        known.rows.append(
+            (
+                self.number,
+                record.id,
+                record.reason.value,
+                record.size,
+                _number(record.limit),
+                _number(record.load),
+                round(record.began_at, _DIGITS),
+                round(ended_at, _DIGITS),
+                round(record.wait_s, _DIGITS),
+                record.failed,
+                record.cancelled,
+                None if record.error is None else name_of(record.error),
+            )
+        )
+
+    def _places(
+        self, known: BatcherHistory, batch: Batch, joining: Sequence[Request] = ()
+    ) -> OpenBatchPlaces:
+        """Returns the places of an open batch, which may have begun before anybody watched.
+
+        Args:
+            known: What is kept of its batcher.
+            batch: The batch.
+            joining: Those of its requests that join just now.
+        """
+        places = known.open_batches.get(batch.id)
+        if places is None:
+            places = known.open_batches[batch.id] = OpenBatchPlaces()
+            for request in batch.requests:
+                if request.state is State.RUNNING and request not in joining:
+                    places.join(request, request.arrived_at)  # it is not known when it joined
+        return places
+
+    def _add_stay(
+        self,
+        known: BatcherHistory,
+        batch: int,
+        stay: tuple[int, float, float, str],
+        left_at: float,
+        outcome: str,
+    ) -> None:
+        place, joined_at, waited_s, request_id = stay
+        if place >= MOST_PLACES:
+            return
+        self.number += 1
+        left_at = round(left_at, _DIGITS)
+        known.rows.append(
+            (self.number, batch, place, joined_at, left_at, waited_s, outcome, request_id)
+        )
+
+
+def _number(cost: float) -> float:
+    """Returns a cost, which may be any number of the user's, as JSON can carry it."""
+    try:
+        return float(cost)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,212 @@
+"""What is kept of the last batches, and of the last failures."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import anyio
+import pytest
+
+import shoal
+from shoal.observe.failures import MOST_IDS, MOST_KEPT, FailureLog
+from shoal.observe.history import MOST_PLACES, MOST_ROWS, BatchHistory
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def slow(items: list[int]) -> list[int | ValueError]:
+    await anyio.sleep(2)
+    return [ValueError("secret") if item < 0 else item for item in items]
+
+
+@pytest.fixture
+def history() -> BatchHistory:
+    return BatchHistory()
+
+
+async def test_a_batch_is_shown_while_it_runs_and_when_it_has_ended(history):
+    batcher = shoal.Batcher(slow, max_batch_size=4, batch_wait_timeout_s=1, name="slow")
+    batcher.observers.add(history)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for item in (1, 2, 3):
+            tasks.start_soon(call, item)
+        await settle()
+        lane = history.of("slow")
+        began = anyio.current_time()
+        assert lane.now(is_open=False) == []
+        await anyio.sleep(1.5)
+        assert lane.now(is_open=False) == [
+            (1, "timer", 3, pytest.approx(began + 1), pytest.approx(1))
+        ]
+        await anyio.sleep(2)
+        assert lane.now(is_open=False) == []
+        (row,) = lane.since(0)
+        times = [pytest.approx(began + 1), pytest.approx(began + 3), pytest.approx(1)]
+        assert row == (1, 1, "timer", 3, 4.0, 3.0, *times, 0, 0, None)
+        assert lane.since(1) == []
+        assert lane.take_latencies() == [pytest.approx(3)] * 3
+        assert lane.take_latencies() == []
+
+
+async def test_rows_are_numbered_through_and_bounded(history):
+    async def quick(items: list[int]) -> list[int]:
+        return items
+
+    batchers = [shoal.Batcher(quick, max_batch_size=1, name=name) for name in ("one", "two")]
+    for batcher in batchers:
+        batcher.observers.add(history)
+    async with batchers[0] as one, batchers[1] as two:
+        await one(1)
+        await two(1)
+        await one.map(range(MOST_ROWS + 10))
+    assert history.number == MOST_ROWS + 12
+    rows = history.of("one").since(0)
+    assert len(rows) == MOST_ROWS
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    assert [row[0] for row in history.of("two").since(0)] == [2]
+    assert [row[0] for row in history.of("one").since(MOST_ROWS + 11)] == [MOST_ROWS + 12]
+    history.keep_only(["two"])
+    assert list(history.by_batcher) == ["two"]
+
+
+async def test_requests_in_an_open_batch_have_places(history):
+    async def write(batch: shoal.OpenBatch[int, int]) -> None:
+        while await batch.join():
+            while batch.active:
+                await anyio.sleep(1)
+                now = anyio.current_time() - began
+                for request in batch.active:
+                    if request.item <= now:
+                        request.finish(request.item)
+                batch.join_nowait()
+
+    batcher = shoal.Batcher(write, fill="continuous", max_batch_size=3, name="write")
+    batcher.observers.add(history)
+    began = anyio.current_time()
+    async with batcher as call, anyio.create_task_group() as tasks:
+        named = call.options(metadata={"request_id": "r-2"})
+        tasks.start_soon(call, 2)
+        await settle()
+        tasks.start_soon(named, 4)
+        await anyio.sleep(2.5)
+        tasks.start_soon(call, 5)
+        await anyio.sleep(1)
+        lane = history.of("write")
+        assert [(place, name) for _, place, _, _, name in lane.now(is_open=True)] == [
+            (1, "r-2"),
+            (0, ""),  # the place of the one that has left
+        ]
+    rows = [
+        (place, round(joined - began), round(left - began), outcome, name)
+        for _, _, place, joined, left, _, outcome, name in lane.since(0)
+    ]
+    assert rows == [
+        (0, 0, 2, "finished", ""),
+        (1, 1, 4, "finished", "r-2"),
+        (0, 3, 5, "finished", ""),
+    ]
+    assert lane.now(is_open=True) == []
+    assert len(lane.take_latencies()) == 3
+
+
+async def test_who_comes_late_sees_the_requests_that_are_in_an_open_batch_already(history):
+    hold = anyio.Event()
+
+    async def write(batch: shoal.OpenBatch[int, int]) -> None:
+        while await batch.join():
+            await hold.wait()
+            while batch.active:
+                batch.active[0].finish(1)
+                batch.join_nowait()
+
+    places = MOST_PLACES + 2
+    batcher = shoal.Batcher(write, fill="continuous", max_batch_size=places, name="write")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for item in range(places):
+            tasks.start_soon(call, item)
+        await settle()
+        batcher.observers.add(history)
+        hold.set()
+    rows = history.of("write").since(0)
+    # One has left when the others are found, and the last of them has a place beyond those shown.
+    assert sorted(row[2] for row in rows) == list(range(MOST_PLACES))
+    history.forget_running()
+    assert history.of("write").now(is_open=True) == []
+
+
+async def test_a_failure_is_kept_without_its_text_and_its_requests():
+    failures = FailureLog()
+    batcher = shoal.Batcher(slow, max_batch_size=16, batch_wait_timeout_s=1, name="slow")
+    batcher.observers.add(failures, only_failures=True)
+
+    async def fail(number: int) -> None:
+        ids = call.options(metadata={"request_id": f"r-{number}"}) if number else call
+        with pytest.raises(ValueError, match="secret"):
+            await ids(-1)
+
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 1)
+        for number in range(12):
+            tasks.start_soon(fail, number)
+    (failure,) = failures.kept
+    assert (failure.batcher, failure.batch, failure.error) == ("slow", 1, "ValueError")
+    assert failure.count == 12
+    assert len(failure.ids) == MOST_IDS
+    assert set(failure.ids) < {f"r-{number}" for number in range(1, 12)}
+
+
+async def test_failures_of_an_open_batch_are_kept_together_and_bounded():
+    class Ugly(Exception):
+        pass
+
+    Ugly.__name__ = "<script>" + "y" * 100
+
+    async def write(batch: shoal.OpenBatch[int, int]) -> None:
+        while await batch.join():
+            for request in batch.active:
+                request.fail(Ugly("secret") if request.item % 3 else KeyError("secret"))
+
+    class Rude(dict):
+        def get(self, key, default=None):
+            raise RuntimeError
+
+    failures = FailureLog()
+    batcher = shoal.Batcher(write, fill="continuous", max_batch_size=1, name="write")
+    batcher.observers.add(failures, only_failures=True)
+    async with batcher as call:
+        for item in (1, 2, 3):
+            with pytest.raises((Ugly, KeyError)):
+                await call.options(metadata=Rude())(item)
+        first, second = failures.kept
+        assert (first.error, first.count, first.ids) == ("<script>" + "y" * 56, 2, [])
+        assert (second.error, second.count) == ("KeyError", 1)
+        for item in range(3 * MOST_KEPT):
+            with pytest.raises((Ugly, KeyError)):
+                await call(item)
+        last = failures.kept[-1]
+    assert len(failures.kept) == MOST_KEPT
+    assert failures.kept[-1] is last  # the end of the batch tells nothing new
+
+
+async def test_what_is_kept_keeps_no_item_and_no_error(history):
+    class Item:
+        pass
+
+    async def fail(items: list[Item]) -> list[Item]:
+        raise ValueError(items)
+
+    failures = FailureLog()
+    batcher = shoal.Batcher(fail, name="fail")
+    batcher.observers.add(history)
+    batcher.observers.add(failures, only_failures=True)
+    item = Item()
+    gone = weakref.ref(item)
+    async with batcher as call:
+        with pytest.raises(ValueError):
+            await call(item)
+        del item
+    gc.collect()
+    assert len(failures.kept) == 1
+    assert gone() is None
