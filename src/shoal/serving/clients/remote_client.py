@@ -6,6 +6,7 @@ can't carry: code is given by import paths, and arguments and results of calls a
 
 from __future__ import annotations
 
+import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -157,6 +158,22 @@ class RemoteClient(Client):
         finally:
             await answer.aclose()
 
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
+        """Watches the server as its dashboard does; gives the messages of its feed.
+
+        The messages are those of this version's own page, and may change with it.
+
+        Raises:
+            ConnectionError: As every verb; or the server has no dashboard.
+            Exception: As every verb.
+        """
+        answer = await self._connection.open_feed()
+        try:
+            yield _messages(answer.lines)
+        finally:
+            await answer.aclose()
+
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:
         """See `Client.get_handle`."""
         if missing_ok:
@@ -261,6 +278,13 @@ class RemoteSyncFace:
     def handle(self, endpoint: str, handle_options: HandleOptions) -> SyncHandleFace:
         """Returns a handle with options, without checking that the endpoint exists."""
         return SyncHandleFace(self._remote.handle(endpoint, handle_options), self._thread)
+
+
+async def _messages(lines: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:
+    async for line in lines:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            yield json.loads(value)
 
 
 _SHUT_DOWN = "this client was shut down"
