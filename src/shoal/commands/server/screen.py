@@ -26,6 +26,11 @@ _LONGEST: Final = 32
 _WIDE: Final = 125
 _MOST_ROWS: Final = 20
 _MOST_FAILURES: Final = 5
+_FIGURES: Final = (
+    *("REQ/S", "FAIL/S", "REFUSED/S", "P50", "P95", "P99", "BATCH", "LIMIT", "WAIT", "RUN"),
+    *("QUEUED", "RUNNING"),
+)
+_FEW_FIGURES: Final = ("REQ/S", "FAIL/S", "P50", "P99", "BATCH", "QUEUED")
 _STATES: Final = {
     "ready": "green",
     "starting": "yellow",
@@ -95,17 +100,13 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
 
 
 def _batchers(view: ServerView, *, wide: bool) -> Table:
-    figures = ("REQ/S", "FAIL/S", "REFUSED/S", "P50", "P95", "P99", "BATCH")
-    if not wide:
-        figures = ("REQ/S", "FAIL/S", "P50", "P99", "BATCH", "QUEUED")
-    more = ("LIMIT", "WAIT", "RUN", "QUEUED", "RUNNING") if wide else ()
-    columns = [(name, True) for name in (*figures, *more)]
+    columns = [(name, True) for name in (_FIGURES if wide else _FEW_FIGURES)]
     table = _table(("BATCHER", False), *columns, ("WHY", False))
     batchers: Mapping[str, Mapping[str, Any]] = view.latest.get("batchers", {})
     for name, one in _first(batchers.items(), table):
         limit, is_open = view.limits.get(name, (one["limit"], False))
         ran = bool(one["batches"])
-        shown = {
+        shown: dict[str, Text | str] = {
             "REQ/S": _rate(one["finished"]),
             "FAIL/S": Text(_rate(one["failed"]), "red" if one["failed"] else ""),
             "REFUSED/S": Text(_rate(one["refused"]), "yellow" if one["refused"] else ""),
@@ -131,9 +132,9 @@ def _queued(one: Mapping[str, Any]) -> str:
 
 
 def _backends(backends: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
-    figures = ("queued", "running", "requests", "errors")
+    figures = ["queued", "running", "requests", "errors"]
     if wide:
-        figures = (*figures, "deaths", "restarts")
+        figures += ["deaths", "restarts"]
     columns = [(name.upper(), True) for name in ("ready", *figures)]
     table = _table(("BACKEND", False), ("STATE", False), *columns, ("FAILURE", False))
     for one in _first(backends, table):

@@ -7,7 +7,7 @@ can't carry: code is given by import paths, and arguments and results of calls a
 from __future__ import annotations
 
 import json
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from shoal.replicas.portal import PortalThread
@@ -170,7 +170,8 @@ class RemoteClient(Client):
         """
         answer = await self._connection.open_feed()
         try:
-            yield _messages(answer.lines)
+            async with aclosing(_messages(answer.lines)) as messages:
+                yield messages
         finally:
             await answer.aclose()
 
