@@ -82,7 +82,7 @@ class Pages:
         self._settings = settings = dispatcher.settings
         self._now = now
         self._dispatcher = dispatcher
-        self.dashboard = Dashboard(settings, self._controller)
+        self.dashboard = Dashboard(settings, lambda: now()[1])
 
     def add_to(self, table: PathTable[Route]) -> None:
         """Adds the pages to a table of routes."""
@@ -115,11 +115,6 @@ class Pages:
             for backend in controller.backends.values():
                 for method_batcher in backend.method_batchers.values():
                     yield method_batcher.batcher.name, method_batcher.batcher.statistics()
-
-    def _controller(self) -> Controller | None:
-        """Returns the controller; None while the application is not open."""
-        phase, controller = self._now()
-        return controller if phase == "open" else None
 
     def _status(self) -> Status | None:
         _, controller = self._now()

@@ -55,7 +55,7 @@ class Dashboard:
 
     Args:
         settings: The application's settings.
-        controller: Returns the controller of the application; None while it is not open.
+        controller: Returns the controller of the application; None if it has had none.
 
     Attributes:
         pages: What answers at each path of the page, wherever it may be seen.

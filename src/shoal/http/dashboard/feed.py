@@ -36,8 +36,8 @@ MOST_VIEWERS: Final = 16
 """How many may watch at once; further ones are refused."""
 
 MOST_PUBLIC: Final = 12
-"""How many watch when no more are let in at the application's own address, so that strangers can't
-take the places of operators."""
+"""How many may watch where a further one comes to the application's own address; so strangers can't
+take all places of operators."""
 
 MOST_SHOWN: Final = 32
 """How many batchers, backends and endpoints are shown; the page says how many are not."""
@@ -68,7 +68,7 @@ class Feed:
 
     Args:
         settings: The application's settings.
-        controller: Returns the controller of the application; None while it is not open.
+        controller: Returns the controller of the application; None if it has had none.
         failures: The last failures.
     """
 
