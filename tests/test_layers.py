@@ -68,6 +68,8 @@ LONG_TO_LOAD = {
     "shoal.http_client.upload",
     # with replicas in processes, and with a request for metrics
     *("shoal.serving.clients.in_replica", "shoal.observe.collector"),
+    # with rich
+    "shoal.commands.server.screen",
     # with a reader of the pages for callers
     *("shoal.http.openapi.document", "shoal.http.openapi.viewer", "shoal.http.openapi.landing"),
     # with a reader of the dashboard
@@ -168,7 +170,17 @@ def optional_roots() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         requirement.split(">=")[0].split("[")[0].split(".")[0].replace("-", "_")
-        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache", "bodies", "reload")
+        for extra in (
+            "serve",
+            "plot",
+            "client",
+            "ray",
+            "uvloop",
+            "cache",
+            "bodies",
+            "reload",
+            "top",
+        )
         for requirement in project["optional-dependencies"][extra]
     }
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 import shoal
 from shoal.cli import main
-from shoal.commands.server.screen import screen
+from shoal.commands.server.screen import picture
 from shoal.commands.server.view import ServerView
 
 HANG_S = 15
@@ -115,7 +115,7 @@ def message(number=1, run="a", name="small", **more):
 def drawn(view, *, width=160, encoding_is_plain=False, status="live", color=False):
     console = Console(width=width, markup=False, highlight=False, emoji=False, force_terminal=color)
     with console.capture() as capture:
-        shown = screen(view, "default", Text(status), width=width, plain=encoding_is_plain)
+        shown = picture(view, "default", Text(status), width=width, plain=encoding_is_plain)
         console.print(shown)
     return capture.get()
 
@@ -292,8 +292,13 @@ def test_why_a_server_can_not_be_watched_is_told(run, tmp_path, monkeypatch):
         assert "token" in err
         token.write_text("right")
         assert run("--url", url, "--token-file", str(token))[0] == 0
+    monkeypatch.delitem(sys.modules, "shoal.commands.server.screen", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert run("--once") == (1, "", "shoal: `shoal top` needs 'rich': pip install 'shoal[top]'\n")
+    assert run("--once") == (
+        1,
+        "",
+        "shoal: `shoal top` needs 'rich.console': pip install 'shoal[client,top]'\n",
+    )
 
 
 class Screen:

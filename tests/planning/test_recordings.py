@@ -77,13 +77,13 @@ def items(times, seed, levels=1):
 
 
 CASES = {
-    "plain": (poisson(300, 10, seed=1), {"max_batch_size": 16, "batch_wait_timeout_s": 0.01}),
+    "plain": (list(poisson(300, 10, seed=1)), {"max_batch_size": 16, "batch_wait_timeout_s": 0.01}),
     "bursts": (
-        bursty(200, 10, on_s=0.5, off_s=0.5, seed=2),
+        list(bursty(200, 10, on_s=0.5, off_s=0.5, seed=2)),
         {"max_batch_size": 8, "max_concurrent_batches": 2, "max_queued_requests": 12},
     ),
     "costs and buckets": (
-        poisson(150, 10, seed=3),
+        list(poisson(150, 10, seed=3)),
         {
             "max_batch_size": 10,
             "batch_wait_timeout_s": 0.02,
@@ -92,7 +92,7 @@ CASES = {
         },
     ),
     "levels": (
-        poisson(400, 6, seed=4),
+        list(poisson(400, 6, seed=4)),
         {
             "max_batch_size": 8,
             "priority_levels": 3,
@@ -102,7 +102,7 @@ CASES = {
         },
     ),
     "sizes": (
-        poisson(250, 8, seed=5),
+        list(poisson(250, 8, seed=5)),
         {"max_batch_size": 16, "allowed_batch_sizes": [4, 8, 16], "batch_wait_timeout_s": 0.03},
     ),
 }
@@ -112,7 +112,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 async def test_a_recording_replays_to_the_same_batches(name, tmp_path):
     times, options = CASES[name]
-    trace = list(items(list(times), 1, options.get("priority_levels", 1)))
+    trace = list(items(times, 1, options.get("priority_levels", 1)))
     path = tmp_path / "trace.jsonl"
     batches, statistics = await record(trace, options, path)
     recording = read_trace(path)

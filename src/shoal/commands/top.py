@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import os
+import logging
 import signal
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -15,14 +13,13 @@ from shoal.commands.server.view import ServerView
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import as_json, print_out
 from shoal.commands.support.parser import describe
-from shoal.errors import NotAllowed, ShoalError
+from shoal.errors import NotAllowed, ShutDown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
 
-    from rich.console import Console
-
+    from shoal.commands.server.screen import Screen
     from shoal.serving.clients.remote_client import RemoteClient
 
 _DESCRIPTION: Final = """\
@@ -37,10 +34,9 @@ _EXAMPLE: Final = """\
   shoal top --url https://models.example.com --token-file token
 """
 
+_log: Final = logging.getLogger("shoal.commands")
 _AGAIN_S: Final = 1.0
 """How long to wait before another attempt to reach a server that has gone."""
-
-_PIPED_WIDTH: Final = 160
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -52,19 +48,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     try:
-        from rich.console import Console
-    except ModuleNotFoundError:
-        raise CommandError("`shoal top` needs 'rich': pip install 'shoal[top]'", 1) from None
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
-    source = arguments.url or arguments.name
+        from shoal.commands.server.screen import Screen
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"`shoal top` needs {error.name!r}: pip install 'shoal[client,top]'", 1
+        ) from None
+    screen = Screen(arguments.url or arguments.name)
     view = ServerView()
-    is_live = console.is_terminal and not console.is_dumb_terminal
-    if arguments.json or arguments.once or not is_live:
+    if arguments.json or arguments.once or not screen.is_live:
         ask(arguments, lambda client: _look_once(client, view))
-        print_out(as_json(_as_data(view)) if arguments.json else _printed(view, source, console))
+        print_out(as_json(_as_data(view)) if arguments.json else screen.printed(view))
         return 0
-    ask(arguments, lambda client: _Watch(client, view, source, console).run())
+    ask(arguments, lambda client: _Watch(client, view, screen).run())
     return 0
 
 
@@ -89,38 +84,20 @@ def _as_data(view: ServerView) -> dict[str, Any]:
     return {"now": dict(view.latest), **(view.state or {})}
 
 
-def _printed(view: ServerView, source: str, console: Console) -> str:
-    from rich.text import Text
-
-    from shoal.commands.server.screen import screen
-
-    plain = console.options.ascii_only
-    shown = screen(view, source, Text("now"), width=console.width, plain=plain)
-    with console.capture() as capture:
-        console.print(shown)
-    lines = [line.rstrip() for line in capture.get().splitlines()]
-    return "\n".join(lines)
-
-
 class _Watch:
     """Shows a server until the user ends it.
 
     Args:
         client: The server.
         view: What is known of it.
-        source: Its name or its URL.
-        console: The terminal.
+        screen: The terminal.
     """
 
-    def __init__(
-        self, client: RemoteClient, view: ServerView, source: str, console: Console
-    ) -> None:
+    def __init__(self, client: RemoteClient, view: ServerView, screen: Screen) -> None:
         self._client = client
         self._view = view
-        self._source = source
-        self._console = console
-        self._gone_at = math.inf
-        self._size = console.size
+        self._screen = screen
+        self._gone_at: float | None = None
 
     async def run(self) -> None:
         """Shows it.
@@ -130,69 +107,49 @@ class _Watch:
                 tried again.
             Exception: As every verb of a client.
         """
-        from rich.live import Live
-
         failures: list[Exception] = []
-        # What is shown begins with the first message, so that an error is an ordinary one.
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_signalled, tasks.cancel_scope.cancel)
             try:
+                # What is shown begins with the first message: an error before is an ordinary one.
                 async with self._client.watching() as messages:
-                    await self._first(messages)
-                with Live(
-                    console=self._console,
-                    screen=True,
-                    auto_refresh=False,
-                    redirect_stdout=False,
-                    redirect_stderr=False,
-                    vertical_overflow="crop",
-                ) as live:
-                    await self._show(lambda: live.update(self._drawn(), refresh=True))
+                    async for message in messages:
+                        _take(self._view, message)
+                        break
+                with self._screen:
+                    await self._show()
             except Exception as error:  # raised outside the task group
                 failures.append(error)
             tasks.cancel_scope.cancel()
         if failures:
             raise failures.pop()
 
-    async def _first(self, messages: Any) -> None:
-        async for message in messages:
-            _take(self._view, message)
-            return
-
-    async def _show(self, draw: Callable[[], object]) -> None:
+    async def _show(self) -> None:
         while True:
+            self._draw()
+            # A server that restarts refuses connections, breaks them, or is not open yet.
             try:
-                draw()
                 async with self._client.watching() as messages:
                     async for message in messages:
-                        is_new = _take(self._view, message) or self._gone_at < math.inf
-                        self._gone_at = math.inf
-                        if is_new or self._is_resized():
-                            draw()
+                        self._show_message(message)
             except NotAllowed:
                 raise
-            except (OSError, ShoalError, RuntimeError):  # it restarts, or has too many viewers
-                pass
-            self._gone_at = min(self._gone_at, anyio.current_time())
-            draw()
+            except (OSError, ShutDown, RuntimeError) as error:
+                _log.debug("not reachable: %s", error)
+            if self._gone_at is None:
+                self._gone_at = anyio.current_time()
+            self._draw()
             await anyio.sleep(_AGAIN_S)
 
-    def _is_resized(self) -> bool:
-        before, self._size = self._size, self._console.size
-        return before != self._size
+    def _show_message(self, message: dict[str, Any]) -> None:
+        is_new = _take(self._view, message) or self._gone_at is not None
+        self._gone_at = None
+        if self._screen.is_resized() or is_new:
+            self._draw()
 
-    def _drawn(self) -> Any:
-        from rich.text import Text
-
-        from shoal.commands.server.screen import screen
-
-        if self._gone_at == math.inf:
-            status = Text("live", "green")
-        else:
-            gone_s = anyio.current_time() - self._gone_at
-            status = Text(f"not reachable for {gone_s:.0f} s, trying again", "bold red")
-        width, plain = self._console.width, self._console.options.ascii_only
-        return screen(self._view, self._source, status, width=width, plain=plain)
+    def _draw(self) -> None:
+        gone_at = self._gone_at
+        self._screen.draw(self._view, None if gone_at is None else anyio.current_time() - gone_at)
 
 
 async def _until_signalled(end: Callable[[], object]) -> None:

@@ -37,6 +37,7 @@ _EXAMPLE: Final = """\
   shoal trace --backend small --seconds 60 -o small.jsonl --url http://127.0.0.1:8000
 """
 
+_RECORD: Final = b'"record":"'
 _OTHER_PROGRESS_S: Final = 60.0
 """How often progress is shown where stderr is no terminal."""
 
@@ -128,7 +129,7 @@ class Recorded:
         Raises:
             CommandError: The file can't be written, or the line is not one of a trace.
         """
-        if b'"record":"' in line:
+        if line.find(_RECORD) >= 0:  # it is not about a request
             try:
                 note = json.loads(line)
                 kind = note["record"]

@@ -20,11 +20,11 @@ from shoal.core.events import BatchObserver
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord, Unserved
-    from shoal.core.request import Request
+    from shoal.core.request import Request, RequestOptions
 
 Note = dict[str, Any]
 """What JSON carries of a request, a batch, or a batcher; a line of a trace."""
@@ -115,29 +115,41 @@ class ArrivalRecorder(BatchObserver):
 
     @override
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        if self._wants(batcher) and self._may_note(now):
-            note = self._note(batcher, request)
-            note["outcome"] = why
-            note["left_s"] = round(max(0.0, now - request.arrived_at), _MICROSECONDS)
-            self._hold(note)
+        if not self._wants(batcher) or not self._room_for(1, now):
+            return
+        arrived_at, options = request.arrived_at, request.options
+        said = {} if options is None else self._said(batcher, options, arrived_at)
+        left_s = round(max(0.0, now - arrived_at), _MICROSECONDS)
+        note = {"at": self._time(arrived_at), "batcher": batcher, **said}
+        self._held.append({**note, "outcome": why, "left_s": left_s})
 
-    def _note_all(self, batcher: str, requests: Iterable[Request], batch: int, now: float) -> None:
-        for request in requests:
-            if not self._may_note(now):
-                continue
-            note = self._note(batcher, request)
-            note["batch"] = batch
-            note["took_s"] = round(now - request.arrived_at, _MICROSECONDS)
+    def _note_all(self, batcher: str, requests: Sequence[Request], batch: int, now: float) -> None:
+        began_at, hold = self._began_at, self._held.append
+        # Requests of one batch often share their options, and with them what is noted of these.
+        options: RequestOptions | None = None
+        said: Note = {}
+        for request in requests[: self._room_for(len(requests), now)]:
+            arrived_at = request.arrived_at
+            at = arrived_at - began_at
+            # As `round` to microseconds, in a third of the time.
+            note: Note = {
+                "at": int(at * 1e6 + 0.5) / 1e6 if at > 0 else 0.0,
+                "batcher": batcher,
+                "batch": batch,
+                "took_s": int((now - arrived_at) * 1e6 + 0.5) / 1e6,
+            }
+            if request.options is not None:
+                if request.options is not options:
+                    options = request.options
+                    said = self._said(batcher, options, arrived_at)
+                note |= said
             if request.state is not State.FINISHED:
                 note["outcome"] = _outcome(request, now)
-            self._hold(note)
+            hold(note)
 
-    def _note(self, batcher: str, request: Request) -> Note:
-        arrived_at = request.arrived_at
-        note: Note = {"at": self._time(arrived_at), "batcher": batcher}
-        options = request.options
-        if options is None:
-            return note
+    def _said(self, batcher: str, options: RequestOptions, arrived_at: float) -> Note:
+        """Returns what is noted of a request's options."""
+        note: Note = {}
         if options.cost != 1:
             note["cost"] = float(options.cost)  # it may be a number of the user's library
         if options.asked_priority is not None:
@@ -153,17 +165,22 @@ class ArrivalRecorder(BatchObserver):
             note["queue_timeout_s"] = options.queue_timeout_s
         return note
 
-    def _may_note(self, now: float) -> bool:
-        """Counts a request; returns False if it is left out."""
+    def _room_for(self, count: int, now: float) -> int:
+        """Counts requests; returns how many of them are noted, the others are left out."""
         second = int(now - self._began_at)
         if second != self._second:
             self._second, self._in_second = second, 0
-        self._in_second += 1
-        if self._in_second > self._most_a_second or self.is_full:
-            self.lost += 1
-            return False
-        self.requests += 1
-        return True
+        room = min(
+            self._most_a_second - self._in_second,
+            self._most_requests - self.requests,
+            MOST_HELD - len(self._held),
+            count,
+        )
+        room = max(0, room)
+        self._in_second += room
+        self.requests += room
+        self.lost += count - room
+        return room
 
     def _hold(self, note: Note) -> None:
         if len(self._held) >= MOST_HELD:

@@ -1,4 +1,4 @@
-"""How ``shoal top`` draws a server; needs ``pip install 'shoal[top]'``.
+"""How ``shoal top`` draws a server; needs ``pip install 'shoal[client,top]'``.
 
 Names come from the server, and some of them from others: they are never read as markup, and what a
 terminal would obey is replaced.
@@ -6,9 +6,12 @@ terminal would obey is replaced.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _LONGEST: Final = 32
 _WIDE: Final = 125
+_PIPED_WIDTH: Final = 160
 _MOST_ROWS: Final = 20
 _MOST_FAILURES: Final = 5
 _FIGURES: Final = (
@@ -41,7 +45,67 @@ _STATES: Final = {
 }
 
 
-def screen(
+class Screen:
+    """What a server is shown on: a terminal, or what is written to.
+
+    Args:
+        source: The server's name or URL.
+
+    Attributes:
+        is_live: Whether it is a terminal on which a picture can be replaced by another.
+    """
+
+    def __init__(self, source: str) -> None:
+        width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
+        self._console = Console(width=width, highlight=False, markup=False, emoji=False)
+        self._source = source
+        self._size = self._console.size
+        self.is_live = self._console.is_terminal and not self._console.is_dumb_terminal
+        self._live = Live(
+            console=self._console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            vertical_overflow="crop",
+        )
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def printed(self, view: ServerView) -> str:
+        """Returns the picture as text."""
+        with self._console.capture() as capture:
+            self._console.print(self._picture(view, Text("now")))
+        return "\n".join([line.rstrip() for line in capture.get().splitlines()])
+
+    def draw(self, view: ServerView, gone_s: float | None) -> None:
+        """Draws the picture in place of the last one, within the block.
+
+        Args:
+            view: The server.
+            gone_s: For how long it can't be reached, in seconds; None if it can.
+        """
+        status = Text("live", "green")
+        if gone_s is not None:
+            status = Text(f"not reachable for {gone_s:.0f} s, trying again", "bold red")
+        self._live.update(self._picture(view, status), refresh=True)
+
+    def is_resized(self) -> bool:
+        """Returns whether the terminal has another size than at the last call."""
+        before, self._size = self._size, self._console.size
+        return before != self._size
+
+    def _picture(self, view: ServerView, status: Text) -> RenderableType:
+        width, plain = self._console.width, self._console.options.ascii_only
+        return picture(view, self._source, status, width=width, plain=plain)
+
+
+def picture(
     view: ServerView, source: str, status: Text, *, width: int, plain: bool
 ) -> RenderableType:
     """Returns what is shown.
