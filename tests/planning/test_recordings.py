@@ -135,6 +135,8 @@ async def test_a_recording_replays_to_the_same_batches(name, tmp_path):
         for one, other in zip(ours, theirs, strict=False)
     )
     assert same == len(ours) == len(theirs)
+    latencies = sorted(one for one in replayed.latency_s if one == one)
+    assert sorted(known.latency_s) == pytest.approx(latencies, abs=TOLERANCE_S)
     counts = {str(outcome): count for outcome, count in replayed.count.items() if count}
     assert counts == dict(known.outcomes)
     assert counts.get("finished") == statistics.finished

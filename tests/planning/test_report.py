@@ -72,6 +72,9 @@ def test_names_are_text(page):
     text = "".join(Page(page).text)
     assert text.count("<script>alert('$1$')</script>") >= 6
     assert "<script" not in page
+    plots = [ET.fromstring(plot) for plot in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+    texts = [one.text or "" for plot in plots for one in plot.iter() if one.tag.endswith("}text")]
+    assert sum("('$1$')" in text for text in texts) >= 4  # nor is it mathematics
     assert "\x1b" not in page
 
 

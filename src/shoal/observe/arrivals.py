@@ -72,8 +72,8 @@ class ArrivalRecorder(BatchObserver):
         self._wants = wants
         self._request_timeout_s = request_timeout_s
         self._held: deque[Note] = deque()
-        self._second = -1
-        self._in_second = 0
+        self._second: int = -1
+        self._in_second: int = 0
         self._salt = secrets.token_bytes(16)
         self._hashes: dict[Hashable, str] = {}
 
