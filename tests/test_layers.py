@@ -77,6 +77,8 @@ LONG_TO_LOAD = {
     *("shoal.serving.clients.in_replica", "shoal.observe.collector"),
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
+    # with rich
+    "shoal.commands.server.screen",
     # with a reader of the pages for callers
     *("shoal.http.openapi.document", "shoal.http.openapi.viewer", "shoal.http.openapi.landing"),
     # with a reader of the dashboard
@@ -177,7 +179,17 @@ def optional_roots() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         requirement.split(">=")[0].split("[")[0].split(".")[0].replace("-", "_")
-        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache", "bodies", "reload")
+        for extra in (
+            "serve",
+            "plot",
+            "client",
+            "ray",
+            "uvloop",
+            "cache",
+            "bodies",
+            "reload",
+            "top",
+        )
         for requirement in project["optional-dependencies"][extra]
     }
 

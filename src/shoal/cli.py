@@ -40,6 +40,8 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "commands.backends:add_scale_arguments",
     ),
     "call": ("call an endpoint", "commands.call:add_arguments"),
+    "top": ("watch a server in the terminal", "commands.top:add_arguments"),
+    "trace": ("record a server's arrivals for a simulation", "commands.trace:add_arguments"),
     "simulate": (
         "simulate batching options under given traffic",
         "commands.simulate:add_arguments",

@@ -162,6 +162,58 @@ async def test_batchers_can_share_their_observers_and_one_that_is_removed_is_tol
     assert [record.batcher for record in told.records] == ["first", "second"]
 
 
+async def test_requests_that_no_batch_has_had_are_told_of():
+    left = []
+
+    class Left(BatchObserver):
+        def request_left(self, batcher, request, why, now):
+            left.append((batcher, request.item, why, now - began_at))
+
+    batcher = shoal.Batcher(
+        double, name="double", max_batch_size=1, max_queued_requests=2, overload="shed_oldest"
+    )
+    batcher.observers.add(Left())
+    async with batcher as call, anyio.create_task_group() as tasks:
+        began_at = anyio.current_time()
+
+        async def refused(item, error):
+            with pytest.raises(error):
+                await call(item)
+
+        tasks.start_soon(call, 0)
+        await settle()
+        with anyio.move_on_after(0.25):
+            await call(1)
+        with pytest.raises(shoal.DeadlineExceeded):
+            await call.options(deadline_s=0.25)(2)
+        with pytest.raises(shoal.DeadlineExceeded):
+            await call.options(deadline_s=0)(3)
+        with pytest.raises(shoal.DeadlineExceeded):
+            await call.options(deadline_s=0).map([4, 5])
+        tasks.start_soon(refused, 6, shoal.Overloaded)
+        await settle()
+        tasks.start_soon(call, 7)
+        await settle()
+        tasks.start_soon(call, 8)
+        await settle()
+        batcher.configure(overload="reject")
+        with pytest.raises(shoal.Overloaded):
+            await call(9)
+        with pytest.raises(shoal.Overloaded):
+            await call.map([10, 11])
+    assert left == [
+        ("double", 1, "cancelled", 0.25),
+        ("double", 2, "expired", 0.5),
+        ("double", 3, "expired", 0.5),
+        ("double", 4, "expired", 0.5),
+        ("double", 5, "expired", 0.5),
+        ("double", 6, "shed", 0.5),
+        ("double", 9, "rejected", 0.5),
+        ("double", 10, "rejected", 0.5),
+        ("double", 11, "rejected", 0.5),
+    ]
+
+
 async def test_an_observer_of_failures_is_told_of_nothing_else():
     batcher = shoal.Batcher(double, max_batch_size=1, max_concurrent_batches=2)
     batcher.observers.add(told := Told(), only_failures=True)

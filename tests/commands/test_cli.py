@@ -534,7 +534,7 @@ def test_help_names_every_command(capsys):
     assert re.findall(r"^    (\w+)", told, re.MULTILINE) == [
         *("serve", "check", "start", "stop", "status", "logs"),
         *("backends", "endpoints", "traffic", "shadow", "scale", "call"),
-        *("simulate", "tune"),
+        *("top", "trace", "simulate", "tune"),
     ]
 
 

@@ -204,10 +204,127 @@ def test_a_mistake_is_told_in_one_line(arguments, line, told, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--rate", "0"], ["--rate", "x"], ["--duration", "inf"], ["--jitter", "-1"], []]
+    "arguments", [["--rate", "0"], ["--rate", "x"], ["--duration", "inf"], ["--jitter", "-1"]]
 )
 def test_a_number_that_is_none_is_told(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["simulate", *arguments])
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith("see shoal simulate --help\n")
+
+
+# Recordings
+
+RECORDED = [
+    {"record": "trace", "format": 1},
+    {
+        "record": "batcher",
+        "batcher": "small",
+        "options": {"max_batch_size": 2, "batch_wait_timeout_s": 0.5},
+        "functions": ["policy", "pad"],
+    },
+    *(
+        line
+        for number in range(10)
+        for line in (
+            {
+                "record": "batch",
+                "batcher": "small",
+                "batch": number,
+                "at": number + 0.1,
+                "run_s": 0.01,
+                "size": 2,
+                "load": 2,
+                "reason": "full",
+            },
+            {"at": number, "batcher": "small", "batch": number, "took_s": 0.11},
+            {"at": number + 0.1, "batcher": "small", "batch": number, "took_s": 0.01},
+        )
+    ),
+    {"record": "end", "lost": 5, "unfinished": 1},
+]
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    def recorded(*more, without=None):
+        lines = [line for line in RECORDED if line.get("record", "request") != without]
+        path = tmp_path / "trace.jsonl"
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *more]))
+        return str(path)
+
+    return recorded
+
+
+def test_a_recording_has_its_options_and_run_times(told, recorded):
+    text = told(recorded())
+    assert "run time  10 ms + 0 s an item, as measured" in text
+    assert "options   max_batch_size=2, batch_wait_timeout_s=0.5" in text
+    table = {line[:16].strip(): line[16:].split() for line in text.splitlines()}
+    assert table["compared"] == ["recorded", "today"]
+    assert table["batches"] == ["10", "10"]
+    assert table["because full"] == ["100%", "100%"]
+    assert table["latency p99"] == ["110", "ms", "110", "ms"]
+    assert "Not simulated, though in force: policy." in text
+    assert "5 lines (20%) could not be recorded" in text
+    assert "1 request had not ended with the recording" in text
+    assert told.err == ""
+
+
+def test_a_guess_is_said_to_be_one(told, recorded):
+    text = told(recorded(), "--option", "max_batch_size=8", "--batch-wait-timeout-s", "5")
+    assert "Batches of up to 8 are simulated, but none larger than 2 was measured" in text
+
+
+def test_another_backend_of_a_recording_can_be_chosen(told, recorded):
+    path = recorded({"at": 1, "batcher": "other"})
+    told(path)
+    assert told.err == "simulated is small; --backend NAME selects another: other\n"
+    text = told(path, "--backend", "other", "--run-time", "1")
+    assert text.startswith("traffic   1 requests of other")
+    told(path, "--backend", "third", code=2)
+    assert "has no requests for third; it has those for small, other" in told.err
+
+
+@pytest.mark.parametrize(
+    ("without", "more", "line"),
+    [
+        ("batch", [], "no batch of small has ended while it was recorded"),
+        (
+            None,
+            [{"record": "batcher", "batcher": "small", "options": {}, "open": True}],
+            "requests join the batches of small while they run",
+        ),
+    ],
+)
+def test_a_run_time_is_needed_where_none_was_recorded(told, recorded, without, more, line):
+    path = recorded(*more, without=without)
+    told(path, code=2)
+    assert line in told.err
+    assert "recorded" in told(path, "--run-time", "0.01")
+
+
+def test_other_traces_need_a_run_time(told, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("1\n2\n")
+    told(str(path), code=2)
+    assert "give the run time of a batch of n items" in told.err
+
+
+def test_made_traffic_can_be_compared_too(told, tmp_path):
+    path = tmp_path / "report.html"
+    data = told(*CONSTANT, "--json", "--compare", "max_batch_size=1", "--html", str(path))
+    assert [one["name"] for one in data["compared"]] == ["these options", "A"]
+    assert "<svg" in path.read_text(encoding="utf-8")
+    assert told.err == f"Saved {path}\n"
+
+
+def test_mistakes_in_what_is_compared_are_told(told, tmp_path):
+    told(*CONSTANT, "--compare", "max_batch_size", code=2)
+    assert "an option is written KEY=VALUE" in told.err
+    told(*CONSTANT, *["--compare", "max_batch_size=1"] * 27, code=2)
+    assert "at most 26 cases can be compared" in told.err
+    told(*CONSTANT, "--backend", "x", code=2)
+    assert "--backend is for a file that `shoal trace` has recorded" in told.err
+    told(*CONSTANT, "--html", str(tmp_path / "absent" / "x.html"), code=2)
+    assert "can't write" in told.err

@@ -131,7 +131,10 @@ async def test_the_pages_speak_for_all_workers(app, held):
             kill(stopped, signal.SIGSTOP)
             received = await server.talk(request("/-/metrics", close=True))
             kill(stopped, signal.SIGCONT)
-            assert b'shoal_request_seconds_count{endpoint="held",outcome="ok",protocol="json"} 8.0' in received
+            assert (
+                b'shoal_request_seconds_count{endpoint="held",outcome="ok",protocol="json"} 8.0'
+                in received
+            )
         assert b"200 OK" in await server.talk(request("/-/readyz", close=True))
         document = await server.talk(request("/-/openapi.json", close=True))
         assert b'"/held"' in document

@@ -15,22 +15,25 @@ from shoal.commands.support.arguments import (
     more_than_0,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
-from shoal.commands.support.output import facts, keywords, save_plot, show, table
+from shoal.commands.support.output import facts, save_plot, show, table
 from shoal.commands.support.parser import describe
-from shoal.commands.support.values import checked, option_pairs, run_time
+from shoal.commands.support.simulating import Comparison, Traffic
+from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.results import Arrival, ClosedLoop, Simulation
-from shoal.core.simulation.simulate import simulate
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
-from shoal.planning.recorded import Item, Recording, read_trace
+from shoal.planning.recorded import read_trace
+from shoal.planning.recordings import MeasuredRunTimes
+from shoal.planning.report import write_report
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Sequence
 
     from shoal.core.simulation.results import Linear
+    from shoal.planning.recorded import Recording
 
 _DESCRIPTION: Final = """\
 Simulate batching options under given traffic: run the rules that form batches in virtual time, and
@@ -51,6 +54,11 @@ _EXAMPLE: Final = """\
 
     shoal simulate --trace monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
       --batch-wait-timeout-s 0.005 --option max_queued_requests=1000 --option priority_levels=2
+
+  What other options would have done to the traffic that `shoal trace` has recorded:
+
+    shoal simulate trace.jsonl --option max_batch_size=64 \\
+      --compare "max_batch_size=64 batch_wait_timeout_s=0.01" --html report.html
 """
 
 _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
@@ -102,14 +110,19 @@ def add_arguments(parser: ArgumentParser) -> None:
         "tenth (0.001)",
     )
     traffic.add_argument(
-        "--trace", type=Path, metavar="FILE", help="recorded traffic, instead of --rate"
+        "file", nargs="?", type=Path, metavar="FILE", help="recorded traffic, instead of --rate"
+    )
+    traffic.add_argument("--trace", type=Path, metavar="FILE", help="the same")
+    traffic.add_argument(
+        "--backend",
+        metavar="NAME",
+        help="of several recorded backends, the one to simulate (that with the most requests)",
     )
     handler = parser.add_argument_group("handler")
     handler.add_argument(
         "--run-time",
-        required=True,
         metavar="SECONDS",
-        help="run time of a batch of n items, like 0.002+0.00005n",
+        help="run time of a batch of n items, like 0.002+0.00005n (as recorded by `shoal trace`)",
     )
     handler.add_argument(
         "--jitter",
@@ -127,7 +140,17 @@ def add_arguments(parser: ArgumentParser) -> None:
             help=f"{option.flag} ({default:g})",
         )
     add_option_argument(options)
+    options.add_argument(
+        "--compare",
+        action="append",
+        default=[],
+        metavar="OPTIONS",
+        help='options to compare with, like "max_batch_size=64 overload=wait"; repeatable',
+    )
     add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="save a report that compares, as one HTML file"
+    )
 
 
 def run(arguments: Namespace) -> int:
@@ -136,64 +159,99 @@ def run(arguments: Namespace) -> int:
     Raises:
         CommandError: The arguments, or the trace, are invalid.
     """
-    handler = run_time(arguments.run_time, jitter=arguments.jitter, seed=arguments.seed)
     given = {name: getattr(arguments, name) for name in _FLAGS}
     texts = [f"{name}={value}" for name, value in given.items() if value is not None]
     pairs = option_pairs([*texts, *arguments.option])
-    trace, traffic = _traffic(arguments, pairs)
-    options = checked(pairs)
-    with as_mistakes():
-        simulation = simulate(trace, options, handler)
+    traffic = _traffic(arguments)
+    handler = _handler(arguments, traffic.recording)
+    comparison = Comparison(traffic, handler, pairs)
+    for text in arguments.compare:
+        comparison.add(option_pairs(text.split()))
+    simulation = comparison.simulation
     if not simulation.outcomes:
         raise CommandError(f"no request arrives in {arguments.duration:g} s; raise --duration")
-    levels = _levels(trace, simulation)
+    levels = _levels(traffic.trace, simulation)
     data = {
-        "traffic": traffic,
+        "traffic": traffic.text,
         "run_time": {"fixed_s": handler.fixed_s, "per_item_s": handler.per_item_s},
         **_as_data(simulation),
         "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
     }
-    written = {name: one for name, one in pairs.items() if not OPTIONS[name].is_function}
-    text = _as_text(simulation, handler, traffic, ", ".join(keywords(written)), levels)
+    text = _as_text(simulation, handler, traffic.text, comparison.options, levels)
+    if len(comparison.cases) > 1:
+        data["compared"] = [case.as_data() for case in comparison.cases]
+        text = f"{text}\n\n{comparison.as_text()}"
     show(arguments, data, text)
     if arguments.plot is not None:
         save_plot(partial(plot, simulation), arguments.plot)
+    if arguments.html is not None:
+        report = comparison.report([("run time", _run_time_text(handler))])
+        save_plot(partial(write_report, report), arguments.html)
     return 0
 
 
-def _traffic(
-    arguments: Namespace, pairs: dict[str, Any]
-) -> tuple[Sequence[float | Arrival] | ClosedLoop, str]:
-    """Makes or reads the traffic, with its description; sets options for its costs and buckets."""
-    if [arguments.rate, arguments.callers, arguments.trace].count(None) != 2:
+def _handler(arguments: Namespace, recording: Recording | None) -> Linear | MeasuredRunTimes:
+    """Returns the run times that are given, or else recorded."""
+    if arguments.run_time is not None:
+        return run_time(arguments.run_time, jitter=arguments.jitter, seed=arguments.seed)
+    batcher = None if recording is None else recording.batcher
+    if batcher is None:
+        raise CommandError(
+            "give the run time of a batch of n items: --run-time 0.002+0.00005n; only what "
+            "`shoal trace` has recorded has it"
+        )
+    if batcher.is_open:
+        raise CommandError(
+            f"requests join the batches of {batcher.name} while they run, so these have no run "
+            "time by size; give one: --run-time 0.002+0.00005n"
+        )
+    measured = batcher.run_times(arguments.seed)
+    if measured is None:
+        raise CommandError(
+            f"no batch of {batcher.name} has ended while it was recorded; give the run time of a "
+            "batch of n items: --run-time 0.002+0.00005n"
+        )
+    return measured
+
+
+def _traffic(arguments: Namespace) -> Traffic:
+    """Makes or reads the traffic."""
+    file: Path | None = arguments.file or arguments.trace
+    if [arguments.rate, arguments.callers, arguments.trace, arguments.file].count(None) != 3:
         raise CommandError(
             "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or --trace FILE"
         )
     if arguments.callers is None and arguments.think is not None:
         raise CommandError("--think is for --callers N")
+    if file is None and arguments.backend is not None:
+        raise CommandError("--backend is for a file that `shoal trace` has recorded")
     if arguments.callers is not None:
         think_s = _THINK_S if arguments.think is None else arguments.think
         loop = ClosedLoop(
             arguments.callers, think_s, arguments.duration, _THINK_JITTER, arguments.seed
         )
-        return loop, (
+        return Traffic(
+            loop,
             f"{loop.callers:,} callers for {loop.duration_s:g} s, each of which calls again "
-            f"{duration(loop.think_s)} after a result (seed {loop.seed})"
+            f"{duration(loop.think_s)} after a result (seed {loop.seed})",
         )
-    if arguments.trace is None:
+    if file is None:
         times = _made(arguments)
-        return times, (
+        return Traffic(
+            times,
             f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
-            f"({arguments.traffic}, seed {arguments.seed})"
+            f"({arguments.traffic}, seed {arguments.seed})",
         )
     with as_mistakes():
-        recording = read_trace(arguments.trace)
+        recording = read_trace(file, arguments.backend)
     if recording.unknown:
         say(f"unknown columns, ignored: {', '.join(recording.unknown)}")
-    _use_items(recording, pairs)
     arrivals = recording.arrivals
-    return arrivals, (
-        f"{len(arrivals):,} requests in {three_digits(arrivals[-1].at)} s ({arguments.trace})"
+    whose = "" if recording.batcher is None else f" of {recording.batcher.name}"
+    return Traffic(
+        arrivals,
+        f"{len(arrivals):,} requests{whose} in {three_digits(arrivals[-1].at)} s ({file})",
+        recording,
     )
 
 
@@ -203,26 +261,6 @@ def _made(arguments: Namespace) -> list[float]:
     if arguments.traffic == "diurnal":
         chance["period_s"] = arguments.duration
     return list(make(arguments.rate, arguments.duration, **chance))
-
-
-def _use_items(recording: Recording, pairs: dict[str, Any]) -> None:
-    if "cost" in recording.columns:
-        pairs["batch_size_fn"] = _cost
-    if "bucket" in recording.columns:
-        pairs["bucket_by"] = _bucket
-    highest = max((one.priority or 1 for one in recording.arrivals), default=1)
-    if highest > pairs.get("priority_levels", 1):
-        raise CommandError(
-            f"the trace has priorities up to {highest}; add --option priority_levels={highest}"
-        )
-
-
-def _cost(item: Item | None) -> float:
-    return 1.0 if item is None else item.cost
-
-
-def _bucket(item: Item | None) -> str | None:
-    return None if item is None else item.bucket
 
 
 def _levels(
@@ -241,12 +279,12 @@ def _levels(
 
 def _as_text(
     simulation: Simulation,
-    handler: Linear,
+    handler: Linear | MeasuredRunTimes,
     traffic: str,
     options: str,
     levels: dict[int, list[float]],
 ) -> str:
-    times = f"{duration(handler.fixed_s)} + {duration(handler.per_item_s)} an item"
+    times = _run_time_text(handler)
     given = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
     parts = [given, _as_facts(simulation)]
     if levels:
@@ -314,7 +352,12 @@ def _times(values: Sequence[float]) -> str:
     return "  ".join(f"{name} {duration(value)}" for name, value in found.items()) or "-"
 
 
-def _most_a_second(simulation: Simulation, handler: Linear) -> float:
+def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:
+    how = ", as measured" if isinstance(handler, MeasuredRunTimes) else ""
+    return f"{duration(handler.fixed_s)} + {duration(handler.per_item_s)} an item{how}"
+
+
+def _most_a_second(simulation: Simulation, handler: Linear | MeasuredRunTimes) -> float:
     """Returns the requests a second of full batches; infinity if sizes are sums of costs."""
     options = simulation.options
     if options.batch_size_fn is not None:

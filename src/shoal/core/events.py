@@ -2,15 +2,15 @@
 
 Metrics with more detail than counters, traces, logs, recordings and pages are made of these events.
 A batcher that nobody observes makes none of them, and one that is observed makes them for each
-batch, not for each request; requests of open batches alone are told of one by one, since they join
-and end one by one.
+batch, not for each request. Requests of open batches are told of one by one, since they join and
+end one by one, and so are those that end before a batch has them.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from shoal.core.request import State
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 _log: Final = logging.getLogger("shoal")
+
+Unserved = Literal["cancelled", "expired", "rejected", "shed"]
+"""Why a request has ended before a batch had it: its caller left, it ran out of time, the queue was
+full, or it made room for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,9 @@ class BatchObserver:
             record: What is known about it.
             requests: Its requests, in order; of an open batch, those that ended with it.
         """
+
+    def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
+        """Tells that a request has ended that no batch has had."""
 
 
 class Observers:

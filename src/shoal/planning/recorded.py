@@ -3,6 +3,10 @@
 CSV has a header with the names of its columns; a CSV file without a header contains only times.
 NDJSON has one object per line. A time is a number of seconds or an ISO 8601 date, and the earliest
 becomes 0. Lines may be in any order, since logs are written when requests end.
+
+A trace of ``shoal trace`` is NDJSON that begins with a line ``{"record": "trace", ...}``. It has
+further lines with a member ``record``, about batchers and their batches, and its requests name the
+batcher that they were for.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.simulation.results import Arrival
+from shoal.planning.recordings import FORMAT, RecordedBatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -41,42 +46,152 @@ class Recording:
         arrivals: Its requests, in order of time; the first arrives at 0.
         columns: The known columns that it has.
         unknown: Its other columns, which are ignored.
+        batcher: What else was recorded of the batcher that the requests were for; None if the trace
+            is not one of ``shoal trace``.
+        others: The names of the other batchers of the trace, whose requests are left out.
+        lost: How many requests and batches of all batchers could not be recorded.
+        unfinished: How many requests had not ended when the recording did.
     """
 
     arrivals: list[Arrival]
     columns: frozenset[str]
     unknown: tuple[str, ...]
+    batcher: RecordedBatcher | None = None
+    others: tuple[str, ...] = ()
+    lost: int = 0
+    unfinished: int = 0
 
 
-def read_trace(path: Path) -> Recording:
+def read_trace(path: Path, batcher: str | None = None) -> Recording:
     """Reads a recorded trace.
 
     Args:
         path: A file whose name ends in ``.ndjson`` or ``.jsonl``; anything else is read as CSV. Its
             columns: ``at``, and optionally ``priority``, ``deadline_s``, ``queue_timeout_s``,
             ``cost`` and ``bucket``.
+        batcher: Of a trace of ``shoal trace``, the batcher whose requests are read; None for the
+            one with the most requests.
 
     Raises:
-        ValueError: The file can't be read; the message names the line.
+        ValueError: The file can't be read, and the message names the line; or it has no such
+            batcher.
     """
     is_ndjson = path.suffix in (".ndjson", ".jsonl")
+    reading = _Reading()
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(_objects(path, file) if is_ndjson else _csv_rows(path, file))
+            for where, row in _objects(path, file) if is_ndjson else _csv_rows(path, file):
+                reading.add(where, row)
     except OSError as error:
         raise ValueError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
-    arrivals = sorted((_arrival(where, row) for where, row in rows), key=lambda one: one.at)
-    if not arrivals:
-        raise ValueError(f"{path} has no requests")
-    named = dict.fromkeys(name for _, row in rows for name in row)
-    first_at = arrivals[0].at
-    return Recording(
-        [one._replace(at=one.at - first_at) for one in arrivals],
-        frozenset(named.keys() & _COLUMNS.keys()),
-        tuple(name for name in named if name not in _COLUMNS),
-    )
+    return reading.recording(path, batcher)
+
+
+class _Requests:
+    """The requests for one batcher, as they are read."""
+
+    def __init__(self) -> None:
+        self.arrivals: list[Arrival] = []
+        self.columns: dict[str, None] = {}
+
+
+class _Reading:
+    """What was read of a trace so far."""
+
+    def __init__(self) -> None:
+        self._is_recorded = False
+        self._requests: dict[str, _Requests] = {}
+        self._batchers: dict[str, RecordedBatcher] = {}
+        self._lost = self._unfinished = 0
+
+    def add(self, where: str, row: dict[str, Any]) -> None:
+        """Adds a line.
+
+        Raises:
+            ValueError: The line is wrong.
+        """
+        kind = row.get("record")
+        if kind == "trace":
+            self._is_recorded = True
+            if (number := row.get("format")) != FORMAT:
+                raise ValueError(
+                    f"{where}: a trace of the form {number!r}, which another version has written; "
+                    f"this one reads {FORMAT}"
+                )
+            return
+        if not self._is_recorded:
+            self._add_request("", where, row)
+            return
+        try:
+            self._add_recorded(kind, where, row)
+        except (KeyError, TypeError, ValueError) as error:
+            if str(error).startswith(where):
+                raise
+            told = f": {error}" if isinstance(error, ValueError) and str(error) else ""
+            raise ValueError(f"{where}: not a line of `shoal trace`{told}") from None
+
+    def _add_recorded(self, kind: Any, where: str, row: dict[str, Any]) -> None:
+        if kind == "end":
+            self._lost = int(row.get("lost", 0))
+            self._unfinished = int(row.get("unfinished", 0))
+            return
+        name = row["batcher"]
+        if not isinstance(name, str):
+            raise TypeError
+        known = self._batchers.get(name)
+        if known is None:
+            known = self._batchers[name] = RecordedBatcher(name)
+        if kind == "batcher":
+            known.describe(row)
+        elif kind == "batch":
+            known.add_batch(row)
+        elif kind is None:
+            known.add_request(row)
+            if row.get("outcome") == "cancelled" and "left_s" in row:
+                patience_s = row.get("queue_timeout_s", math.inf)
+                row["queue_timeout_s"] = min(row["left_s"], patience_s)
+            self._add_request(name, where, row)
+
+    def _add_request(self, name: str, where: str, row: dict[str, Any]) -> None:
+        arrival = _arrival(where, row)
+        requests = self._requests.get(name)
+        if requests is None:
+            requests = self._requests[name] = _Requests()
+        requests.arrivals.append(arrival)
+        if not row.keys() <= requests.columns.keys():
+            requests.columns |= dict.fromkeys(row)
+
+    def recording(self, path: Path, batcher: str | None) -> Recording:
+        """Returns the requests for one batcher.
+
+        Raises:
+            ValueError: There is none.
+        """
+        requests = self._requests
+        if not requests:
+            raise ValueError(f"{path} has no requests")
+        name = max(requests, key=lambda one: len(requests[one].arrivals))
+        if batcher is not None:
+            if batcher not in requests:
+                there = ", ".join(filter(None, requests))
+                why = f"it has those for {there}" if there else "it names no backends"
+                raise ValueError(f"{path} has no requests for {batcher}; {why}")
+            name = batcher
+        arrivals = sorted(requests[name].arrivals, key=lambda one: one.at)
+        columns = requests[name].columns
+        known = _COLUMNS.keys() | (_OF_RECORDINGS if self._is_recorded else ())
+        first_at = arrivals[0].at
+        return Recording(
+            [one._replace(at=one.at - first_at) for one in arrivals],
+            frozenset(columns.keys() & _COLUMNS.keys()),
+            tuple(one for one in columns if one not in known),
+            self._batchers.get(name),
+            tuple(one for one in requests if one != name),
+            self._lost,
+            self._unfinished,
+        )
 
 
 def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -162,6 +277,7 @@ def _level(value: Any) -> int:
     return level
 
 
+_OF_RECORDINGS: Final = frozenset({"batcher", "batch", "took_s", "left_s", "outcome"})
 _COLUMNS: Final = cast(
     "dict[str, tuple[Callable[[Any], Any], str]]",
     {

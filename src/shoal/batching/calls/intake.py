@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from shoal.batching.loops.parking import Parking
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
+    from shoal.core.events import Unserved
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import RequestOptions
@@ -228,9 +229,7 @@ class Intake:
         return self, request
 
     def enter_group(
-        self,
-        items: list[Any],
-        options: Sequence[RequestOptions] | None,
+        self, items: list[Any], options: Sequence[RequestOptions] | None
     ) -> list[Request]:
         """Adds several requests with one common waiter; the caller must await it immediately.
 
@@ -258,7 +257,7 @@ class Intake:
         ]
         first = requests[0]
         if first.deadline is not None and first.deadline <= first.arrived_at:
-            raise self.refusals.late(len(requests))
+            raise self.refusals.late(requests)
         for request in requests:
             if (
                 request.options is None
@@ -314,7 +313,7 @@ class Intake:
             options = request.options
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
-            raise self.refusals.late(1)
+            raise self.refusals.late((request,))
         if former.admits_freely and not former.parked and former.live < former.room.most:
             request.state = QUEUED
             if former.arrive(request):
@@ -343,9 +342,9 @@ class Intake:
             raise self.refusals.elsewhere()
         admission = self.former.admit(request)
         if admission.refusal is not None:
-            raise self.refusals.not_admitted(admission.refusal, 1)
+            raise self.refusals.not_admitted(admission.refusal, (request,))
         if admission.victim is not None:
-            admission.victim.error = self.refusals.shed()
+            admission.victim.error = self.refusals.shed(admission.victim, request.arrived_at)
             self.parking.wake_all((admission.victim,))
         if admission.ring:
             self._ring()
@@ -359,7 +358,7 @@ class Intake:
         """
         refusal = self.former.refusal_of(requests)
         if refusal is not None:
-            raise self.refusals.not_admitted(refusal, len(requests))
+            raise self.refusals.not_admitted(refusal, requests)
         for index, request in enumerate(requests):
             try:
                 self._admit(request)
@@ -367,8 +366,7 @@ class Intake:
                 for other in requests[:index]:
                     if other.state in (QUEUED, PARKED):
                         self.former.leave(other, State.FAILED)
-                if not self.refusals.closed:
-                    self._counters.rejected += len(requests) - 1
+                self.refusals.not_admitted("", [one for one in requests if one is not request])
                 raise
 
     def check_loop(self) -> None:
@@ -381,7 +379,7 @@ class Intake:
         if not self.home.loop.is_here:
             raise self.refusals.elsewhere()
 
-    def abandon(self, request: Request) -> None:
+    def abandon(self, request: Request, why: Unserved = "cancelled") -> None:
         """Drops a request whose caller has left; does nothing if it has ended already."""
         state = request.state
         if state is RUNNING:
@@ -394,6 +392,7 @@ class Intake:
                 batch.on_left(request)
         elif state is QUEUED or state is PARKED:
             self._counters.cancelled += 1
+            self.refusals.tell_left((request,), why, self._now())
             if self.former.leave(request):
                 self._ring()
         else:
@@ -408,7 +407,7 @@ class Intake:
         """
         if request.state not in (PARKED, QUEUED, RUNNING):
             return
-        self.abandon(request)
+        self.abandon(request, "expired")
         self._counters.cancelled -= 1
         self._counters.expired += 1
         request.error = DeadlineExceeded(f"a call to {self.name} {what_it_did}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from shoal.batching.current import running_batch
@@ -10,10 +11,12 @@ from shoal.batching.loops.home import Home, not_open_here
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError, WouldDeadlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
+    from shoal.core.events import Unserved
+    from shoal.core.request import Request
 
 
 class Refusals:
@@ -52,22 +55,42 @@ class Refusals:
         error.__cause__ = self.failure
         return error
 
-    def not_admitted(self, why: str, requests: int) -> ShoalError:
+    def not_admitted(self, why: str, requests: Sequence[Request]) -> ShoalError:
         """Returns the error for requests that are not admitted."""
         if self.closed:
             return self.stopped()
-        self._counters.rejected += requests
+        self._counters.rejected += len(requests)
+        self.tell_left(requests, "rejected")
         return Overloaded(f"{self._name} is overloaded: {why}")
 
-    def shed(self) -> Overloaded:
+    def shed(self, request: Request, now: float) -> Overloaded:
         """Returns the error for a request that was shed from the queue for another."""
         self._counters.shed += 1
+        self.tell_left((request,), "shed", now)
         return Overloaded(f"{self._name} is overloaded, and has shed this request for another one")
 
-    def late(self, requests: int) -> DeadlineExceeded:
+    def late(self, requests: Sequence[Request]) -> DeadlineExceeded:
         """Returns the error for requests whose deadline has passed before they are queued."""
-        self._counters.expired += requests
+        self._counters.expired += len(requests)
+        self.tell_left(requests, "expired")
         return DeadlineExceeded(f"a call to {self._name} was made after its deadline")
+
+    def tell_left(
+        self, requests: Sequence[Request], why: Unserved, now: float | None = None
+    ) -> None:
+        """Tells the observers of requests that end before a batch has had them.
+
+        Args:
+            requests: The requests.
+            why: Why they end.
+            now: The time on the event loop's clock; None for that of their arrival.
+        """
+        if not (observers := self._counters.observers).all:
+            return
+        for request in requests:
+            at = request.arrived_at if now is None else now
+            tell = methodcaller("request_left", self._name, request, why, at)
+            observers.tell(tell)
 
     def refuse_blocked(self) -> None:
         """Refuses a call that would wait for the handler that makes it.

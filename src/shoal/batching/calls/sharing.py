@@ -161,7 +161,7 @@ class Sharing:
             return request
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
-            raise intake.refusals.late(1)
+            raise intake.refusals.late((request,))
         flight = self._flights.get(key)
         if flight is None or _waits_for_caller(flight):
             flight = self._begun(key, item, options, streams=waiter is _NO_BUFFER)

@@ -1,7 +1,7 @@
 """The admin API: the verbs of a `Client` as HTTP, under ``/-/api/``.
 
 Its routes are those of the table of verbs (`shoal.serving.clients.verbs`), one that shows an
-endpoint, and one for calls. docs/reference/http.md lists them.
+endpoint, one for calls, and one that records arrivals. docs/reference/http.md lists them.
 
 A request is checked in this order: its authorization (`guard`), its path and method, its body, its
 import paths (`imports`), and then by the client's own checks. A verb is cancelled if the HTTP
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.admin.bodies import MAX_BODY_BYTES, admin_problem, read_object
 from shoal.http.admin.guard import Guard
+from shoal.http.admin.recordings import Recordings
 from shoal.http.admin.verbs import AdminRequest, Verbs
 from shoal.http.requests.exchange import JSON, split_path
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
@@ -51,7 +52,7 @@ class AdminRoute:
     Attributes:
         method: The HTTP method.
         path: The path below `API`; it may have parameters.
-        run: Runs the verb, and returns its result.
+        run: Runs the verb, and returns its result; None if `stream` answers all clients.
         stream: Runs the verb for a client that accepts streams, and sends the answer itself.
         max_body_bytes: The largest body, in bytes; 0 if the verb takes none.
         goes_on: Whether the verb goes on when its client disconnects.
@@ -59,7 +60,7 @@ class AdminRoute:
 
     method: str
     path: str
-    run: Callable[[AdminRequest], Awaitable[Any]]
+    run: Callable[[AdminRequest], Awaitable[Any]] | None
     stream: Callable[[AdminRequest], Awaitable[None]] | None = None
     max_body_bytes: int = 0
     goes_on: bool = False
@@ -98,7 +99,12 @@ class AdminApi:
         settings = settings or HttpOptions()
         verbs = Verbs(client, ImportRule(allowed_modules), settings.heartbeat_s)
         # The JSON around the item adds to the size of a call.
-        self._routes = tuple(_routes_of(verbs, settings.max_body_bytes + MAX_BODY_BYTES))
+        most = settings.max_body_bytes + MAX_BODY_BYTES
+        trace = Recordings(client).answer
+        self._routes = (
+            *_routes_of(verbs, most),
+            AdminRoute("POST", "trace", None, trace, max_body_bytes=MAX_BODY_BYTES),
+        )
         self._table = PathTable[AdminRoute]()
         for route in self._routes:
             self._table.add(API + route.path, (route.method,), route)
@@ -172,9 +178,10 @@ def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
 
 async def _run(route: AdminRoute, request: AdminRequest) -> None:
     exchange = request.exchange
-    if route.stream is not None and _accepts_streams(exchange):
+    if route.stream is not None and (route.run is None or _accepts_streams(exchange)):
         await route.stream(request)
         return
+    assert route.run is not None
     if route.goes_on:
         result = await route.run(request)
     else:

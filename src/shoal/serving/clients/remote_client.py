@@ -6,6 +6,8 @@ can't carry: code is given by import paths, and arguments and results of calls a
 
 from __future__ import annotations
 
+import json
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from shoal.replicas.portal import PortalThread
@@ -18,7 +20,7 @@ from shoal.serving.clients.wire_forms import made
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
     import httpx
 
@@ -118,6 +120,60 @@ class RemoteClient(Client):
     async def _send(self, verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         path, body = verb.request(args, kwargs)
         return made(verb.result, await self._connection.ask(verb.method, path, body))
+
+    @asynccontextmanager
+    async def recording(
+        self,
+        duration_s: float,
+        *,
+        backend: str | None = None,
+        most_requests: int | None = None,
+        most_a_second: int | None = None,
+    ) -> AsyncGenerator[AsyncIterator[bytes]]:
+        """Records the arrivals of requests at the server, for a simulation.
+
+        Gives the lines of a trace, each an object of JSON, as they are recorded. Leaving the block
+        ends the recording.
+
+        Args:
+            duration_s: For how long, in seconds.
+            backend: The backend that is recorded; None for all.
+            most_requests: How many requests are recorded; None for a million.
+            most_a_second: How many requests of one second are recorded; None for 20,000.
+
+        Raises:
+            NoSuchName: There is no such backend.
+            ValueError: A number is out of its range.
+            Exception: As every verb.
+        """
+        given = {
+            "backend": backend,
+            "most_requests": most_requests,
+            "most_a_second": most_a_second,
+        }
+        body = {name: one for name, one in given.items() if one is not None}
+        answer = await self._connection.open_stream("trace", {"seconds": duration_s, **body})
+        try:
+            yield answer.lines
+        finally:
+            await answer.aclose()
+
+    @asynccontextmanager
+    async def watching(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
+        """Watches the server as its dashboard does; gives the messages of its feed.
+
+        The messages are those of this version's own page, and may change with it.
+
+        Raises:
+            ConnectionError: As every verb; or the server has no dashboard.
+            Exception: As every verb.
+        """
+        answer = await self._connection.open_feed()
+        try:
+            async with aclosing(_messages(answer.lines)) as messages:
+                yield messages
+        finally:
+            await answer.aclose()
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:
         """See `Client.get_handle`."""
@@ -223,6 +279,13 @@ class RemoteSyncFace:
     def handle(self, endpoint: str, handle_options: HandleOptions) -> SyncHandleFace:
         """Returns a handle with options, without checking that the endpoint exists."""
         return SyncHandleFace(self._remote.handle(endpoint, handle_options), self._thread)
+
+
+async def _messages(lines: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:
+    async for line in lines:
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            yield json.loads(value)
 
 
 _SHUT_DOWN = "this client was shut down"

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 API: Final = "/-/api"
 
+_FEED: Final = "/-/dashboard/feed"
+# The feed has four messages a second.
+_FEED_SILENCE_S: Final = 10.0
+
 # How much longer than its time limit the client waits for a call, since the server reports it.
 _MARGIN_S: Final = 10.0
 # The server is the operator's own, and a result may be large.
@@ -111,6 +115,24 @@ class AdminConnection:
         if answer.is_success:
             return answer
         raise self.error_of(answer.status, _parsed(answer, await answer.read()))
+
+    async def open_feed(self) -> StreamingAnswer:
+        """Opens the feed of the dashboard; the caller must close the answer.
+
+        Raises:
+            As `ask`.
+        """
+        headers = {"accept": "text/event-stream"}
+        answer = await self.pool.open("GET", _FEED, headers, None, _FEED_SILENCE_S)
+        if answer.is_success:
+            return answer
+        body = _parsed(answer, await answer.read())
+        if answer.status == 404:
+            raise ConnectionError(
+                f"there is no dashboard at {self.url}: the admin API is off without a token, or "
+                "this is not a Shoal server of this version"
+            )
+        raise self.error_of(answer.status, body)
 
     def error_of(self, status: int, body: Any) -> Exception:
         """Makes the exception that the JSON body of an error response describes."""

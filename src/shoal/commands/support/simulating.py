@@ -1,0 +1,209 @@
+"""What ``shoal simulate`` simulates: traffic under the options of one case after another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.commands.support.mistake import CommandError, as_mistakes, say
+from shoal.commands.support.output import keywords, table
+from shoal.commands.support.values import checked
+from shoal.core.options.options import OPTIONS, BatchOptions
+from shoal.core.simulation.simulate import simulate
+from shoal.planning.comparison import Case, rows_of
+from shoal.planning.figures import percent
+from shoal.planning.recordings import MeasuredRunTimes
+from shoal.planning.report import Report
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.core.simulation.results import Arrival, ClosedLoop, Linear, Simulation
+    from shoal.planning.recorded import Item, Recording
+
+_NAMES: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_FAR: Final = 1.5
+"""How much larger than the largest measured batch one may be before its run time is a guess."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The traffic of a simulation.
+
+    Attributes:
+        trace: What arrives.
+        text: Its description.
+        recording: What it was read from; None if it was made.
+    """
+
+    trace: Sequence[float | Arrival] | ClosedLoop
+    text: str
+    recording: Recording | None = None
+
+
+class Comparison:
+    """The cases that are compared; the options that are given are the first one after today's.
+
+    Args:
+        traffic: The traffic.
+        handler: The run times.
+        pairs: The options that are given. Those that were recorded hold where none is.
+
+    Attributes:
+        cases: What was recorded, today's options, those given, and those that were added.
+        simulation: The simulation of the options that are given.
+        options: These options, as text.
+
+    Raises:
+        CommandError: The options can't be simulated.
+    """
+
+    def __init__(
+        self, traffic: Traffic, handler: Linear | MeasuredRunTimes, pairs: Mapping[str, Any]
+    ) -> None:
+        self.cases: list[Case] = []
+        self._traffic = traffic
+        self._handler = handler
+        self._remarks: list[str] = []
+        self._largest = 0.0
+        self._letters = iter(_NAMES)
+        self._today: dict[str, Any] = {}
+        recording = traffic.recording
+        batcher = None if recording is None else recording.batcher
+        if batcher is not None:
+            self._today = dict(batcher.options)
+            self.cases.append(Case.recorded(batcher, _written(self._today) or "all defaults"))
+        self._base = {**self._today, **pairs}
+        if recording is not None:
+            self._remark_on(recording)
+        if batcher is None:
+            self.options = ", ".join(keywords(_plain(pairs)))
+            self.simulation = self._simulate("these options", pairs, self.options or "all defaults")
+            return
+        self.options = _written(self._today)
+        self.simulation = self._simulate("today", self._today, self.options)
+        if pairs:
+            self.options = ", ".join(keywords(_plain(pairs)))
+            self.simulation = self._simulate(next(self._letters), self._base, self.options)
+
+    def add(self, pairs: Mapping[str, Any]) -> None:
+        """Simulates other options; where they say nothing, those given before hold.
+
+        Raises:
+            CommandError: They can't be simulated, or there are too many cases.
+        """
+        name = next(self._letters, None)
+        if name is None:
+            raise CommandError(f"at most {len(_NAMES)} cases can be compared")
+        options = ", ".join(keywords(_plain(pairs)))
+        self._simulate(name, {**self._base, **pairs}, options)
+
+    def as_text(self) -> str:
+        """Returns a table of the cases, and what their options are."""
+        rows = [(name, *texts) for name, texts in rows_of(self.cases)]
+        options = [
+            f"{case.name}: {case.options}" for case in self.cases if case.name not in _UNNAMED
+        ]
+        heads = ("compared", *(case.name for case in self.cases))
+        parts = [table(heads, rows), "\n".join(options), "\n".join(self.remarks)]
+        return "\n\n".join(filter(None, parts))
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a reader of the result should know."""
+        remarks = list(self._remarks)
+        handler = self._handler
+        if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * handler.sizes[-1]:
+            remarks.append(
+                f"Batches of up to {self._largest:g} are simulated, but none larger than "
+                f"{handler.sizes[-1]:g} was measured: run times beyond that are a guess."
+            )
+        return remarks
+
+    def report(self, facts: Sequence[tuple[str, str]]) -> Report:
+        """Returns what is compared as a report.
+
+        Args:
+            facts: What it says beside the traffic.
+        """
+        recording = self._traffic.recording
+        batcher = None if recording is None else recording.batcher
+        return Report(
+            "Simulated options" if batcher is None else f"Simulated options of {batcher.name}",
+            [("traffic", self._traffic.text), *facts],
+            self.cases,
+            self.simulation.arrived_at,
+            [] if batcher is None else batcher.batches,
+            self._handler,
+            self.remarks,
+        )
+
+    def _simulate(self, name: str, pairs: Mapping[str, Any], options: str) -> Simulation:
+        pairs = dict(pairs)
+        if self._traffic.recording is not None:
+            _use_items(self._traffic.recording, pairs)
+        batch_options = checked(pairs)
+        with as_mistakes():
+            found = simulate(self._traffic.trace, batch_options, self._handler)
+        self.cases.append(Case.simulated(name, options, found))
+        self._largest = max([self._largest, *(batch.size for batch in found.batches)])
+        return found
+
+    def _remark_on(self, recording: Recording) -> None:
+        batcher = recording.batcher
+        if batcher is None:
+            return
+        if recording.others:
+            others = ", ".join(recording.others)
+            say(f"simulated is {batcher.name}; --backend NAME selects another: {others}")
+        if left_out := batcher.left_out():
+            self._remarks.append(f"Not simulated, though in force: {', '.join(left_out)}.")
+        if batcher.changes:
+            self._remarks.append(
+                "The options changed while it was recorded; today's are those at its end."
+            )
+        if recording.lost:
+            share = recording.lost / (recording.lost + len(recording.arrivals))
+            self._remarks.append(
+                f"{recording.lost:,} lines ({percent(share)}) could not be recorded, since there "
+                "were too many in a second: the simulated traffic is lighter than the real one."
+            )
+        if recording.unfinished:
+            count = recording.unfinished
+            some = "1 request" if count == 1 else f"{count:,} requests"
+            self._remarks.append(f"{some} had not ended with the recording: left out.")
+
+
+_UNNAMED: Final = frozenset({"recorded", "today", "these options"})
+
+
+def _use_items(recording: Recording, pairs: dict[str, Any]) -> None:
+    if "cost" in recording.columns:
+        pairs["batch_size_fn"] = _cost
+    if "bucket" in recording.columns:
+        pairs["bucket_by"] = _bucket
+    highest = max((one.priority or 1 for one in recording.arrivals), default=1)
+    if highest > pairs.get("priority_levels", 1):
+        raise CommandError(
+            f"the trace has priorities up to {highest}; add --option priority_levels={highest}"
+        )
+
+
+def _cost(item: Item | None) -> float:
+    return 1.0 if item is None else item.cost
+
+
+def _bucket(item: Item | None) -> str | None:
+    return None if item is None else item.bucket
+
+
+def _plain(pairs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one for name, one in pairs.items() if not OPTIONS[name].is_function}
+
+
+def _written(pairs: Mapping[str, Any]) -> str:
+    """Returns the options that are not the defaults, as keyword arguments."""
+    usual = BatchOptions()
+    return ", ".join(
+        keywords({name: one for name, one in pairs.items() if one != getattr(usual, name)})
+    )

@@ -1,0 +1,159 @@
+"""``shoal top``: shows a running server in the terminal, as its dashboard does in a browser."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.server.view import ServerView
+from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.output import as_json, print_out
+from shoal.commands.support.parser import describe
+from shoal.errors import NotAllowed, ShutDown
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
+
+    from shoal.commands.server.screen import Screen
+    from shoal.serving.clients.remote_client import RemoteClient
+
+_DESCRIPTION: Final = """\
+Show what a running server does, each second: throughput, latencies, batches and why they were
+dispatched, queues, replicas, traffic and the last failures. Ctrl-C ends it. Where the output is no
+terminal, it is printed once.
+"""
+
+_EXAMPLE: Final = """\
+  shoal top
+  shoal top --name canary --once
+  shoal top --url https://models.example.com --token-file token
+"""
+
+_log: Final = logging.getLogger("shoal.commands")
+_AGAIN_S: Final = 1.0
+"""How long to wait before another attempt to reach a server that has gone."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    describe(parser, _run, _DESCRIPTION, _EXAMPLE)
+    parser.add_argument("--once", action="store_true", help="print it once, and end")
+    add_server_arguments(parser)
+
+
+def _run(arguments: Namespace) -> int:
+    try:
+        from shoal.commands.server.screen import Screen
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"`shoal top` needs {error.name!r}: pip install 'shoal[client,top]'", 1
+        ) from None
+    screen = Screen(arguments.url or arguments.name)
+    view = ServerView()
+    if arguments.json or arguments.once or not screen.is_live:
+        ask(arguments, lambda client: _look_once(client, view))
+        print_out(as_json(_as_data(view)) if arguments.json else screen.printed(view))
+        return 0
+    ask(arguments, lambda client: _Watch(client, view, screen).run())
+    return 0
+
+
+async def _look_once(client: RemoteClient, view: ServerView) -> None:
+    """Reads the feed until all is known."""
+    async with client.watching() as messages:
+        async for message in messages:
+            _take(view, message)
+            if view.is_complete:
+                return
+    raise CommandError("the server has ended", 1)
+
+
+def _take(view: ServerView, message: dict[str, Any]) -> bool:
+    try:
+        return view.take(message)
+    except (LookupError, TypeError):
+        raise CommandError("the server's feed is not that of this version", 1) from None
+
+
+def _as_data(view: ServerView) -> dict[str, Any]:
+    return {"now": dict(view.latest), **(view.state or {})}
+
+
+class _Watch:
+    """Shows a server until the user ends it.
+
+    Args:
+        client: The server.
+        view: What is known of it.
+        screen: The terminal.
+    """
+
+    def __init__(self, client: RemoteClient, view: ServerView, screen: Screen) -> None:
+        self._client = client
+        self._view = view
+        self._screen = screen
+        self._gone_at: float | None = None
+
+    async def run(self) -> None:
+        """Shows it.
+
+        Raises:
+            ConnectionError: The server could not be reached at first; later that is shown, and
+                tried again.
+            Exception: As every verb of a client.
+        """
+        failures: list[Exception] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_until_signalled, tasks.cancel_scope.cancel)
+            try:
+                # What is shown begins with the first message: an error before is an ordinary one.
+                async with self._client.watching() as messages:
+                    async for message in messages:
+                        _take(self._view, message)
+                        break
+                with self._screen:
+                    await self._show()
+            except Exception as error:  # raised outside the task group
+                failures.append(error)
+            tasks.cancel_scope.cancel()
+        if failures:
+            raise failures.pop()
+
+    async def _show(self) -> None:
+        while True:
+            self._draw()
+            # A server that restarts refuses connections, breaks them, or is not open yet.
+            try:
+                async with self._client.watching() as messages:
+                    async for message in messages:
+                        self._show_message(message)
+            except NotAllowed:
+                raise
+            except (OSError, ShutDown, RuntimeError) as error:
+                _log.debug("not reachable: %s", error)
+            if self._gone_at is None:
+                self._gone_at = anyio.current_time()
+            self._draw()
+            await anyio.sleep(_AGAIN_S)
+
+    def _show_message(self, message: dict[str, Any]) -> None:
+        is_new = _take(self._view, message) or self._gone_at is not None
+        self._gone_at = None
+        if self._screen.is_resized() or is_new:
+            self._draw()
+
+    def _draw(self) -> None:
+        gone_at = self._gone_at
+        self._screen.draw(self._view, None if gone_at is None else anyio.current_time() - gone_at)
+
+
+async def _until_signalled(end: Callable[[], object]) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            end()
+            return

@@ -1,0 +1,230 @@
+"""``shoal trace``: records the arrivals at a running server in a file for ``shoal simulate``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.support.arguments import count, more_than_0_seconds, tag
+from shoal.commands.support.mistake import CommandError, in_one_line, say
+from shoal.commands.support.output import show
+from shoal.commands.support.parser import describe
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from typing import BinaryIO
+
+    from anyio.abc import TaskStatus
+
+    from shoal.serving.clients.remote_client import RemoteClient
+
+_DESCRIPTION: Final = """\
+Record when requests arrive at a running server, with their costs, priorities and deadlines, and how
+long its batches run, in a file that `shoal simulate` reads. Nothing of what requests say is
+recorded; keys of buckets are hashed.
+"""
+
+_EXAMPLE: Final = """\
+  shoal trace --seconds 600 -o trace.jsonl
+  shoal simulate trace.jsonl --option max_batch_size=64 --html report.html
+
+  shoal trace --backend small --seconds 60 -o small.jsonl --url http://127.0.0.1:8000
+"""
+
+_RECORD: Final = b'"record":"'
+_OTHER_PROGRESS_S: Final = 60.0
+"""How often progress is shown where stderr is no terminal."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    describe(parser, _run, _DESCRIPTION, _EXAMPLE)
+    parser.add_argument(
+        "--seconds",
+        type=more_than_0_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="for how long, at most a day; Ctrl-C ends it sooner (%(default)g)",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("trace.jsonl"),
+        metavar="FILE",
+        help="the file, which must not exist (%(default)s)",
+    )
+    parser.add_argument(
+        "--backend", type=tag, metavar="TAG", help="record this backend only; by default all"
+    )
+    parser.add_argument(
+        "--max-requests",
+        type=count,
+        metavar="N",
+        help="end after so many requests (1,000,000); each takes about 60 bytes",
+    )
+    parser.add_argument(
+        "--max-rate",
+        type=count,
+        metavar="N",
+        help="leave out what is more than so many requests in one second (20,000)",
+    )
+    add_server_arguments(parser)
+
+
+def _run(arguments: Namespace) -> int:
+    path: Path = arguments.output
+    if path.exists():
+        raise CommandError(f"{path} exists; name another file with -o, or delete it")
+    recorded = Recorded(path)
+    try:
+        ask(arguments, lambda client: _record(client, arguments, recorded))
+    except CommandError as error:
+        if not recorded.has_begun:
+            raise
+        recorded.failure = in_one_line(error)
+    finally:
+        recorded.close()
+    if recorded.failure is None and not recorded.is_complete:
+        recorded.failure = "the server has ended"
+    if recorded.failure is not None:
+        say(f"shoal: {recorded.failure}")
+    show(arguments, recorded.as_data(), recorded.as_text())
+    return 0 if recorded.failure is None else 1
+
+
+class Recorded:
+    """What has been recorded, and where.
+
+    Args:
+        path: The file; it is made with the first line.
+
+    Attributes:
+        has_begun: Whether the file was made.
+        failure: Why the recording ended before its time; None if it did not, or the user ended it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.has_begun = False
+        self.failure: str | None = None
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._last: dict[str, Any] = {}
+        self._shown_at = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the recording has ended as it should."""
+        return self._last.get("why") in ("time", "full", "interrupted")
+
+    def add(self, line: bytes) -> None:
+        """Writes a line, unless it is about the progress.
+
+        Raises:
+            CommandError: The file can't be written, or the line is not one of a trace.
+        """
+        if line.find(_RECORD) >= 0:  # it is not about a request
+            try:
+                note = json.loads(line)
+                kind = note["record"]
+            except (ValueError, LookupError, TypeError):
+                raise CommandError("the server did not send a trace", 1) from None
+            if kind in ("progress", "end"):
+                self._last = note
+            if kind == "progress":
+                self._show_progress()
+                return
+        try:
+            if self._file is None:
+                self._file = self._path.open("xb")
+                self.has_begun = True
+            self._file.write(line + b"\n")
+        except OSError as error:
+            raise CommandError(f"can't write {self._path}: {error.strerror}", 1) from None
+
+    def interrupt(self) -> None:
+        """Notes that the user has ended the recording."""
+        if self._file is not None:
+            self._last = {**self._last, "record": "end", "why": "interrupted"}
+            self.add(json.dumps(self._last, separators=(",", ":")).encode())
+
+    def close(self) -> None:
+        """Closes the file."""
+        _clear_progress(self._shown_at)
+        if self._file is not None:
+            self._file.close()
+
+    def as_data(self) -> dict[str, Any]:
+        """Returns the result for programs."""
+        kept = ("at", "requests", "lost", "unfinished", "why")
+        return {
+            "file": str(self._path) if self.has_begun else None,
+            **{name: self._last[name] for name in kept if name in self._last},
+        }
+
+    def as_text(self) -> str:
+        """Returns the result for people."""
+        if not self.has_begun:
+            return "nothing was recorded"
+        last = self._last
+        text = f"recorded {last.get('requests', 0):,} requests in {last.get('at', 0):.4g} s"
+        if last.get("lost"):
+            text += f"; {last['lost']:,} were left out, since there were too many in a second"
+        if last.get("unfinished"):
+            text += f"; {last['unfinished']:,} had not ended"
+        return f"{text}\n{self._path}"
+
+    def _show_progress(self) -> None:
+        at, requests = self._last["at"], self._last["requests"]
+        line = f"{at:.0f} s: {requests:,} requests"
+        if self._last["lost"]:
+            line += f", {self._last['lost']:,} left out"
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{line}")
+            sys.stderr.flush()
+            self._shown_at = at
+        elif at >= self._shown_at + _OTHER_PROGRESS_S:
+            self._shown_at = at
+            say(line)
+
+
+def _clear_progress(shown_at: float) -> None:
+    if shown_at and sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:
+    """Records until the time is over, or the user ends it."""
+    failures: list[Exception] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def interrupt(*, task_status: TaskStatus[None]) -> None:
+            with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+                task_status.started()
+                async for _ in signals:
+                    recorded.interrupt()
+                    tasks.cancel_scope.cancel()
+                    return
+
+        await tasks.start(interrupt)
+        try:
+            async with client.recording(
+                arguments.seconds,
+                backend=arguments.backend,
+                most_requests=arguments.max_requests,
+                most_a_second=arguments.max_rate,
+            ) as lines:
+                async for line in lines:
+                    recorded.add(line)
+        except Exception as error:  # raised outside the task group
+            failures.append(error)
+        tasks.cancel_scope.cancel()
+    if failures:
+        raise failures.pop()

@@ -1,0 +1,279 @@
+"""``POST trace``: records the arrivals at a running server, as a stream of lines of JSON.
+
+The recorder is told of what ends, and holds a bounded number of notes; a task that sends them wakes
+twice a second. A client that reads slowly is sent less, and told how much was left out. One that
+does not read is disconnected, as every client is.
+
+Lines: ``trace`` comes first, then one ``batcher`` for each batcher, and again when its options have
+changed. Requests have no member ``record``; see docs/reference/http.md. ``progress`` follows each
+piece, and ``end`` comes last.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import orjson
+
+from shoal.batching.calls.leaving import CallerLeft, run_unless_left
+from shoal.core.options.checks import seconds, whole
+from shoal.core.options.options import OPTIONS
+from shoal.http.admin.bodies import members
+from shoal.http.requests.problem import Problem, Refused, not_found
+from shoal.observe.arrivals import ArrivalRecorder
+from shoal.serving.controller.controller import Controller
+from shoal.serving.names import found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.admin.verbs import AdminRequest
+    from shoal.http.requests.exchange import Exchange
+    from shoal.observe.arrivals import Note
+    from shoal.serving.clients.protocol import Client
+
+FORMAT: Final = 1
+"""The number of the form of a trace; readers refuse a greater one."""
+
+LONGEST_S: Final = 86_400.0
+"""How long a recording may take, in seconds."""
+
+MOST_REQUESTS: Final = 10_000_000
+"""How many requests a recording may have."""
+
+MOST_A_SECOND: Final = 50_000
+"""How many requests of one second a recording may have."""
+
+MOST_RECORDINGS: Final = 4
+"""How many recordings there may be at once."""
+
+PIECE_S: Final = 0.5
+"""How often a piece of the trace is sent, in seconds."""
+
+_MEMBERS: Final = dict.fromkeys(("backend", "most_requests", "most_a_second"), False)
+_HEADERS: Final = (
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+)
+_USUAL: Final = {"most_requests": 1_000_000, "most_a_second": 20_000}
+_AT_A_TIME: Final = 2_000
+
+
+class Recordings:
+    """Answers the requests for recordings.
+
+    Args:
+        client: What is recorded, if it is a controller.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._running = 0
+
+    async def answer(self, request: AdminRequest) -> None:
+        """``POST trace``; sends the answer itself.
+
+        Raises:
+            Refused: There are too many recordings.
+            TypeError: A member of the body has the wrong type.
+            ValueError: One is out of its range.
+            NoSuchName: There is no such backend.
+            ShutDown: The server ends.
+            CallerLeft: The client is gone, or did not read in time.
+        """
+        if not isinstance(self._client, Controller):
+            raise Refused(not_found())
+        self._client.check_open()
+        body = members(request.body, {"seconds": True, **_MEMBERS})
+        tag = body.get("backend")
+        if tag is not None:
+            found("backend", tag, self._client.backends)
+        recording = Recording(
+            self._client,
+            tag,
+            duration_s=_at_most("seconds", seconds("seconds", body["seconds"]), LONGEST_S),
+            most_requests=_count(body, "most_requests", MOST_REQUESTS),
+            most_a_second=_count(body, "most_a_second", MOST_A_SECOND),
+        )
+        if self._running >= MOST_RECORDINGS:
+            raise Refused(_too_many())
+        self._running += 1
+        exchange = request.exchange
+        try:
+            await run_unless_left(exchange.departure, partial(recording.send, exchange))
+        except CallerLeft:
+            if not exchange.is_cut_off:
+                raise
+            recording.why_ended = "server ended"
+        finally:
+            self._running -= 1
+            self._client.observers.remove(recording.recorder)
+        await exchange.end(recording.last_piece())
+
+
+class Recording:
+    """One recording.
+
+    Args:
+        controller: What is recorded.
+        tag: The backend that is recorded; None for all.
+        duration_s: For how long, in seconds.
+        most_requests: How many requests it may have.
+        most_a_second: How many requests of one second it may have.
+
+    Attributes:
+        recorder: Notes the requests.
+        why_ended: Why it has ended: ``"time"``, ``"full"`` or ``"server ended"``.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        tag: str | None,
+        *,
+        duration_s: float,
+        most_requests: int,
+        most_a_second: int,
+    ) -> None:
+        self._controller = controller
+        self._tag = tag
+        self._began_at = anyio.current_time()
+        self._end_at = self._began_at + duration_s
+        self._duration_s = duration_s
+        self._batchers: dict[str, Note] = {}
+        self.why_ended = "time"
+        self.recorder = ArrivalRecorder(
+            self._began_at,
+            most_requests=most_requests,
+            most_a_second=most_a_second,
+            wants=self._wants,
+            request_timeout_s=self._request_timeout_s,
+        )
+
+    async def send(self, exchange: Exchange) -> None:
+        """Records, and sends all but the last piece.
+
+        Raises:
+            CallerLeft: The client did not read in time.
+        """
+        self._controller.observers.add(self.recorder)
+        await exchange.begin(200, _HEADERS)
+        first: Note = {
+            "record": "trace",
+            "format": FORMAT,
+            "began_at": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "seconds": self._duration_s,
+        }
+        piece = _written([first, *self._news_of_batchers()])
+        while True:
+            with anyio.CancelScope() as scope:
+                scope.deadline = anyio.current_time() + exchange.send_timeout_s
+                await exchange.piece(piece)
+            if scope.cancelled_caught:
+                raise exchange.gave_up()
+            await anyio.sleep_until(min(self._end_at, anyio.current_time() + PIECE_S))
+            if self._controller.is_draining:
+                self.why_ended = "server ended"
+                return
+            if self.recorder.is_full:
+                self.why_ended = "full"
+                return
+            if anyio.current_time() >= self._end_at:
+                return
+            notes = self.recorder.take()
+            parts = [_written(self._news_of_batchers())]
+            for start in range(0, len(notes), _AT_A_TIME):
+                parts.append(_written(notes[start : start + _AT_A_TIME]))
+                await anyio.lowlevel.checkpoint()
+            piece = b"".join([*parts, _written([self._state("progress")])])
+
+    def last_piece(self) -> bytes:
+        """Returns the last piece."""
+        waiting = sum(one.statistics().queued + one.statistics().running for one in self._found())
+        end = {**self._state("end"), "why": self.why_ended, "unfinished": waiting}
+        return _written([*self._news_of_batchers(), *self.recorder.take(), end])
+
+    def _state(self, record: str) -> Note:
+        at = round(anyio.current_time() - self._began_at, 3)
+        recorder = self.recorder
+        return {"record": record, "at": at, "requests": recorder.requests, "lost": recorder.lost}
+
+    def _found(self) -> Iterator[Batcher[Any]]:
+        """Yields the batchers that are recorded."""
+        for tag, backend in self._controller.backends.items():
+            if self._tag in (None, tag):
+                for method_batcher in backend.method_batchers.values():
+                    yield method_batcher.batcher
+
+    def _wants(self, batcher: str) -> bool:
+        return self._tag is None or batcher.partition("/")[0] == self._tag
+
+    def _request_timeout_s(self, name: str) -> float | None:
+        known = self._batchers.get(name)
+        return None if known is None else known["options"].get("request_timeout_s")
+
+    def _news_of_batchers(self) -> list[Note]:
+        """Returns a note of each batcher that is new, or whose options have changed."""
+        news: list[Note] = []
+        for batcher in self._found():
+            before = self._batchers.get(batcher.name)
+            note = note_of(batcher)
+            if before is None or before["options"] != note["options"]:
+                self._batchers[batcher.name] = note
+                news.append(note)
+        return news
+
+
+def note_of(batcher: Batcher[Any]) -> Note:
+    """Returns what a trace says of a batcher: its options, and the run times measured so far."""
+    options: dict[str, Any] = {}
+    functions: list[str] = []
+    for name, option in OPTIONS.items():
+        value = getattr(batcher.options, name)
+        if option.is_function and value not in (None, False, True):
+            functions.append(name)
+        else:
+            options[name] = None if value is None else option.to_plain(value)
+    note: Note = {"record": "batcher", "batcher": batcher.name, "options": options}
+    if functions:
+        note["functions"] = functions
+    if batcher.fill != "closed":
+        note["open"] = True
+    model = batcher.statistics().latency_model
+    if model is not None and model.samples:
+        note["run_time"] = {"fixed_s": model.b_s, "per_item_s": model.a_s}
+    return note
+
+
+def _written(notes: list[Note]) -> bytes:
+    return b"".join([orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE) for note in notes])
+
+
+def _at_most(name: str, value: float, most: float) -> float:
+    if not 0 < value <= most:
+        raise ValueError(f"{name} must be more than 0, and at most {most:g}, not {value!r}")
+    return value
+
+
+def _count(body: dict[str, Any], name: str, most: int) -> int:
+    given = body.get(name)
+    if given is None:
+        return _USUAL[name]
+    count = whole(name, given, least=1)
+    if count > most:
+        raise ValueError(f"{name} must be at most {most}, not {count}")
+    return count
+
+
+def _too_many() -> Problem:
+    return Problem(
+        503,
+        "too-many-recordings",
+        "Too much is being recorded",
+        f"{MOST_RECORDINGS} recordings of this server run already; wait until one has ended.",
+    )

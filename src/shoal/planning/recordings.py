@@ -1,0 +1,290 @@
+"""What ``shoal trace`` has recorded of a batcher beside its requests: options, batches, run times.
+
+The run times are a model for simulations: what was measured for a size, with a line through it for
+the sizes between and beyond.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from shoal.core.batch import DispatchReason
+from shoal.core.options.options import OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+FORMAT: Final = 1
+"""The greatest number of a form of traces that can be read."""
+
+_MOST_SIZES: Final = 64
+# With fewer runs of a size, times vary as those of all sizes do.
+_ENOUGH_RUNS: Final = 8
+_LEAST_S: Final = 1e-9
+_NOT_SIMULATED: Final = frozenset({"pad", "join"})
+_FROM_COLUMNS: Final = frozenset({"batch_size_fn", "bucket_by"})
+
+
+class RecordedBatch(NamedTuple):
+    """One batch of a recording.
+
+    Attributes:
+        at: When it was dispatched, in seconds from the start of the recording.
+        reason: Why.
+        size: How many requests it had.
+        load: Their cost, with padding.
+        run_s: How long the handler took, in seconds.
+    """
+
+    at: float
+    reason: DispatchReason
+    size: int
+    load: float
+    run_s: float
+
+
+@dataclass(slots=True)
+class RecordedBatcher:
+    """What was recorded of one batcher.
+
+    Attributes:
+        name: Its name.
+        options: Its options, as keywords of `BatchOptions`, without those that are functions.
+        functions: The names of those that are.
+        is_open: Whether requests join its batches while they run.
+        changes: How often its options changed during the recording; `options` are the last ones.
+        fixed_s: The part of a run that did not depend on its size, as the server had learned it;
+            None if it had learned nothing.
+        per_item_s: The part for each item; likewise.
+        batches: Its batches, in the order in which they ended.
+        latency_s: From the arrival of each answered request to its result, in seconds.
+        waits_s: How long each request of a batch had waited, in seconds.
+        outcomes: How many requests ended how; ``"finished"`` if nothing else.
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    functions: tuple[str, ...] = ()
+    is_open: bool = False
+    changes: int = 0
+    fixed_s: float | None = None
+    per_item_s: float | None = None
+    batches: list[RecordedBatch] = field(default_factory=list[RecordedBatch])
+    latency_s: list[float] = field(default_factory=list[float])
+    waits_s: list[float] = field(default_factory=list[float])
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    # The number of the batch whose requests are being read.
+    _batch: Any = None
+
+    def describe(self, row: Mapping[str, Any]) -> None:
+        """Takes the options from a line of the recording.
+
+        Raises:
+            TypeError: A value has the wrong type.
+            ValueError: A value is out of its range.
+        """
+        given = _mapping(row.get("options"))
+        options = {
+            name: OPTIONS[name].from_plain(name, value)
+            for name, value in given.items()
+            if name in OPTIONS and not OPTIONS[name].is_function
+        }
+        self.changes += bool(self.options) and options != self.options
+        self.options = options
+        functions = row.get("functions", ())
+        self.functions = tuple(name for name in functions if isinstance(name, str))
+        self.is_open = row.get("open") is True
+        run_time = _mapping(row.get("run_time", {}))
+        if run_time:
+            self.fixed_s = _at_least_0(run_time.get("fixed_s"))
+            self.per_item_s = _at_least_0(run_time.get("per_item_s"))
+
+    def add_batch(self, row: Mapping[str, Any]) -> None:
+        """Takes a batch from a line of the recording.
+
+        Raises:
+            KeyError, TypeError, ValueError: A value is missing, has the wrong type or is no such
+                value.
+        """
+        batch = RecordedBatch(
+            _at_least_0(row["at"]),
+            DispatchReason(row["reason"]),
+            int(row["size"]),
+            _at_least_0(row["load"]),
+            _at_least_0(row["run_s"]),
+        )
+        if batch.size < 1:
+            raise ValueError
+        self.batches.append(batch)
+        self._batch = row.get("batch")
+
+    def add_request(self, row: Mapping[str, Any]) -> None:
+        """Takes how a request ended from its line.
+
+        Raises:
+            TypeError, ValueError: A value has the wrong type or is no such value.
+        """
+        outcome = row.get("outcome", "finished")
+        if outcome not in OUTCOMES:
+            raise ValueError
+        self.outcomes[outcome] += 1
+        took_s = row.get("took_s")
+        if took_s is None or outcome != "finished":
+            return
+        latency_s = _at_least_0(took_s)
+        self.latency_s.append(latency_s)
+        if self._batch is not None and row.get("batch") == self._batch and not self.is_open:
+            self.waits_s.append(max(0.0, latency_s - self.batches[-1].run_s))
+
+    def run_times(self, seed: int = 0) -> MeasuredRunTimes | None:
+        """Returns a model of the run times; None if no batch has ended."""
+        if not self.batches:
+            return None
+        runs = [(batch.load, batch.run_s) for batch in self.batches]
+        return measured_run_times(runs, self.fixed_s, self.per_item_s, seed)
+
+    def left_out(self) -> list[str]:
+        """Returns the options that were in force and can't be simulated, by name."""
+        ignored = _NOT_SIMULATED | _FROM_COLUMNS
+        left_out = [name for name in self.functions if name not in ignored]
+        if self.options.get("cache") is not None:
+            left_out.append("cache")
+        return left_out
+
+
+OUTCOMES: Final = ("finished", "failed", "cancelled", "expired", "rejected", "shed")
+"""How a recorded request may have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRunTimes:
+    """Run times that vary as the measured ones do; a latency model for `simulate`.
+
+    Attributes:
+        fixed_s: The part that does not depend on the batch, as fitted, in seconds.
+        per_item_s: The part for each item or unit of cost, as fitted, in seconds.
+        sizes: Sizes that were measured, ascending.
+        ratios: By what times of each size differ from the fitted one: factors.
+        seed: The seed of the variation.
+    """
+
+    fixed_s: float
+    per_item_s: float
+    sizes: Sequence[float]
+    ratios: Sequence[Sequence[float]]
+    seed: int = 0
+
+    def __call__(self, size: float) -> float:
+        """Returns the usual run time for a batch of that size, in seconds."""
+        return (self.fixed_s + self.per_item_s * size) * median(self._ratios_of(size))
+
+    def sampler(self) -> Callable[[float], float]:
+        """Returns a function from a batch's size to its run time, in seconds."""
+        chance = random.Random(self.seed)  # noqa: S311 - no secret is drawn
+
+        def sample(size: float) -> float:
+            usual_s = self.fixed_s + self.per_item_s * size
+            return usual_s * chance.choice(self._ratios_of(size))
+
+        return sample
+
+    def _ratios_of(self, size: float) -> Sequence[float]:
+        """Returns the ratios of the nearest size that was measured."""
+        above = bisect_left(self.sizes, size)
+        if above == len(self.sizes):
+            return self.ratios[-1]
+        if above and size - self.sizes[above - 1] < self.sizes[above] - size:
+            above -= 1
+        return self.ratios[above]
+
+
+def measured_run_times(
+    runs: Iterable[tuple[float, float]],
+    fixed_s: float | None = None,
+    per_item_s: float | None = None,
+    seed: int = 0,
+) -> MeasuredRunTimes:
+    """Makes a model of measured run times.
+
+    Args:
+        runs: The size of each run, and how long it took, in seconds; at least one.
+        fixed_s: A guess of the part that does not depend on the size, for runs of one size only.
+        per_item_s: A guess of the part for each item; likewise.
+        seed: The seed of the variation.
+    """
+    groups = _by_size(runs)
+    usual = [(size, median(times), len(times)) for size, times in groups]
+    fixed_s, per_item_s = (
+        _line(usual) if len(usual) > 1 else _through(usual[0], fixed_s or 0.0, per_item_s or 0.0)
+    )
+    ratios = [
+        [run_s / max(fixed_s + per_item_s * size, _LEAST_S) for run_s in times]
+        for size, times in groups
+    ]
+    of_all = [ratio for some in ratios for ratio in some]
+    ratios = [some if len(some) >= _ENOUGH_RUNS else of_all for some in ratios]
+    return MeasuredRunTimes(fixed_s, per_item_s, [size for size, _ in groups], ratios, seed)
+
+
+def _by_size(runs: Iterable[tuple[float, float]]) -> list[tuple[float, list[float]]]:
+    """Groups runs of nearly the same size."""
+    ordered = sorted(runs)
+    if len({size for size, _ in ordered}) <= _MOST_SIZES:
+        groups: dict[float, list[float]] = {}
+        for size, run_s in ordered:
+            groups.setdefault(size, []).append(run_s)
+        return list(groups.items())
+    step = math.ceil(len(ordered) / _MOST_SIZES)
+    parts = [ordered[at : at + step] for at in range(0, len(ordered), step)]
+    found = {median(size for size, _ in part): [run_s for _, run_s in part] for part in parts}
+    return list(found.items())
+
+
+def _line(usual: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
+    """Returns the fixed part, and that for each item, that fit best; relative errors count."""
+    weighted = [(size, run_s, count / max(run_s, _LEAST_S) ** 2) for size, run_s, count in usual]
+    total = sum(weight for _, _, weight in weighted)
+    mean_size = sum(size * weight for size, _, weight in weighted) / total
+    mean_s = sum(run_s * weight for _, run_s, weight in weighted) / total
+    spread = sum(weight * (size - mean_size) ** 2 for size, _, weight in weighted)
+    slope = (
+        sum(weight * (size - mean_size) * (run_s - mean_s) for size, run_s, weight in weighted)
+        / spread
+    )
+    fixed_s = mean_s - slope * mean_size
+    if slope < 0:
+        return mean_s, 0.0
+    if fixed_s < 0:
+        squares = sum(weight * size**2 for size, _, weight in weighted)
+        return 0.0, sum(weight * size * run_s for size, run_s, weight in weighted) / squares
+    return fixed_s, slope
+
+
+def _through(
+    usual: tuple[float, float, int], fixed_s: float, per_item_s: float
+) -> tuple[float, float]:
+    """Scales a guess so that it fits the only size that was measured."""
+    size, run_s, _ = usual
+    guessed_s = fixed_s + per_item_s * size
+    if not guessed_s:
+        return run_s, 0.0
+    return fixed_s * run_s / guessed_s, per_item_s * run_s / guessed_s
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError
+    return cast("dict[str, Any]", value)
+
+
+def _at_least_0(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < math.inf or isinstance(value, bool):
+        raise ValueError
+    return number

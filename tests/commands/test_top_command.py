@@ -1,0 +1,389 @@
+"""``shoal top``: what it shows, once and live, and what ugly names do to a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import struct
+import sys
+import termios
+import threading
+import time
+
+import pytest
+from driven_server import served
+from rich.console import Console
+from rich.text import Text
+
+import shoal
+from shoal.cli import main
+from shoal.commands.server.screen import picture
+from shoal.commands.server.view import ServerView
+
+HANG_S = 15
+UGLY = "[red]x[/] \x1b[2J\x9b2J\r\n\u202e<b>"
+
+
+def sample(number=1, **more):
+    one = {
+        "finished": 120.0,
+        "failed": 0.5,
+        "left": 0,
+        "refused": 2.0,
+        "batches": 10.0,
+        "size": 12.0,
+        "wait_s": 0.002,
+        "run_s": 0.03,
+        "reasons": {"full": 7.5, "timer": 2.5},
+        "p50": 0.01,
+        "p95": 0.02,
+        "p99": None,
+        "queued": 7,
+        "levels": {"1": 3, "2": 4},
+        "running": 12,
+        "limit": 16.0,
+        "streams": 3,
+        **more,
+    }
+    return {"number": number, "at": float(number), "all": one, "batchers": {"small": one}}
+
+
+def state(name="small"):
+    replica = {"name": f"{name}#0", "state": "ready", "running": 3, "batches": 1234}
+    return {
+        "backends": [
+            {
+                "name": name,
+                "code": name,
+                "placement": "process",
+                "state": "degraded",
+                "wanted": 2,
+                "replicas": [{**replica, "memory_bytes": 80 * 2**20}],
+                "queued": 7,
+                "running": 3,
+                "requests": 98765,
+                "errors": 4,
+                "deaths": 1,
+                "restarts": 1,
+                "failure": name,
+            }
+        ],
+        "endpoints": [
+            {
+                "name": name,
+                "route": f"/{name}",
+                "methods": ["POST"],
+                "held": 0,
+                "requests": 98765,
+                "errors": 4,
+                "traffic": {name: 0.9, "large": 0.1},
+                "shadows": [
+                    {
+                        "backend": name,
+                        "proportion": 0.5,
+                        "compares": True,
+                        "sent": 10,
+                        "dropped": 0,
+                        "failed": 0,
+                        "agreed": 9,
+                        "disagreed": 1,
+                    }
+                ],
+            }
+        ],
+        "hidden": 3,
+        "failures": [
+            {"age_s": 4.2, "batcher": name, "batch": 1, "error": name, "count": 2, "ids": [name]}
+        ],
+    }
+
+
+def message(number=1, run="a", name="small", **more):
+    return {
+        "run": run,
+        "now": float(number),
+        "lanes": [{"name": "small", "limit": 16, "open": False, "rows": [], "now": []}],
+        "samples": [sample(number, **more)],
+        "state": state(name),
+    }
+
+
+def drawn(view, *, width=160, encoding_is_plain=False, status="live", color=False):
+    console = Console(width=width, markup=False, highlight=False, emoji=False, force_terminal=color)
+    with console.capture() as capture:
+        shown = picture(view, "default", Text(status), width=width, plain=encoding_is_plain)
+        console.print(shown)
+    return capture.get()
+
+
+@pytest.fixture
+def view():
+    view = ServerView()
+    assert view.take(message())
+    return view
+
+
+def row_of(text, head):
+    """The figures of the first row of a table, by its heads."""
+    lines = text.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith(head))
+    return dict(zip(lines[at].split(), lines[at + 1].split("  "), strict=False)), lines[at + 1]
+
+
+def test_all_that_an_operator_asks_for_is_shown(view):
+    text = drawn(view)
+    assert "120 answered a second" in text
+    assert "0.5 failed" in text
+    assert "2 refused" in text
+    assert "latency p50 10 ms  p95 20 ms  p99 -" in text
+    assert "10 batches a second, of 12; 7 queued, 12 running, 3 streams open" in text
+    assert "full 75%, timer 25%" in text
+    assert "7 (1:3 2:4)" in text
+    _, backend = row_of(text, "BACKEND")
+    assert backend.split() == [
+        *("small", "degraded", "1/2", "7", "3", "98,765", "4", "1", "1", "small")
+    ]
+    _, replica = row_of(text, "REPLICA")
+    assert replica.split() == ["small#0", "ready", "3", "1,234", "80", "MiB"]
+    _, endpoint = row_of(text, "ENDPOINT")
+    assert "small 90%, large 10%" in endpoint
+    assert "small 50%, 90% agree" in endpoint
+    _, failure = row_of(text, "FAILED")
+    assert failure.split() == ["4", "s", "ago", "small", "2", "small", "small"]
+    assert "3 more are not shown" in text
+
+
+def test_few_columns_show_what_matters_most(view):
+    text = drawn(view, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    heads = next(line for line in text.splitlines() if line.startswith("BATCHER"))
+    assert heads.split() == ["BATCHER", "REQ/S", "FAIL/S", "P50", "P99", "BATCH", "QUEUED", "WHY"]
+    assert "…" not in heads
+
+
+def test_ascii_will_do(view):
+    for number in range(2, 9):
+        view.take(message(number))
+    assert "█" in drawn(view)
+    assert drawn(view, encoding_is_plain=True).isascii()
+
+
+@pytest.mark.parametrize("color", [False, True])
+def test_ugly_names_are_text_and_nothing_that_a_terminal_obeys(color):
+    view = ServerView()
+    ugly = message(name=UGLY)
+    ugly["samples"][0]["batchers"] = {UGLY: sample(reasons={UGLY: 1.0})["all"]}
+    ugly["samples"][0]["batchers"][UGLY]["levels"] = {UGLY: 1, "2": 2}
+    view.take(ugly)
+    text = drawn(view, color=color)
+    assert text.count("[red]x[/] ") >= 8
+    assert "\x1b[2J" not in text
+    for control in ("\x9b", "\r", "\u202e"):
+        assert control not in text
+    if not color:
+        assert "\x1b" not in text
+
+
+def test_long_names_and_many_rows_are_short():
+    view = ServerView()
+    long = message(name="n" * 500)
+    long["state"]["backends"] *= 100
+    view.take(long)
+    text = drawn(view)
+    assert "n" * 40 not in text
+    assert len(text.splitlines()) < 70
+
+
+def test_another_server_at_the_same_address_is_another(view):
+    assert not view.take({**message(2), "samples": [], "state": None})
+    assert view.is_complete
+    view.take({**message(1, run="b"), "samples": [], "state": None})
+    assert (view.state, list(view.samples)) == (None, [])
+    assert "waiting for the server" in drawn(view)
+
+
+def test_few_seconds_are_kept(view):
+    for number in range(1000):
+        view.take(message(number))
+    assert len(view.samples) == 120
+
+
+# A server
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def run(*arguments):
+        code = main(["top", *arguments])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+@pytest.fixture
+def url():
+    with served() as url:
+        with shoal.connect(url) as client:
+            client.create_backend("scale", "driven_models:Scaler", config={"max_batch_size": 4})
+            client.create_endpoint("e", backend="scale")
+        yield url
+
+
+@pytest.fixture
+def calls(url):
+    """Calls the server over and over, until the test has ended."""
+    is_over = threading.Event()
+
+    def call():
+        with shoal.connect(url) as client:
+            handle = client.get_handle("e")
+            while not is_over.is_set():
+                handle.call(1)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join(HANG_S)
+
+
+@pytest.mark.real_time
+@pytest.mark.usefixtures("calls")
+def test_it_is_printed_once_where_there_is_no_terminal(url, run):
+    code, out, err = run("--url", url)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    _, batcher = row_of(out, "BATCHER")
+    assert batcher.split()[0] == "scale"
+    assert float(batcher.split()[1].replace(",", "")) > 0
+    _, backend = row_of(out, "BACKEND")
+    assert backend.split()[:3] == ["scale", "ready", "1/1"]
+
+
+@pytest.mark.real_time
+@pytest.mark.usefixtures("calls")
+def test_programs_get_data(url, run):
+    code, out, err = run("--json", "--url", url)
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert told["now"]["all"]["finished"] > 0
+    assert told["backends"][0]["name"] == "scale"
+
+
+@pytest.mark.real_time
+def test_why_a_server_can_not_be_watched_is_told(run, tmp_path, monkeypatch):
+    code, out, err = run("--url", f"unix:{tmp_path}/none.sock", "--once")
+    assert (code, out) == (1, "")
+    assert "no server answers at" in err
+    token = tmp_path / "token"
+    token.write_text("wrong")
+    # By default one may watch a server at a loopback address without a token.
+    monkeypatch.setattr("driven_server.App", lambda: shoal.App(dashboard=False))
+    with served(token="right") as url:
+        code, out, err = run("--url", url, "--token-file", str(token))
+        assert (code, out) == (1, "")
+        assert "token" in err
+        token.write_text("right")
+        assert run("--url", url, "--token-file", str(token))[0] == 0
+    monkeypatch.delitem(sys.modules, "shoal.commands.server.screen", raising=False)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert run("--once") == (
+        1,
+        "",
+        "shoal: `shoal top` needs 'rich.console': pip install 'shoal[client,top]'\n",
+    )
+
+
+class Screen:
+    """A terminal in which the command runs."""
+
+    def __init__(self, terminal, *arguments, **environment):
+        self.shown = b""
+        master, slave = pty.openpty()
+        self._master = master
+        self.resize(30, 150)
+        given = {"TERM": "xterm-256color", **environment}
+        terminal.environment.update(given)
+        terminal.environment.pop("COLUMNS", None)
+        terminal.environment.pop("LINES", None)
+        self.process = Popen(terminal, ["top", *arguments], slave)
+        os.close(slave)
+
+    def resize(self, rows, columns):
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def until(self, text, *, after=0):
+        """Reads until something is shown; gives where it is."""
+        give_up_at = time.monotonic() + HANG_S
+        while text not in self.shown[after:]:
+            assert time.monotonic() < give_up_at, self.shown[-2000:]
+            if select.select([self._master], [], [], 0.1)[0]:
+                try:
+                    self.shown += os.read(self._master, 2**16)
+                except OSError:  # the command has ended
+                    assert text in self.shown[after:], self.shown[-2000:]
+        return self.shown.index(text, after)
+
+    def end(self, number):
+        self.process.send_signal(number)
+        code = self.process.wait(HANG_S)
+        self.until(b"", after=len(self.shown))
+        while select.select([self._master], [], [], 0)[0]:
+            try:
+                self.shown += os.read(self._master, 2**16)
+            except OSError:
+                break
+        os.close(self._master)
+        return code
+
+
+def Popen(terminal, arguments, slave):
+    import subprocess
+
+    return subprocess.Popen(
+        [sys.executable, "-m", "shoal", *arguments],
+        cwd=terminal.directory,
+        env=terminal.environment,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.real_time
+def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(terminal):
+    terminal.told("start", "--detach", "--port", "0")
+    screen = Screen(terminal)
+    screen.until(b"live")
+    screen.until(b"REFUSED/S")
+    before = len(screen.shown)
+    screen.resize(30, 80)
+    screen.until(b"BATCHER", after=before)
+    at = screen.until(b"BACKEND", after=before)
+    assert b"REFUSED/S" not in screen.shown[at:]
+    terminal.told("stop")
+    at = screen.until(b"not reachable", after=before)
+    terminal.wait_until_ended()
+    terminal.told("start", "--detach", "--port", "0")
+    screen.until(b"live", after=at)
+    assert screen.end(signal.SIGINT) == 0
+    # The cursor and what was on the terminal are there again.
+    assert screen.shown.endswith(b"\x1b[?25h\x1b[?1049l")
+    assert b"Traceback" not in screen.shown
+
+
+@pytest.mark.real_time
+def test_a_dumb_terminal_gets_it_once(terminal):
+    terminal.told("start", "--detach", "--port", "0")
+    screen = Screen(terminal, TERM="dumb")
+    screen.until(b"BACKEND")
+    assert screen.process.wait(HANG_S) == 0
+    assert b"\x1b" not in screen.shown

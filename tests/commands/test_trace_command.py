@@ -1,0 +1,170 @@
+"""``shoal trace`` against a server, and what ``shoal simulate`` makes of its file."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+
+import pytest
+from driven_server import served
+
+import shoal
+from shoal.cli import main
+
+pytestmark = pytest.mark.real_time
+
+HANG_S = 15
+
+
+@pytest.fixture
+def url():
+    with served() as url:
+        with shoal.connect(url) as client:
+            client.create_backend("scale", "driven_models:Scaler", config={"max_batch_size": 4})
+            client.create_endpoint("e", backend="scale")
+        yield url
+
+
+@pytest.fixture
+def traffic(url):
+    """Calls the server over and over during a test."""
+    is_over = threading.Event()
+
+    def call():
+        with shoal.connect(url) as client:
+            handle = client.get_handle("e")
+            while not is_over.is_set():
+                handle.call(1)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    yield
+    is_over.set()
+    for thread in threads:
+        thread.join(HANG_S)
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        code = main([*arguments])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+@pytest.mark.usefixtures("traffic")
+def test_a_recording_can_be_simulated_without_anything_else(url, run, tmp_path):
+    code, out, err = run("trace", "--seconds", "1", "--url", url)
+    assert (code, err) == (0, "")
+    assert re.match(r"recorded [\d,]+ requests in 1(\.\d+)? s", out)
+    lines = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
+    kinds = [line.get("record") for line in lines]
+    assert (kinds[0], kinds[1], kinds[-1]) == ("trace", "batcher", "end")
+    assert "progress" not in kinds
+    assert kinds.count(None) == lines[-1]["requests"] > 0
+    code, out, err = run(
+        *("simulate", "trace.jsonl", "--option", "max_batch_size=8", "--json"),
+        *("--compare", "batch_wait_timeout_s=0.1 max_concurrent_batches=2"),
+    )
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert found["requests"] == kinds.count(None)
+    recorded, today, first, second = found["compared"]
+    assert [one["name"] for one in found["compared"]] == ["recorded", "today", "A", "B"]
+    assert recorded["batches"] == kinds.count("batch")
+    assert "max_batch_size=4" in today["options"]
+    assert first["options"] == "max_batch_size=8"
+    assert second["options"] == "batch_wait_timeout_s=0.1, max_concurrent_batches=2"
+    assert second["mean_batch"] > first["mean_batch"]
+
+
+def test_ctrl_c_keeps_what_there_is(url, terminal):
+    process = terminal.popen("trace", "--seconds", "600", "--url", url)
+    path = terminal.directory / "trace.jsonl"
+    give_up_at = time.monotonic() + HANG_S
+    while not path.exists():
+        assert time.monotonic() < give_up_at
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=HANG_S)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("recorded 0 requests")
+    first, *_, last = [json.loads(line) for line in path.read_text().splitlines()]
+    assert first["record"] == "trace"
+    assert (last["record"], last["why"]) == ("end", "interrupted")
+
+
+def test_a_server_that_ends_leaves_what_there_is(run, tmp_path):
+    with served() as url:
+        told = []
+        thread = threading.Thread(
+            target=lambda: told.append(run("trace", "--seconds", "600", "--url", url))
+        )
+        # Signals can't be awaited in this thread.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("shoal.commands.trace.anyio.open_signal_receiver", never)
+            thread.start()
+            path = tmp_path / "trace.jsonl"
+            while not path.exists():
+                assert thread.is_alive()
+            with shoal.connect(url) as client:
+                client.shutdown()
+            thread.join(HANG_S)
+    [(code, out, err)] = told
+    assert (code, err) == (1, "shoal: the server has ended\n")
+    assert out.startswith("recorded 0 requests")
+    assert json.loads(path.read_text().splitlines()[-1])["why"] == "server ended"
+
+
+class never:
+    def __init__(self, *signals):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        pass
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        import anyio
+
+        await anyio.sleep_forever()
+
+
+def test_progress_is_json_for_programs(url, run):
+    code, out, err = run("trace", "--seconds", "0.1", "--url", url, "--json", "-o", "x.jsonl")
+    assert (code, err) == (0, "")
+    told = json.loads(out)
+    assert (told["file"], told["requests"], told["why"]) == ("x.jsonl", 0, "time")
+
+
+def test_mistakes_are_told_in_one_line(url, run, tmp_path):
+    (tmp_path / "trace.jsonl").write_text("mine")
+    code, out, err = run("trace", "--url", url)
+    assert (code, out) == (2, "")
+    assert err == "shoal: trace.jsonl exists; name another file with -o, or delete it\n"
+    assert (tmp_path / "trace.jsonl").read_text() == "mine"
+    for arguments, told in [
+        (["--backend", "absent"], "there is no backend"),
+        (["--max-requests", "100000000"], "most_requests must be at most"),
+        (["--seconds", "1e7"], "seconds must be more than 0, and at most 86400"),
+        (["-o", "absent/x.jsonl", "--seconds", "1"], "can't write absent/x.jsonl"),
+    ]:
+        code, out, err = run("trace", "-o", "other.jsonl", *arguments, "--url", url)
+        assert code in (1, 2)
+        assert out == ""
+        assert told in err
+        assert err.count("\n") == 1
+        assert not (tmp_path / "other.jsonl").exists()

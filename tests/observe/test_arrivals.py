@@ -1,0 +1,234 @@
+"""What is recorded of requests: when, how large and how urgent they are, and never what."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import settle
+from shoal.observe import arrivals
+from shoal.observe.arrivals import ArrivalRecorder
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "the-patient's-name"
+
+
+def recorder(**options):
+    most = {"most_requests": 1000, "most_a_second": 1000}
+    return ArrivalRecorder(anyio.current_time(), **{**most, **options})
+
+
+def requests_in(notes):
+    return [note for note in notes if "record" not in note]
+
+
+async def double(items):
+    await anyio.sleep(1)
+    return items
+
+
+async def test_requests_are_noted_with_their_batch_when_it_ends():
+    batcher = shoal.Batcher(double, max_batch_size=8, batch_wait_timeout_s=0.5, name="double")
+    batcher.observers.add(told := recorder())
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call, SECRET)
+        await anyio.sleep(0.25)
+        tasks.start_soon(call, SECRET)
+        await settle()
+        assert told.take() == []
+    batch, *requests = told.take()
+    assert batch == {
+        "record": "batch",
+        "batcher": "double",
+        "batch": 1,
+        "at": 0.5,
+        "run_s": 1,
+        "size": 2,
+        "load": 2,
+        "reason": "timer",
+    }
+    assert requests == [
+        {"at": 0, "batcher": "double", "batch": 1, "took_s": 1.5},
+        {"at": 0.25, "batcher": "double", "batch": 1, "took_s": 1.25},
+    ]
+    assert told.take() == []
+    assert (told.requests, told.lost) == (2, 0)
+
+
+async def test_costs_priorities_deadlines_and_hashes_of_keys_are_noted():
+    batcher = shoal.Batcher(
+        double,
+        name="double",
+        max_batch_size=9,
+        priority_levels=3,
+        batch_size_fn=lambda item: item[1],
+        bucket_by=lambda item: item[0],
+    )
+    batcher.observers.add(told := recorder())
+    async with batcher as call, anyio.create_task_group() as tasks:
+        urgent = call.options(priority=1, deadline_s=30, queue_timeout_s=20)
+        tasks.start_soon(urgent, (SECRET, 2.5))
+        tasks.start_soon(urgent, (SECRET, 1))
+        tasks.start_soon(call, ("other", 1))
+    notes = told.take()
+    first, second, third = sorted(requests_in(notes), key=lambda note: note["took_s"])
+    if first.get("cost", 1) == 1:
+        first, second = second, first
+    assert first["cost"] == 2.5
+    assert "cost" not in second
+    assert (first["priority"], first["deadline_s"], first["queue_timeout_s"]) == (1, 30, 20)
+    assert not third.keys() & {"priority", "deadline_s", "queue_timeout_s"}
+    assert first["bucket"] == second["bucket"] != third["bucket"]
+    assert SECRET not in json.dumps(notes)
+    assert "other" not in json.dumps(notes)
+
+
+async def test_keys_are_hashed_with_another_salt_each_time():
+    one, other = recorder(), recorder()
+    assert one._hashed("a") == one._hashed("a") != one._hashed("b")
+    assert one._hashed("a") != other._hashed("a")
+    assert one._hashed(("a", 1)) != one._hashed(("a", 2))
+
+
+async def test_keys_of_any_type_have_equal_hashes_if_they_are_equal():
+    class Key:
+        def __init__(self, value):
+            self.value = value
+
+        def __eq__(self, other):
+            return isinstance(other, Key) and self.value == other.value
+
+        def __hash__(self):
+            return hash(self.value)
+
+        def __repr__(self):
+            raise AssertionError
+
+    class Broken(Key):
+        def __hash__(self):
+            raise ZeroDivisionError
+
+    told = recorder()
+    assert told._hashed(Key(1)) == told._hashed(Key(1)) != told._hashed(Key(2))
+    assert told._hashed(Broken(1)) == "unknown"
+
+
+async def test_few_keys_are_remembered(monkeypatch):
+    monkeypatch.setattr(arrivals, "_MOST_KEYS", 3)
+    told = recorder()
+    hashes = [told._hashed(number) for number in range(10)]
+    assert len({*hashes}) == 10
+    assert [told._hashed(number) for number in range(10)] == hashes
+    assert len(told._hashes) == 3
+    assert told._hashed(object()) == "unknown"
+
+
+async def test_a_deadline_that_an_option_makes_is_not_noted():
+    batcher = shoal.Batcher(double, name="double", request_timeout_s=30)
+    batcher.observers.add(told := recorder(request_timeout_s=lambda _: 30))
+    async with batcher as call:
+        await call(1)
+        await call.options(deadline_s=20)(1)
+    first, second = requests_in(told.take())
+    assert "deadline_s" not in first
+    assert second["deadline_s"] == 20
+
+
+async def test_requests_that_no_batch_has_had_are_noted_with_the_reason():
+    batcher = shoal.Batcher(double, name="double", max_batch_size=1, max_queued_requests=1)
+    batcher.observers.add(told := recorder())
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 0)
+        await settle()
+        with anyio.move_on_after(0.25):
+            await call(1)
+        with pytest.raises(shoal.DeadlineExceeded):
+            await call.options(deadline_s=0.25)(2)
+        tasks.start_soon(call, 3)
+        await settle()
+        with pytest.raises(shoal.Overloaded):
+            await call(4)
+    ends = [(note.get("outcome"), note.get("left_s")) for note in requests_in(told.take())]
+    assert ends == [
+        ("cancelled", 0.25),
+        ("expired", 0.25),
+        ("rejected", 0),
+        (None, None),
+        (None, None),
+    ]
+
+
+async def test_failed_requests_are_noted_as_such():
+    async def fail(items):
+        return [KeyError(SECRET) for _ in items]
+
+    batcher = shoal.Batcher(fail, name="fail")
+    batcher.observers.add(told := recorder())
+    async with batcher as call:
+        with pytest.raises(KeyError):
+            await call(SECRET)
+    batch, request = told.take()
+    assert batch["failed"] == 1
+    assert request["outcome"] == "failed"
+    assert SECRET not in json.dumps([batch, request])
+
+
+async def test_requests_of_open_batches_are_noted_one_by_one():
+    async def handle(batch: shoal.OpenBatch[int, int]) -> None:
+        async for request in batch:
+            await anyio.sleep(1)
+            request.finish(request.item)
+
+    batcher = shoal.Batcher(handle, fill="continuous", max_batch_size=4, name="open")
+    batcher.observers.add(told := recorder())
+    async with batcher as call:
+        await call(1)
+        assert [note["took_s"] for note in told.take()] == [1]
+    (batch,) = told.take()
+    assert batch["open"] is True
+
+
+async def test_requests_that_were_there_already_arrive_at_its_beginning():
+    batcher = shoal.Batcher(double, name="double")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 1)
+        await anyio.sleep(0.5)
+        batcher.observers.add(told := recorder())
+    (request,) = requests_in(told.take())
+    assert (request["at"], request["took_s"]) == (0, 1)
+
+
+async def test_only_wanted_batchers_are_noted():
+    observers = shoal.Batcher(double).observers
+    observers.add(told := recorder(wants=lambda name: name == "one"))
+    one = shoal.Batcher(double, name="one", observers=observers)
+    other = shoal.Batcher(double, name="other", observers=observers)
+    async with one as call, other as call_other:
+        await call(1)
+        await call_other(1)
+    assert {note["batcher"] for note in told.take()} == {"one"}
+
+
+async def test_what_is_too_much_is_left_out_and_counted(monkeypatch):
+    batcher = shoal.Batcher(double, name="double", max_batch_size=10)
+    batcher.observers.add(told := recorder(most_a_second=3, most_requests=5))
+    async with batcher as call:
+        await call.map(range(10))
+        assert (told.requests, told.lost, told.is_full) == (3, 7, False)
+        await call.map(range(10))
+        assert (told.requests, told.lost, told.is_full) == (5, 15, True)
+    assert len(requests_in(told.take())) == 5
+
+
+async def test_notes_that_nobody_takes_are_bounded(monkeypatch):
+    monkeypatch.setattr(arrivals, "MOST_HELD", 4)
+    batcher = shoal.Batcher(double, name="double", max_batch_size=10)
+    batcher.observers.add(told := recorder())
+    async with batcher as call:
+        await call.map(range(10))
+    assert len(told.take()) == 4
+    assert told.lost == 7
