@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.routing import Mounts, PathTable, Route
+    from shoal.observe.gpus import GpuCollector
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -130,6 +131,12 @@ class Pages:
         await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
 
     @cached_property
+    def _gpus(self) -> GpuCollector:
+        from shoal.observe.gpus import GpuCollector
+
+        return GpuCollector()
+
+    @cached_property
     def _registry(self) -> CollectorRegistry:
         from prometheus_client import CollectorRegistry
 
@@ -140,6 +147,7 @@ class Pages:
         registry.register(
             ShoalCollector(self._statistics, counted.answers, counted.streams, self._status)
         )
+        registry.register(self._gpus)
         return registry
 
     async def _answer_metrics(self, exchange: Exchange) -> None:
@@ -148,6 +156,8 @@ class Pages:
         _, controller = self._now()
         if controller is not None:
             self._dispatcher.keep_counts_of(controller.endpoints)
+            readings = await controller.devices.meter.read()
+            self._gpus.gpus = controller.devices.status(readings)
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
         await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)

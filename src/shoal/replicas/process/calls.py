@@ -70,7 +70,7 @@ class Conversation:
 
         self.data = FrameConnection(worker.data, on_invalid_frame=on_invalid_frame)
         self.control = FrameConnection(worker.control, on_invalid_frame=on_invalid_frame)
-        self.endpoint_calls = EndpointCalls(self.control)
+        self.endpoint_calls = EndpointCalls(self._send_to_code)
         self.at_work = anyio.Event()
         self._worker = worker
         self._where = where
@@ -173,6 +173,9 @@ class Conversation:
             self.endpoint_calls.handle(frame)
         else:
             self.handle(frame)
+
+    def _send_to_code(self, kind: Kind, id_: int, message: Message) -> None:
+        self.control.send(MessageCodec().frame(kind, id_, message))
 
     def end(self) -> None:
         """Ends all calls, because the worker has died, after reading the frames that it sent."""

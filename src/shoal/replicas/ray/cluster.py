@@ -49,6 +49,8 @@ _LOOKED_AT: Final = (0, 8, 16, 256)
 """How many elements of a list are measured to estimate its size, by the remaining depth: nearly
 always all items of a batch, and few of the elements in them."""
 
+_MOST_SHOWN: Final = 8
+
 _joining: Final = threading.Lock()
 """Held while this process connects to Ray; only one thread may do that at a time."""
 
@@ -83,6 +85,8 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
             f"ray_options can't have {', '.join(refused)}: Shoal sets that itself for each replica"
         )
     given.setdefault("num_cpus", 1)
+    if options.gpus is not None:
+        given["num_gpus"] = options.gpus
     if options.env:
         runtime_env = dict(given.get("runtime_env") or {})
         runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **options.env}
@@ -103,6 +107,22 @@ def new_actor(blueprint: Blueprint, loop: str) -> Any:
     options = actor_options(blueprint)
     actor_class: Any = ray.remote(concurrency_groups=dict(GROUPS))(ReplicaActor)
     return actor_class.options(**options).remote(tuple(blueprint.identity), loop)
+
+
+def free_resources() -> str:
+    """Returns what the cluster has free of its resources, for messages. It blocks.
+
+    Raises:
+        Exception: What Ray raised.
+    """
+    free: Mapping[str, float] = ray.available_resources()
+    there: Mapping[str, float] = ray.cluster_resources()
+    shown = [
+        f"{free.get(name, 0.0):g} of {number:g} {name}"
+        for name, number in sorted(there.items())
+        if ":" not in name and not name.endswith("memory")
+    ]
+    return f"these are free: {', '.join(shown[:_MOST_SHOWN])}" if shown else "none are free"
 
 
 def death_of(error: BaseException) -> str | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.replicas.ray.actor import Answer
+    from shoal.replicas.ray.calls_out import Sent
     from shoal.replicas.threads import Soon
 
 _STEPS_AHEAD: Final = 4
@@ -109,6 +110,34 @@ class Link:
             if not pump.ended.is_set():
                 pump.drop()
                 await self._cancel(call, pump.ended)
+
+    async def sent(self) -> AsyncGenerator[list[Sent], None]:
+        """Yields the frames that the code sends, in their order, until the actor has died.
+
+        Raises:
+            ReplicaDied: It has.
+        """
+        assert self._soon is not None
+        options = {"num_returns": "streaming", "concurrency_group": CONTROL}
+        with self._sending(None):
+            references = self._actor.calls_out.options(**options).remote()
+        pump = Pump(references, ray.get, self._soon, f"shoal calls of {self._tag}")
+        try:
+            while await self._has_step(pump):
+                yield pump.take()
+        finally:
+            pump.drop()
+
+    async def answer(self, frames: list[Sent]) -> None:
+        """Sends frames to the code, and waits until they have come.
+
+        Raises:
+            ReplicaDied: The actor has died.
+        """
+        method = self._actor.answered.options(concurrency_group=CONTROL)
+        with self._sending(None):
+            reference = method.remote(frames)
+        await self._result(reference)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:
         """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent.

@@ -35,9 +35,9 @@ class GivenHandle(AsyncHandle):
         Raises:
             RuntimeError: The running code belongs to no controller.
         """
-        from shoal.serving.clients.in_replica import handle_again
+        from shoal.serving.clients.in_replica import handle_here
 
-        return handle_again(self.endpoint, self.handle_options)
+        return handle_here(self.endpoint, self.handle_options)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -34,6 +34,7 @@ from shoal.replicas.placements import (
     has_effect,
     takes_open_batches,
 )
+from shoal.replicas.process.options import VISIBLE
 from shoal.serving.config.batching import (
     SERVED_DEFAULTS,
     batch_size,
@@ -159,6 +160,8 @@ class BackendConfig:
                 "code that streams to closed batches is a generator function"
             )
         check_options(self.placement, self.placed, self.placement_options)
+        if "gpus" in self.placed:
+            _check_gpus(self.placed)
         if self.fill != "closed" and not takes_open_batches(self.placement):
             raise ValueError(
                 f"fill={self.fill!r} needs placement='task', not {self.placement!r}: "
@@ -388,6 +391,15 @@ def durable_options(given: Mapping[str, Any]) -> dict[str, Any]:
         NotDurable: The value of an option can't be written as JSON.
     """
     return {name: durable(name, BACKEND_OPTIONS[name], value) for name, value in given.items()}
+
+
+def _check_gpus(placed: Mapping[str, Any]) -> None:
+    for name, key in (("env", VISIBLE), ("ray_options", "num_gpus")):
+        if key in placed.get(name, {}):
+            raise ValueError(
+                f"gpus={placed['gpus']:g} and {key} in {name} say the same in two ways; "
+                f"leave {key} out"
+            )
 
 
 def _what_replicas_are_made_with(config: BackendConfig) -> object:
