@@ -9,6 +9,7 @@ comes up meanwhile is sent together.
 from __future__ import annotations
 
 import queue
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
@@ -47,7 +48,7 @@ class Sent(NamedTuple):
 
     def frame(self) -> Frame:
         """Returns the frame."""
-        return Frame(Kind(self.kind), self.id, self.body, list(self.buffers))
+        return Frame(Kind(self.kind), self.id, self.body, list(self.buffers), ())
 
 
 class ActorCarrier:
@@ -104,9 +105,10 @@ class CallsOut:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._calls.run, make)
                 tasks.start_soon(self._write)
-                async for frames in self._link.sent():
-                    for one in frames:
-                        self._calls.handle(one.frame())
+                async with aclosing(self._link.sent()) as sent:
+                    async for frames in sent:
+                        for one in frames:
+                            self._calls.handle(one.frame())
                 tasks.cancel_scope.cancel()
         except* ReplicaDied:
             pass
