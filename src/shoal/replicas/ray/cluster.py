@@ -42,6 +42,9 @@ must not outlive the program."""
 _NOT_FOR_MANY: Final = ("name", "namespace", "get_if_exists")
 """Options that a backend's replicas can't share."""
 
+_ASKED: Final = ("num_cpus", "num_gpus", "memory", "resources", "scheduling_strategy")
+"""Options that decide where there is a place for an actor."""
+
 _LARGE_BYTES: Final = 1_000_000
 """From this size on, a thread copies what is sent, because copying would block the event loop."""
 
@@ -92,6 +95,11 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
         runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **options.env}
         given["runtime_env"] = runtime_env
     return {**given, **_OURS}
+
+
+def asked_of_ray(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the Ray options of an actor ask the cluster for, for messages."""
+    return {name: options[name] for name in _ASKED if name in options}
 
 
 def new_actor(blueprint: Blueprint, loop: str) -> Any:

@@ -29,6 +29,7 @@ from shoal.replicas.ray.actor import HOOKS
 from shoal.replicas.ray.calls_out import CallsOut
 from shoal.replicas.ray.cluster import (
     actor_options,
+    asked_of_ray,
     free_resources,
     join,
     new_actor,
@@ -162,7 +163,7 @@ class RayReplica(Replica):
         self._doing = "Ray could not be joined"
         self._limit(blueprint.options.start_timeout_s)
         await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
-        asked = actor_options(blueprint)
+        asked = asked_of_ray(actor_options(blueprint))
         self._doing = f"Ray has not placed its actor, which asks for {asked}"
         self._pending = asked
         self._limit(RayOptions(**blueprint.placement_options).place_timeout_s)
