@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from shoal.serving.status import (
         BackendStatus,
         EndpointStatus,
+        GpuStatus,
         ReplicaStatus,
         ShadowStatus,
         Status,
@@ -110,6 +111,7 @@ __all__ = [
     "Dispatch",
     "DispatchReason",
     "EndpointStatus",
+    "GpuStatus",
     "Handle",
     "HandlerFailed",
     "HandlerTimeout",
@@ -205,6 +207,7 @@ _WHERE: Final = {
     "Description": "shoal.replicas.code.description",
     "END": "shoal.batching.calls.stream",
     "EndpointStatus": "shoal.serving.status",
+    "GpuStatus": "shoal.serving.status",
     "Handle": "shoal.serving.clients.protocol",
     "HandlerFailed": "shoal.errors",
     "HandlerTimeout": "shoal.errors",

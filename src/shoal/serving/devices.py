@@ -13,8 +13,7 @@ from shoal.core.replicas.devices import DeviceLedger
 from shoal.errors import NotEnoughGpus
 from shoal.replicas.gpus.bounded import BoundedCall
 from shoal.replicas.gpus.meter import GpuMeter
-from shoal.replicas.gpus.visible import counted, counted_without_nvml, given_to_us
-from shoal.replicas.process.options import VISIBLE
+from shoal.replicas.gpus.visible import VISIBLE, counted, counted_without_nvml, given_to_us
 from shoal.serving.status import GpuStatus
 
 if TYPE_CHECKING:

@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.replicas.gpus.nvml import Nvml, is_installed
-from shoal.replicas.process.options import VISIBLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shoal.replicas.gpus.nvml import GpuReading
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+"""The environment variable that says which GPUs a process sees."""
 
 ORDER: Final = "CUDA_DEVICE_ORDER"
 """The environment variable that says by which order CUDA counts."""

@@ -11,9 +11,6 @@ from typing import Any, Final, TypedDict, cast
 from shoal.core.options.checks import mapping, whole
 from shoal.core.options.option import check_options, option, table
 
-VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
-"""The environment variable that says which GPUs a process sees."""
-
 _LEAST_GPUS: Final = 0.01
 _MOST_GPUS: Final = 1024
 

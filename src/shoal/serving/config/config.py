@@ -27,6 +27,7 @@ from shoal.core.options.option import (
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.contract import ReplicaOptions
+from shoal.replicas.gpus.visible import VISIBLE
 from shoal.replicas.placements import (
     BUILT_IN,
     check_options,
@@ -34,7 +35,6 @@ from shoal.replicas.placements import (
     has_effect,
     takes_open_batches,
 )
-from shoal.replicas.process.options import VISIBLE
 from shoal.serving.config.batching import (
     SERVED_DEFAULTS,
     batch_size,
