@@ -131,6 +131,8 @@ async def test_a_hanging_nvml_keeps_nobody_waiting(nvml, caplog):
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(tick)
+        assert await meter.read() == {}
+        meter._limit_s = 3600  # as long as this nobody waits for one that hangs already
         for _ in range(50):
             assert await meter.read() == {}
         tasks.cancel_scope.cancel()

@@ -274,6 +274,26 @@ async def test_what_another_backend_took_meanwhile_is_said_and_tried_again():
         assert devices_of(second.alive) == [("0", "1", "2", "3")]
 
 
+async def test_of_two_that_are_created_at_once_one_is_refused_whole():
+    stages = Stage(), Stage()
+    refused: list[str] = []
+    async with Controller() as controller:
+
+        async def create(tag: str, stage: Stage) -> None:
+            config = {"placement": stage, "num_replicas": 3, "gpus": 1}
+            try:
+                await controller.create_backend(tag, echo, config=config)
+            except NotEnoughGpus:
+                refused.append(tag)
+
+        async with anyio.create_task_group() as tasks:
+            for tag, stage in zip("ab", stages, strict=True):
+                tasks.start_soon(create, tag, stage)
+        await settle()
+        assert sorted(len(stage.replicas) for stage in stages) == [0, 3]
+        assert len(refused) == 1
+
+
 async def test_a_replica_that_its_placement_can_not_make_takes_none():
     def broken(_: Any) -> Any:
         raise LookupError("no such place")

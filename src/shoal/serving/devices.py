@@ -6,8 +6,11 @@ are is found out when the first backend asks for some.
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
+
+import anyio
 
 from shoal.core.replicas.devices import DeviceLedger
 from shoal.errors import NotEnoughGpus
@@ -17,7 +20,7 @@ from shoal.replicas.gpus.visible import VISIBLE, counted, counted_without_nvml, 
 from shoal.serving.status import GpuStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import AsyncGenerator, Collection, Mapping
 
     from shoal.replicas.gpus.nvml import GpuReading
     from shoal.serving.config.config import BackendConfig
@@ -42,6 +45,7 @@ class Devices:
     def __init__(self, meter: GpuMeter | None = None) -> None:
         self.meter = GpuMeter() if meter is None else meter
         self._found: _Found | None = None
+        self._giving = anyio.Lock()
 
     async def find(self, config: BackendConfig) -> None:
         """Finds out which GPUs there are, if replicas with this config need some."""
@@ -58,6 +62,23 @@ class Devices:
             source = "this machine has"
         if self._found is None:
             self._found = _Found(DeviceLedger(ours), source)
+
+    @asynccontextmanager
+    async def checked(self, backend: str, config: BackendConfig) -> AsyncGenerator[None]:
+        """Checks that there are enough GPUs for a new backend, whose replicas the block begins.
+
+        Of several such blocks one runs at a time, so that what one finds free stays free.
+
+        Raises:
+            NotEnoughGpus: There are not.
+        """
+        if _wanted(config) is None:
+            yield
+            return
+        async with self._giving:
+            await self.find(config)
+            self.check(backend, config, config.num_replicas)
+            yield
 
     def check(
         self, backend: str, config: BackendConfig, replicas: int, own: Collection[str] = ()

@@ -345,23 +345,18 @@ class Backend:
 
     def _make(self, tag: str, number: int, config: BackendConfig) -> Replica:
         self.definition.check_allowed()
-        devices = self.devices.take(tag, config)
-        try:
-            replica = placement_of(config.placement)(
-                Blueprint(
-                    identity=Identity(self.tag, tag),
-                    number=number,
-                    definition=self.definition,
-                    user_config=config.user_config,
-                    options=config.replica,
-                    placement_options=config.for_placement(),
-                    devices=devices,
-                )
+        replica = placement_of(config.placement)(
+            Blueprint(
+                identity=Identity(self.tag, tag),
+                number=number,
+                definition=self.definition,
+                user_config=config.user_config,
+                options=config.replica,
+                placement_options=config.for_placement(),
+                devices=self.devices.take(tag, config),
             )
-            self._prepare(replica)
-        except BaseException:
-            self.devices.release(tag)
-            raise
+        )
+        self._prepare(replica)
         return replica
 
     def log_oddity(self) -> None:

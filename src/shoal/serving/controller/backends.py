@@ -133,9 +133,8 @@ class Backends:
         """
         self._reserve(tag)
         try:
-            await self._devices.find(config)
-            self._devices.check(tag, config, config.num_replicas)
-            backend = await self.start(tag, code, config)
+            async with self._devices.checked(tag, config):
+                backend = await self.start(tag, code, config)
             try:
                 await self._ready(backend)
                 yield backend
