@@ -67,7 +67,7 @@ LONG_TO_LOAD = {
     # with httpx
     "shoal.http_client.upload",
     # with replicas in processes, and with a request for metrics
-    *("shoal.serving.clients.in_replica", "shoal.observe.collector"),
+    *("shoal.serving.clients.in_replica", "shoal.observe.collector", "shoal.observe.gpus"),
     # with a reader of the pages for callers
     *("shoal.http.openapi.document", "shoal.http.openapi.viewer", "shoal.http.openapi.landing"),
 }

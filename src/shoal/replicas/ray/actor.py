@@ -43,7 +43,7 @@ from shoal.replicas.process.child.endpoints import (
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_data
 from shoal.replicas.process.wire.signatures import Defaults, DescriptionAsData, description_as_data
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
-from shoal.replicas.ray.calls_out import ActorCarrier
+from shoal.replicas.ray.carrier import ActorCarrier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.process.wire.batch import BatchAsData
-    from shoal.replicas.ray.calls_out import Sent
+    from shoal.replicas.ray.carrier import Sent
 
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
@@ -120,9 +120,9 @@ class ReplicaActor:
         """Returns when a batched function of the code has raised what would end a process."""
         return self._end.result()
 
-    def calls_out(self) -> Generator[list[Sent]]:
-        """Yields the frames of the code's calls to endpoints; never ends."""
-        yield from self._carrier.sent()
+    def sent(self) -> list[Sent]:
+        """Waits until the code has sent frames of its calls to endpoints, and returns them."""
+        return self._carrier.sent()
 
     def answered(self, frames: list[Sent]) -> None:
         """Takes the frames of answers to the code's calls."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.replicas.ray.actor import Answer
-    from shoal.replicas.ray.calls_out import Sent
+    from shoal.replicas.ray.carrier import Sent
     from shoal.replicas.threads import Soon
 
 _STEPS_AHEAD: Final = 4
@@ -111,22 +111,19 @@ class Link:
                 pump.drop()
                 await self._cancel(call, pump.ended)
 
-    async def sent(self) -> AsyncGenerator[list[Sent], None]:
-        """Yields the frames that the code sends, in their order, until the actor has died.
+    async def sent(self) -> list[Sent]:
+        """Waits until the code has sent frames, and returns them, in their order.
 
         Raises:
-            ReplicaDied: It has.
+            ReplicaDied: The actor has died.
+
+        Cancellation: the frames may be lost.
         """
-        assert self._soon is not None
-        options = {"num_returns": "streaming", "concurrency_group": CONTROL}
+        method = self._actor.sent.options(concurrency_group=CONTROL)
         with self._sending(None):
-            references = self._actor.calls_out.options(**options).remote()
-        pump = Pump(references, ray.get, self._soon, f"shoal calls of {self._tag}")
-        try:
-            while await self._has_step(pump):
-                yield pump.take()
-        finally:
-            pump.drop()
+            reference = method.remote()
+        frames: list[Sent] = await self._result(reference)
+        return frames
 
     async def answer(self, frames: list[Sent]) -> None:
         """Sends frames to the code, and waits until they have come.
