@@ -8,6 +8,8 @@ import types
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
+from shoal.replicas.gpus import nvml
+
 if TYPE_CHECKING:
     import pytest
 
@@ -77,4 +79,6 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     """Installs a fake module for a test."""
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
+    # Any library will do, since nothing is called in it.
+    monkeypatch.setattr(nvml.is_there, "__defaults__", (None,))
     return fake

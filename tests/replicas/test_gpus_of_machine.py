@@ -14,7 +14,7 @@ import pytest
 from replicas.fake_nvml import FakeNvml, NVMLError, installed
 from shoal.replicas.gpus.bounded import BoundedCall
 from shoal.replicas.gpus.meter import GpuMeter
-from shoal.replicas.gpus.nvml import GpuReading, Nvml, is_installed
+from shoal.replicas.gpus.nvml import GpuReading, Nvml, is_there
 from shoal.replicas.gpus.visible import counted, counted_without_nvml, environment_of, given_to_us
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.devices import Devices
@@ -91,11 +91,18 @@ async def test_only_the_gpus_that_the_server_may_use_are_read(nvml, monkeypatch,
 
 
 async def test_where_nvml_is_missing_nothing_is_said(missing, caplog):
-    assert not is_installed()
+    assert not is_there(None)
     meter = GpuMeter()
     assert await meter.read() == {}
     assert await meter.read() == {}
     assert caplog.records == []
+
+
+def test_without_the_library_of_the_driver_no_thread_is_started(nvml, monkeypatch):
+    assert is_there()
+    assert not is_there("libnone.so.1")
+    monkeypatch.setattr(is_there, "__defaults__", ("libnone.so.1",))
+    assert GpuMeter()._is_missing
 
 
 async def test_where_there_is_no_driver_nothing_is_said_and_not_asked_again(nvml, caplog):

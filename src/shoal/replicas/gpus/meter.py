@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from shoal.replicas.gpus.bounded import BoundedCall
-from shoal.replicas.gpus.nvml import Nvml, is_installed
+from shoal.replicas.gpus.nvml import Nvml, is_there
 from shoal.replicas.gpus.visible import named
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class GpuMeter:
         self._open = open_
         self._limit_s = limit_s
         self._nvml: Nvml | None = None
-        self._is_missing = not is_installed()
+        self._is_missing = not is_there()
         self._reading: BoundedCall[tuple[GpuReading, ...]] | None = None
         self._has_hung = False
 

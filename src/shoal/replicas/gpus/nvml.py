@@ -6,6 +6,7 @@ there are no readings, and nothing is said: few machines have GPUs.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,12 +38,19 @@ class GpuReading:
     utilization: float | None = None
 
 
-def is_installed() -> bool:
-    """Returns whether the package that calls NVML is installed."""
+def is_there(library: str | None = "libnvidia-ml.so.1") -> bool:
+    """Returns whether there is NVML, and the package that calls it; this does not block.
+
+    Args:
+        library: The file of NVML; None for any.
+    """
     try:
-        return find_spec(_MODULE) is not None
-    except ValueError:  # it is imported, and no file
-        return True
+        if find_spec(_MODULE) is None:
+            return False
+        ctypes.CDLL(library)
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 class Nvml:

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.replicas.gpus.nvml import Nvml, is_installed
+from shoal.replicas.gpus.nvml import Nvml, is_there
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ def given_to_us() -> tuple[str, ...] | None:
 
 def counted(of_driver: Path = _OF_DRIVER) -> int:
     """Returns the number of GPUs of this machine. It may block for as long as NVML does."""
-    if is_installed():
+    if is_there():
         try:
             return Nvml().count()
         except Exception:  # noqa: S110 - it has many reasons not to work
