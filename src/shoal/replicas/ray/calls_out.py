@@ -35,7 +35,6 @@ class CallsOut:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._calls = EndpointCalls(self._send)
         self._answers: list[Sent] = []
         self._has_some = anyio.Event()
 
@@ -47,13 +46,14 @@ class CallsOut:
 
         Cancellation: cancels the calls that are under way.
         """
+        calls = EndpointCalls(self._send)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._calls.run, make)
+                tasks.start_soon(calls.run, make)
                 tasks.start_soon(self._write)
                 while True:
                     for one in await self._link.sent():
-                        self._calls.handle(one.frame())
+                        calls.handle(one.frame())
         except* ReplicaDied:
             pass
 
