@@ -94,7 +94,7 @@ fast-pytest: $(DEV_STAMP)
 	+@$(BIN)/python -m pytest $(IN_PARALLEL) -m '$(FAST)'
 
 test-ray: $(RAY_STAMP) ## the tests of replicas on a Ray cluster, in an environment of their own
-	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray.py
+	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray*.py
 
 # What touches a dependency: event loops, HTTP, replicas, serving. Left out is what touches none, and what goes through
 # these again, at length: slow tests, conformance, examples, commands.

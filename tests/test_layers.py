@@ -74,7 +74,7 @@ LONG_TO_LOAD = {
     # with httpx
     "shoal.http_client.upload",
     # with replicas in processes, and with a request for metrics
-    *("shoal.serving.clients.in_replica", "shoal.observe.collector"),
+    *("shoal.serving.clients.in_replica", "shoal.observe.collector", "shoal.observe.gpus"),
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
     # with rich

@@ -170,8 +170,9 @@ async def test_clients_and_what_belongs_to_one_process_can_not_be_pickled():
         with pytest.raises(TypeError):
             copy.copy(client)
         for one in (handle, handle.sync):
-            with pytest.raises(RuntimeError, match="unpickled outside"):
-                pickle.loads(pickle.dumps(one))
+            again = pickle.loads(pickle.dumps(one))
+            with pytest.raises(RuntimeError, match="used outside"):
+                await getattr(again, "sync", again).call(1)
 
 
 # Without an event loop

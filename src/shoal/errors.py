@@ -145,6 +145,10 @@ class InUse(ShoalError, RuntimeError):
     """A backend can't be deleted while an endpoint sends requests to it."""
 
 
+class NotEnoughGpus(ShoalError, RuntimeError):
+    """A backend asks for more GPUs than are free; the message says which replica has which."""
+
+
 class NotDurable(ShoalError, ValueError):
     """A value can't be stored in a state file, such as an object given without an import path."""
 

@@ -72,7 +72,7 @@ def test_an_empty_server_says_that_it_is(told):
     assert told("status") == "no backends\n\nno endpoints"
     assert told("backends", "list") == "no backends"
     assert told("endpoints", "list") == "no endpoints"
-    assert json.loads(told("status", "--json")) == {"backends": {}, "endpoints": {}}
+    assert json.loads(told("status", "--json")) == {"backends": {}, "endpoints": {}, "gpus": {}}
 
 
 def test_a_backend_is_created_shown_and_deleted(told):

@@ -92,6 +92,57 @@ def test_any_other_version_is_to_be_replaced() -> None:
     assert decide(seen, 2, VERSION) == Decision(1, ())
 
 
+@pytest.mark.parametrize(
+    ("replicas", "wanted", "places", "start", "drain"),
+    [
+        pytest.param("a:r b:r", 2, 1, 1, "", id="with a free place one starts beside the old ones"),
+        pytest.param("a:r1 b:r", 2, 0, 0, "b", id="without one the least busy one makes room"),
+        pytest.param("a:r b:d", 2, 0, 0, "", id="it is waited for"),
+        pytest.param("a:r b:e", 2, 0, 0, "", id="until its place is free"),
+        pytest.param("a:r", 2, 1, 1, "", id="which is then taken"),
+        pytest.param("a:r B:s", 2, 0, 0, "", id="the others stay until that one is ready"),
+        pytest.param("a:r B:r", 2, 0, 0, "a", id="then the next one makes room"),
+        pytest.param("a:r", 1, 0, 0, "a", id="so does the only one"),
+        pytest.param("A:r B:r", 4, 1, 2, "", id="a start that finds no place says so"),
+        pytest.param("A:r B:k", 4, 0, 0, "", id="but not while one that died leaves its place"),
+        pytest.param("A:r b:n", 2, 0, 0, "b", id="nor while one is to be drained anyway"),
+        pytest.param("a:r b:r", 4, 2, 2, "", id="as many start as there are places"),
+    ],
+)
+@pytest.mark.parametrize("keeps_ready", [False, True])
+def test_places_bound_what_is_started(
+    replicas: str, wanted: int, places: int, start: int, drain: str, keeps_ready: bool
+) -> None:
+    decision = decide(scene(replicas), wanted, VERSION, keeps_ready=keeps_ready, places=places)
+    assert decision == Decision(start, tuple(drain.split()))
+
+
+@pytest.mark.parametrize("keeps_ready", [False, True])
+@pytest.mark.parametrize(("wanted", "devices"), [(1, 1), (4, 4), (4, 5), (3, 6)])
+def test_an_update_ends_with_no_more_devices_than_there_are(
+    wanted: int, devices: int, keeps_ready: bool
+) -> None:
+    replicas = [Seen(number, VERSION - 1, LifeState.READY, 0) for number in range(wanted)]
+    fewest, steps = wanted, 0
+    while {seen.version for seen in replicas} != {VERSION} or len(replicas) != wanted:
+        steps += 1
+        assert steps < 100
+        places = devices - len(replicas)
+        decision = decide(replicas, wanted, VERSION, keeps_ready=keeps_ready, places=places)
+        is_done = decision == Decision(0, ()) and not any(
+            seen.state is LifeState.STARTING for seen in replicas
+        )
+        if is_done and keeps_ready:
+            keeps_ready = False  # the change has succeeded
+            continue
+        new = [Seen(100 * steps + n, VERSION, LifeState.STARTING, 0) for n in range(decision.start)]
+        replicas = [seen for seen in replicas if seen.id not in decision.drain] + new
+        assert len(replicas) <= devices
+        fewest = min(fewest, ready_of(replicas))
+        replicas = [Seen(seen.id, seen.version, LifeState.READY, 0) for seen in replicas]
+    assert fewest == (wanted if devices > wanted else wanted - 1)
+
+
 def ready_of(replicas: list[Seen[int]]) -> int:
     return sum(seen.state is LifeState.READY for seen in replicas)
 

@@ -217,3 +217,65 @@ class AlwaysStuck:
 
     def health(self) -> bool:
         return True
+
+
+class Caller:
+    """Calls another backend by a handle: one that it was given, and one that it gets itself.
+
+    Args:
+        other: The handle that it was given.
+        folder: Where it notes what happens.
+    """
+
+    def __init__(self, other: shoal.Handle, folder: str = "") -> None:
+        self.other = other
+        self.folder = Folder(folder)
+
+    async def __call__(self, item: Any) -> Any:
+        return await self.other.call(item)
+
+    async def by_connect(self, item: Any) -> Any:
+        async with shoal.connect() as client:
+            handle = await client.get_handle("other")
+            return await handle.call(item)
+
+    def plain(self, item: Any) -> Any:
+        return self.other.sync.call(item)
+
+    async def within(self, timeout_s: float) -> Any:
+        return await self.other.options(timeout_s=timeout_s).call("wait")
+
+    @shoal.batch
+    async def batched(self, items: list[Any]) -> list[Any]:
+        return [await self.other.call(item) for item in items]
+
+    async def steps(self, count: int) -> AsyncGenerator[Any]:
+        async with self.other.options(method_name="steps").stream(count) as steps:
+            async for step in steps:
+                yield step
+
+    def plain_steps(self, count: int) -> Generator[Any]:
+        with self.other.sync.options(method_name="steps").stream(count) as steps:
+            yield from steps
+
+    async def by_item(self, handle: Any) -> Any:
+        return await handle.call(5)
+
+    async def missing(self, name: str) -> Any:
+        async with shoal.connect() as client:
+            return await client.get_handle(name)
+
+    async def total(self, array: Any) -> Any:
+        doubled = await self.other.call(array)
+        doubled += 1
+        return doubled
+
+
+class CallsWhileItStarts:
+    """Calls another backend in its constructor."""
+
+    def __init__(self, other: shoal.Handle) -> None:
+        self.said = other.sync.call(20)
+
+    def __call__(self, item: Any) -> Any:
+        return self.said

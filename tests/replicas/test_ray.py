@@ -23,6 +23,7 @@ from replicas.ray_backends import (
     Raising,
     RaisingInTheLoop,
 )
+from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import (
@@ -48,44 +49,14 @@ ray = pytest.importorskip("ray")
 from shoal.replicas.ray.actor import WORK_THREADS, ReplicaActor  # noqa: E402
 from shoal.replicas.ray.replica import RayReplica  # noqa: E402 - it needs Ray
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.real_time,
-    pytest.mark.timeout(120),
-    # Older versions of Ray leave files of its processes open.
-    pytest.mark.filterwarnings(
-        "ignore:Exception ignored in. <_io.FileIO name='/(tmp/ray|dev/null)"
-        ":pytest.PytestUnraisableExceptionWarning"
-    ),
-]
-
-NODE = {"object_store_memory": 80 * 2**20}
-# A killed node refuses at once; one that is only slow is given time.
-QUICK_TO_NOTICE = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 300,
-    "health_check_timeout_ms": 5_000,
-    "health_check_failure_threshold": 3,
-}
-SMALL = {"num_cpus": 0.01}
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Generator[Any]:
     """A cluster of two nodes, one of them with a resource ``x``; the replicas join it."""
-    from ray.cluster_utils import Cluster
-
-    tests = os.path.dirname(os.path.dirname(__file__))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", tests, prepend=os.pathsep)
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        cluster = Cluster()
-        cluster.add_node(num_cpus=2, _system_config=QUICK_TO_NOTICE, **NODE)
-        cluster.add_node(num_cpus=2, resources={"x": 1}, **NODE)
-        patch.setenv("RAY_ADDRESS", cluster.address)
+    with cluster_of({"num_cpus": 2}, {"num_cpus": 2, "resources": {"x": 1}}) as cluster:
         yield cluster
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +150,7 @@ async def test_the_resources_of_a_stopped_replica_are_free(folder):
 
 async def test_a_replica_that_finds_no_place_says_what_it_asks_for(folder):
     ask = {"resources": {"nowhere": 1}}
-    async with playing(Model, folder.path, ray_options=ask, start_timeout_s=0.5) as played:
+    async with playing(Model, folder.path, ray_options=ask, place_timeout_s=0.5) as played:
         assert isinstance(played.error, ReplicaNotStarted)
         assert "not placed" in str(played.error)
         assert "nowhere" in str(played.error)

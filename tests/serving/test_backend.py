@@ -17,6 +17,7 @@ from shoal.replicas.code.definition import Definition
 from shoal.serving.backends.backend import Backend
 from shoal.serving.backends.update import changed
 from shoal.serving.config.config import BackendConfig
+from shoal.serving.devices import Devices
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -34,6 +35,7 @@ async def running(code: Any, stage: Stage, **config: Any) -> AsyncGenerator[Back
         prepare=lambda _: None,
         enter=lambda: None,
         observers=Observers(),
+        devices=Devices(),
     )
 
     async def run(*, task_status: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
+import anyio
 import pytest
 
 import shoal
@@ -115,3 +116,26 @@ async def test_the_controller_inside_may_be_shut_down_by_its_code():
         with pytest.raises(errors.BatcherClosed):
             await handle.call(1)
         await client.shutdown()
+
+
+@pytest.mark.parametrize(
+    "code", [composed_code.Calling, composed_code.PlainCalling], ids=["async", "plain"]
+)
+async def test_calls_of_code_in_a_process_have_the_deadline_of_its_batch(code):
+    async def left(item: int) -> float | None:
+        [request] = shoal.current_batch().requests
+        return request.deadline and request.deadline - anyio.current_time()
+
+    async with Controller() as client:
+        await client.create_backend("inner", left)
+        await client.create_endpoint("inner", backend="inner")
+        inner = await client.get_handle("inner")
+        config = {"placement": "process"}
+        for tag, given in (("outer", inner), ("shorter", inner.options(timeout_s=50.0))):
+            await client.create_backend(tag, code, given, config=config)
+            await client.create_endpoint(tag, backend=tag)
+        outer = await client.get_handle("outer")
+        assert await outer.call(1) is None
+        assert 900 < await outer.options(timeout_s=1000.0).call(1) <= 1000.01
+        shorter = await client.get_handle("shorter")
+        assert 0 < await shorter.options(timeout_s=1000.0).call(1) <= 50.01

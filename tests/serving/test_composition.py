@@ -408,4 +408,4 @@ async def test_a_handle_that_was_pickled_leads_nowhere_outside_of_replicas():
     async with joined() as (_client, handle):
         data = pickle.dumps(handle)
     with pytest.raises(RuntimeError, match=r"shoal\.connect"):
-        pickle.loads(data)
+        await pickle.loads(data).call(1)

@@ -101,6 +101,8 @@ def test_an_option_that_is_not_given_has_its_default() -> None:
         "cpu_affinity": None,
         "max_memory_bytes": None,
         "shared_memory_bytes": 64 * 2**20,
+        "gpus": None,
+        "place_timeout_s": 600.0,
         "log_lines": 200,
         "ray_options": {},
         **{field.name: getattr(batching, field.name) for field in fields(batching)},
@@ -267,6 +269,8 @@ def test_a_wrong_option_is_refused(given: Any, error: type[Exception], says: str
         ("log_lines", 10, {"process"}),
         ("env", {"A": "1"}, {"process", "ray"}),
         ("ray_options", {"num_gpus": 1}, {"ray"}),
+        ("place_timeout_s", 5.0, {"ray"}),
+        ("gpus", 0.5, {"process", "ray"}),
     ],
 )
 def test_an_option_without_effect_is_refused(name: str, value: Any, places: set[str]) -> None:
@@ -280,11 +284,44 @@ def test_an_option_without_effect_is_refused(name: str, value: Any, places: set[
     BackendConfig.of({name: value, "placement": place})
 
 
+@pytest.mark.parametrize("gpus", [1, 8, 0.5, 0.01, 2.0])
+def test_gpus_are_whole_ones_or_a_part_of_one(gpus: float) -> None:
+    assert BackendConfig(placement="process", gpus=gpus).placed == {"gpus": gpus}
+
+
+@pytest.mark.parametrize("gpus", [0, -1, 1.5, 0.001, math.nan, math.inf, 2000])
+def test_other_numbers_of_gpus_are_refused(gpus: float) -> None:
+    with pytest.raises(ValueError, match=r"gpus must be a whole number of GPUs, or a part of one"):
+        BackendConfig(placement="process", gpus=gpus)
+
+
+@pytest.mark.parametrize("gpus", ["1", True, [0, 1]])
+def test_what_is_no_number_of_gpus_is_refused(gpus: Any) -> None:
+    with pytest.raises(TypeError, match="gpus must be a number of GPUs, such as 1"):
+        BackendConfig(placement="ray", gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("placement", "given"),
+    [
+        ("process", {"env": {"CUDA_VISIBLE_DEVICES": "0"}}),
+        ("ray", {"env": {"CUDA_VISIBLE_DEVICES": "0"}}),
+        ("ray", {"ray_options": {"num_gpus": 1}}),
+    ],
+)
+def test_gpus_are_said_in_one_way(placement: Any, given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"gpus=1 and .* say the same in two ways; leave"):
+        BackendConfig.of({"placement": placement, "gpus": 1, **given})
+
+
 def test_every_option_of_a_placement_has_such_a_case() -> None:
     assert {field.name for field in fields(ProcessOptions)} == {
-        *("python", "env", "cpu_affinity", "max_memory_bytes", "shared_memory_bytes", "log_lines")
+        *("python", "env", "cpu_affinity", "max_memory_bytes", "shared_memory_bytes", "log_lines"),
+        "gpus",
     }
-    assert {field.name for field in fields(RayOptions)} == {"env", "ray_options"}
+    assert {field.name for field in fields(RayOptions)} == {
+        *("env", "ray_options", "gpus", "place_timeout_s")
+    }
 
 
 def test_a_placement_gets_its_options() -> None:
@@ -403,6 +440,8 @@ def test_a_config_shows_what_was_given() -> None:
         ("process", {"python": "/opt/python"}),
         ("process", {"shared_memory_bytes": 0}),
         ("ray", {"ray_options": {"num_gpus": 1}}),
+        ("process", {"gpus": 1}),
+        ("ray", {"gpus": 0.5}),
         (place, {"placement_options": {"zone": "b"}}),
         (place, {"shared_memory_bytes": 0}),
     ],

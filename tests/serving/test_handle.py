@@ -440,7 +440,7 @@ async def test_a_handle_that_was_sent_somewhere_else_is_refused() -> None:
     async with serving(echo) as (_, handle, _):
         sent = pickle.dumps(handle)
         with pytest.raises(RuntimeError, match=r"shoal\.connect"):
-            pickle.loads(sent)
+            await pickle.loads(sent).call(1)
 
 
 async def test_calls_after_shutdown_are_refused() -> None:

@@ -1,5 +1,6 @@
 """`shoal.current_batch`: the batch that the calling handler runs."""
 
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final
 
@@ -28,3 +29,21 @@ def current_batch() -> Batch:
         return running_batch.get()
     except LookupError:
         raise RuntimeError("current_batch() is for handlers: no batch is running here") from None
+
+
+def time_left(now: Callable[[], float]) -> float | None:
+    """Returns the time left to the running batch that makes a call, in seconds; None for no limit.
+
+    This is the time until the last deadline of its requests: before it, a caller still waits.
+
+    Args:
+        now: The clock of the deadlines.
+    """
+    batch = running_batch.get(None)
+    if batch is None:
+        return None
+    deadlines = [request.deadline for request in batch.members]
+    limits = [deadline for deadline in deadlines if deadline is not None]
+    if len(limits) < len(deadlines) or not limits:
+        return None
+    return max(0.0, max(limits) - now())

@@ -64,6 +64,8 @@ class Blueprint:
         user_config: The argument of `reconfigure` at the start; None to skip that call.
         options: How the replica runs.
         placement_options: The options of its placement that were given, by their names.
+        devices: The GPUs that it was given, as ``CUDA_VISIBLE_DEVICES`` names them; none unless
+            ``gpus`` is among the options. Ray assigns GPUs by itself.
     """
 
     identity: Identity
@@ -72,6 +74,7 @@ class Blueprint:
     user_config: Any = None
     options: ReplicaOptions = field(default_factory=ReplicaOptions)
     placement_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    devices: tuple[str, ...] = ()
 
 
 class Replica(ABC):

@@ -23,6 +23,7 @@ class ReplicaStatus:
         ongoing: The number of requests that it runs.
         batches: The number of batches that it has been given.
         memory_bytes: Its resident memory; None if it runs in the server's process.
+        gpus: The GPUs that it was given.
     """
 
     tag: str
@@ -30,6 +31,27 @@ class ReplicaStatus:
     ongoing: int
     batches: int
     memory_bytes: int | None = None
+    gpus: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuStatus:
+    """One GPU that the server may use.
+
+    Attributes:
+        name: Its kind, such as ``"NVIDIA L4"``; None if NVML has not said.
+        replicas: Which part of it each replica was given, from 0 to 1, by their tags.
+        memory_used_bytes: The memory in use, by all programs; None if NVML has not said.
+        memory_total_bytes: Its memory; None if NVML has not said.
+        utilization: The share of the last moment in which it ran anything, from 0 to 1; None if
+            NVML has not said.
+    """
+
+    name: str | None = None
+    replicas: Mapping[str, float] = field(default_factory=dict[str, float])
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    utilization: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +151,10 @@ class Status:
     Attributes:
         backends: The status of each backend, by tag.
         endpoints: The status of each endpoint, by name.
+        gpus: The GPUs that the server may use, by their names in ``CUDA_VISIBLE_DEVICES``: those
+            that NVML reports, and those that are given to replicas.
     """
 
     backends: Mapping[str, BackendStatus] = field(default_factory=dict[str, BackendStatus])
     endpoints: Mapping[str, EndpointStatus] = field(default_factory=dict[str, EndpointStatus])
+    gpus: Mapping[str, GpuStatus] = field(default_factory=dict[str, GpuStatus])

@@ -117,6 +117,7 @@ def status_listed(status: Status) -> str:
     ]
     if replicas:
         parts.append(table(("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"), replicas))
+    parts += _gpus_listed(status)
     parts.append(endpoints_listed(status.endpoints.values()))
     parts += [
         f"{backend.tag}: {backend.failure}"
@@ -124,6 +125,23 @@ def status_listed(status: Status) -> str:
         if backend.failure is not None
     ]
     return "\n\n".join(parts)
+
+
+def _gpus_listed(status: Status) -> list[str]:
+    """Returns the table of GPUs, if there are any."""
+    rows = [
+        (
+            gpu,
+            one.name or _NONE,
+            ", ".join(f"{replica} {part:.3g}" for replica, part in one.replicas.items()) or _NONE,
+            _size(one.memory_used_bytes),
+            _size(one.memory_total_bytes),
+            _NONE if one.utilization is None else f"{one.utilization:.0%}",
+        )
+        for gpu, one in status.gpus.items()
+    ]
+    heads = ("GPU", "KIND", "REPLICAS", "USED", "MEMORY", "BUSY")
+    return [table(heads, rows)] if rows else []
 
 
 def backends_listed(backends: Iterable[BackendStatus]) -> str:

@@ -55,7 +55,7 @@ OF_PEERS: Final[Mapping[str, tuple[str, str]]] = {
     "batch_collect_delay_s": ("idle_timeout_s", f"with {_WAIT} to bound the whole"),
     "max_num_seqs": ("max_batch_size", "with fill='continuous'"),
     # Ray Serve, which has these in a nested record
-    "num_gpus": ("ray_options", "as in ray_options={'num_gpus': 1}, with placement='ray'"),
+    "num_gpus": ("gpus", "as in gpus=1, with placement='process' or 'ray'"),
     "min_replicas": ("autoscaling", "as in autoscaling={'min_replicas': 1, 'max_replicas': 4}"),
     "max_replicas": ("autoscaling", "as in autoscaling={'min_replicas': 1, 'max_replicas': 4}"),
     # Several options could be meant

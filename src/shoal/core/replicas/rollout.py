@@ -13,6 +13,11 @@ After each decision is carried out, this holds:
 * With ``keeps_ready``, for a change that may still fail, no ready replica is drained, and the
   missing replicas of the version are started beside them, ``surge`` at a time.
 * A replica that is not ready is drained as soon as its version is outdated.
+* With ``places``, no more replicas are started than there are places (devices), as long as others
+  leave theirs. If none is free, and none is starting or leaving, a ready one of an older version is
+  drained for its place, with ``keeps_ready`` as well. So an update needs no second set of devices,
+  and has one replica less meanwhile. Only if there is nothing to wait for are replicas started that
+  will find no place, so that they say so.
 
 Replicas that drain or stop are not counted: they accept no more work, and a decision does not wait
 until they have finished theirs.
@@ -71,6 +76,7 @@ def decide(
     surge: int = 1,
     *,
     keeps_ready: bool = False,
+    places: int | None = None,
 ) -> Decision[Id]:
     """Decides which replicas to start and drain.
 
@@ -83,6 +89,7 @@ def decide(
         version: The wanted version.
         surge: How many additional replicas there may be during a replacement, at least 1.
         keeps_ready: Whether no ready replica may be drained.
+        places: How many more replicas there are devices for; None if they need none.
 
     Returns:
         What to start and what to drain; neither if nothing needs to change.
@@ -104,7 +111,16 @@ def decide(
     beside = max(surge if keeps_ready else 0, wanted + surge - len(staying))
     room = max(0, min(wanted - of_version, beside))
     too_many = starting[room:]
+    start = max(0, room - len(starting))
+    if places is not None and start > places:
+        gone = (*useless, *too_many, *ready_to_drain)
+        is_leaving = bool(gone) or len(ready) + len(unready) < len(replicas)
+        of_older = [] if is_leaving else [seen for seen in staying if seen.version != version]
+        if of_older and not places and not starting:
+            ready_to_drain = [*ready_to_drain, of_older[0]]
+        if is_leaving or of_older:
+            start = places
     return Decision(
-        start=max(0, room - len(starting)),
+        start=start,
         drain=tuple([seen.id for seen in [*useless, *reversed(too_many), *ready_to_drain]]),
     )

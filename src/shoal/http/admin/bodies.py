@@ -93,6 +93,7 @@ _STATUSES: Final = {
     "no-such-name": 404,
     "not-allowed": 403,
     "not-durable": 409,
+    "not-enough-gpus": 409,
     "not-open": 503,
     "overloaded": 503,
     "replica-died": 502,

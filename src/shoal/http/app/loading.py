@@ -11,6 +11,7 @@ _NEEDED_LATER: Final = (
     "shoal.http.requests.endpoint",
     "shoal.http.requests.json_codec",
     "shoal.observe.collector",
+    "shoal.observe.gpus",
     "shoal.http.openapi.document",
     "shoal.http.openapi.viewer",
     "shoal.http.openapi.landing",

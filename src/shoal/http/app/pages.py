@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.observe.collector import ShoalCollector, StartTimes
+    from shoal.observe.gpus import GpuCollector
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.status import Status
@@ -155,6 +156,12 @@ class Pages:
         await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
 
     @cached_property
+    def _gpus(self) -> GpuCollector:
+        from shoal.observe.gpus import GpuCollector
+
+        return GpuCollector()
+
+    @cached_property
     def _collector(self) -> ShoalCollector:
         from shoal.observe.collector import ShoalCollector, Sources
 
@@ -169,6 +176,7 @@ class Pages:
 
         registry = CollectorRegistry()
         registry.register(self._collector)
+        registry.register(self._gpus)
         ProcessCollector(registry=registry)
         return registry
 
@@ -179,6 +187,8 @@ class Pages:
         if controller is not None:
             self._dispatcher.keep_counts_of(controller.endpoints)
             controller.times.keep(controller.endpoints)
+            readings = await controller.devices.meter.read()
+            self._gpus.gpus = controller.devices.status(readings)
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
         extensions: dict[str, Any] = exchange.scope.get("extensions") or {}

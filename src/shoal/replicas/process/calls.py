@@ -8,6 +8,7 @@ than the grace period, the worker is killed, which ends every call.
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -70,7 +71,8 @@ class Conversation:
 
         self.data = FrameConnection(worker.data, on_invalid_frame=on_invalid_frame)
         self.control = FrameConnection(worker.control, on_invalid_frame=on_invalid_frame)
-        self.endpoint_calls = EndpointCalls(self.control)
+        # No method of this object, which would keep itself and the shared memory alive.
+        self.endpoint_calls = EndpointCalls(partial(_send_on, self.control))
         self.at_work = anyio.Event()
         self._worker = worker
         self._where = where
@@ -261,3 +263,7 @@ class Conversation:
             finally:
                 del raised  # its traceback holds this frame
         return slots_as_exceptions(content, self._where)
+
+
+def _send_on(control: FrameConnection, kind: Kind, id_: int, message: Message) -> None:
+    control.send(MessageCodec().frame(kind, id_, message))

@@ -10,14 +10,13 @@ import anyio
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind, encoded
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from shoal.replicas.code.endpoint_call import CallOut
-    from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import Frame
 
 FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CREDIT, Kind.CANCEL})
@@ -37,11 +36,11 @@ class EndpointCalls:
     """Makes the calls of a worker's code to endpoints, each in a task of its own.
 
     Args:
-        control: The control channel.
+        send: Sends a frame to the worker.
     """
 
-    def __init__(self, control: FrameConnection) -> None:
-        self._control = control
+    def __init__(self, send: Callable[[Kind, int, Message], object]) -> None:
+        self._send = send
         self._jobs: dict[int, _Job] = {}
         self._asked: deque[Frame] = deque()
         self._has_some = anyio.Event()
@@ -98,9 +97,6 @@ class EndpointCalls:
                 while job.credit == 0:
                     job.has_credit = anyio.Event()
                     await job.has_credit.wait()
-
-    def _send(self, kind: Kind, id_: int, message: Message) -> None:
-        self._control.send(encoded(kind, id_, message.body, message.buffers))
 
 
 def _packed(call: CallOut | None, result: Any) -> Message:

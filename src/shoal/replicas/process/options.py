@@ -6,10 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any, Final, TypedDict, cast
 
 from shoal.core.options.checks import mapping, whole
 from shoal.core.options.option import check_options, option, table
+
+_LEAST_GPUS: Final = 0.01
+_MOST_GPUS: Final = 1024
 
 
 def environment(name: str, value: Any) -> dict[str, str]:
@@ -56,6 +59,23 @@ def _cpus(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(entries)
 
 
+def number_of_gpus(name: str, value: Any) -> float:
+    """Checks how many GPUs a replica has: a whole number, or a part of one.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is neither.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of GPUs, such as 1 or 0.5, not {value!r}")
+    if not (_LEAST_GPUS <= value < 1 or (1 <= value <= _MOST_GPUS and value == int(value))):
+        raise ValueError(
+            f"{name} must be a whole number of GPUs, or a part of one from {_LEAST_GPUS} to 1, "
+            f"not {value!r}"
+        )
+    return value if value < 1 else int(value)
+
+
 class ProcessKeywords(TypedDict, total=False):
     """The keywords of `ProcessOptions`."""
 
@@ -65,6 +85,7 @@ class ProcessKeywords(TypedDict, total=False):
     max_memory_bytes: int | None
     shared_memory_bytes: int
     log_lines: int
+    gpus: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +103,8 @@ class ProcessOptions:
         shared_memory_bytes: The size of the shared memory for large arrays, in each direction; 0
             for none. Only the used part takes up memory.
         log_lines: How many of the last lines of a process's output are kept.
+        gpus: How many of the server's GPUs each replica has; with a part of one, so many replicas
+            share it. Its process sees no other ones, by ``CUDA_VISIBLE_DEVICES``.
     """
 
     python: str | None = option(None, _interpreter)
@@ -90,6 +113,7 @@ class ProcessOptions:
     max_memory_bytes: int | None = option(None, partial(whole, least=1))
     shared_memory_bytes: int = option(64 * 2**20, partial(whole, least=0))
     log_lines: int = option(200, partial(whole, least=0))
+    gpus: float | None = option(None, number_of_gpus)
 
     def __post_init__(self) -> None:
         check_options(self)

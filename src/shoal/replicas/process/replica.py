@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -32,6 +33,7 @@ from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
+from shoal.replicas.gpus.visible import environment_of
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.process.wire.batch import batch_as_data
@@ -75,7 +77,10 @@ class ProcessReplica(Replica):
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        self._options = ProcessOptions(**blueprint.placement_options)
+        options = ProcessOptions(**blueprint.placement_options)
+        if blueprint.devices:
+            options = replace(options, env={**environment_of(blueprint.devices), **options.env})
+        self._options = options
         self.on_call_out: Callable[[CallOut], Awaitable[Any]] | None = None
         self._worker: Worker | None = None
         self._conversation: Conversation | None = None

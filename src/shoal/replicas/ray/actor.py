@@ -35,9 +35,15 @@ from shoal.batching.failures.held import shown
 from shoal.replicas.code.current import Identity, running_replica
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.code.jobs import DONE, PlainMethod
+from shoal.replicas.process.child.endpoints import (
+    ParentChannel,
+    current_cancel_token,
+    parent_channel,
+)
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_data
 from shoal.replicas.process.wire.signatures import Defaults, DescriptionAsData, description_as_data
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
+from shoal.replicas.ray.carrier import ActorCarrier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -45,11 +51,12 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.process.wire.batch import BatchAsData
+    from shoal.replicas.ray.carrier import Sent
 
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
-GROUPS: Final = {CONTROL: 5, HOOKS: 8}
-"""The maximum of concurrent calls of each group. Two of `CONTROL` last as long as the actor."""
+GROUPS: Final = {CONTROL: 6, HOOKS: 8}
+"""The maximum of concurrent calls of each group. Three of `CONTROL` last as long as the actor."""
 
 WORK_THREADS: Final = 256
 """The maximum of concurrent batches. The threads exist from the start, and take 10 kB each."""
@@ -81,13 +88,17 @@ class ReplicaActor:
 
     def __init__(self, identity: tuple[str, str], loop: str) -> None:
         self._identity = Identity(*identity)
+        self._carrier = ActorCarrier()
+        self._channel = ParentChannel(self._carrier)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
         self._end: Future[Ending] = Future()
         self._batchers = self._portal.wrap_async_context_manager(self._open_batchers())
-        self._batchers.__enter__()
+        with self._code_context():
+            self._batchers.__enter__()
         # Deadlines are on the clock of that loop, but threads can't read it.
         self._clock_offset = self._portal.call(anyio.current_time) - time.monotonic()
+        self._channel.clock_offset = self._clock_offset
         self._methods: dict[str, _Method] = {}
         self._instance: Any = None
         self._lock = threading.Lock()
@@ -108,6 +119,14 @@ class ReplicaActor:
     def ending(self) -> Ending:
         """Returns when a batched function of the code has raised what would end a process."""
         return self._end.result()
+
+    def sent(self) -> list[Sent]:
+        """Waits until the code has sent frames of its calls to endpoints, and returns them."""
+        return self._carrier.sent()
+
+    def answered(self, frames: list[Sent]) -> None:
+        """Takes the frames of answers to the code's calls."""
+        self._carrier.answered(frames)
 
     def begin(
         self, definition: Definition, user_config: Any
@@ -131,7 +150,7 @@ class ReplicaActor:
         """Runs a unary method; returns None as the results if it was cancelled."""
         try:
             found, items = self._found(method, load)
-            with self._code_context(load), self._at_work(call) as work:
+            with self._at_work(call) as work, self._code_context(load, work):
                 if work.is_cancelled:
                     return None, None
                 if found.handler.threaded:
@@ -147,7 +166,7 @@ class ReplicaActor:
         try:
             found, items = self._found(method, load)
             with self._at_work(call) as work:
-                with self._code_context(load):
+                with self._code_context(load, work):
                     if found.handler.threaded:
                         steps: Any = found.plain.steps(items)
                     else:
@@ -172,6 +191,7 @@ class ReplicaActor:
                 self._cancelled_early.append(call)
                 return
             work.is_cancelled = True
+        work.cancel_token.cancel()
         self._portal.start_task_soon(work.cancel_scope_if_cancelled)
 
     def reconfigure(self, user_config: Any) -> Answer:
@@ -235,9 +255,13 @@ class ReplicaActor:
         return told
 
     @contextmanager
-    def _code_context(self, load: Load | None = None) -> Generator[None]:
-        """Sets the current replica and batch for code in this block."""
+    def _code_context(
+        self, load: Load | None = None, work: AsyncActorWork | None = None
+    ) -> Generator[None]:
+        """Sets the current replica, batch and work for code in this block, and how it calls out."""
         replica_token = running_replica.set(self._identity)
+        channel_token = parent_channel.set(self._channel)
+        work_token = None if work is None else current_cancel_token.set(work.cancel_token)
         batch_token = None
         if load is not None and load[1] is not None:
             now = time.monotonic() + self._clock_offset
@@ -247,13 +271,18 @@ class ReplicaActor:
         finally:
             if batch_token is not None:
                 running_batch.reset(batch_token)
+            if work_token is not None:
+                current_cancel_token.reset(work_token)
+            parent_channel.reset(channel_token)
             running_replica.reset(replica_token)
 
     @contextmanager
     def _at_work(self, call: int) -> Generator[AsyncActorWork]:
         work = AsyncActorWork()
         with self._lock:
-            work.is_cancelled = call in self._cancelled_early
+            if call in self._cancelled_early:
+                work.is_cancelled = True
+                work.cancel_token.cancel()
             self._works[call] = work
         try:
             yield work

@@ -18,6 +18,7 @@ import anyio
 from shoal.batching.failures.exceptions import ends_the_program, own_copy
 from shoal.batching.failures.holding import holding
 from shoal.replicas.code.jobs import DONE
+from shoal.replicas.process.child.endpoints import CancelToken
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -54,10 +55,12 @@ class AsyncActorWork:
 
     Attributes:
         is_cancelled: Whether it was cancelled.
+        cancel_token: Cancels the blocking calls that it makes.
     """
 
     def __init__(self) -> None:
         self.is_cancelled = False
+        self.cancel_token = CancelToken()
         self._scope: anyio.CancelScope | None = None
 
     def new_scope(self) -> anyio.CancelScope:

@@ -42,12 +42,17 @@ must not outlive the program."""
 _NOT_FOR_MANY: Final = ("name", "namespace", "get_if_exists")
 """Options that a backend's replicas can't share."""
 
+_ASKED: Final = ("num_cpus", "num_gpus", "memory", "resources", "scheduling_strategy")
+"""Options that decide where there is a place for an actor."""
+
 _LARGE_BYTES: Final = 1_000_000
 """From this size on, a thread copies what is sent, because copying would block the event loop."""
 
 _LOOKED_AT: Final = (0, 8, 16, 256)
 """How many elements of a list are measured to estimate its size, by the remaining depth: nearly
 always all items of a batch, and few of the elements in them."""
+
+_MOST_SHOWN: Final = 8
 
 _joining: Final = threading.Lock()
 """Held while this process connects to Ray; only one thread may do that at a time."""
@@ -83,11 +88,18 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
             f"ray_options can't have {', '.join(refused)}: Shoal sets that itself for each replica"
         )
     given.setdefault("num_cpus", 1)
+    if options.gpus is not None:
+        given["num_gpus"] = options.gpus
     if options.env:
         runtime_env = dict(given.get("runtime_env") or {})
         runtime_env["env_vars"] = {**(runtime_env.get("env_vars") or {}), **options.env}
         given["runtime_env"] = runtime_env
     return {**given, **_OURS}
+
+
+def asked_of_ray(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the Ray options of an actor ask the cluster for, for messages."""
+    return {name: options[name] for name in _ASKED if name in options}
 
 
 def new_actor(blueprint: Blueprint, loop: str) -> Any:
@@ -103,6 +115,22 @@ def new_actor(blueprint: Blueprint, loop: str) -> Any:
     options = actor_options(blueprint)
     actor_class: Any = ray.remote(concurrency_groups=dict(GROUPS))(ReplicaActor)
     return actor_class.options(**options).remote(tuple(blueprint.identity), loop)
+
+
+def free_resources() -> str:
+    """Returns what the cluster has free of its resources, for messages. It blocks.
+
+    Raises:
+        Exception: What Ray raised.
+    """
+    free: Mapping[str, float] = ray.available_resources()
+    there: Mapping[str, float] = ray.cluster_resources()
+    shown = [
+        f"{free.get(name, 0.0):g} of {number:g} {name}"
+        for name, number in sorted(there.items())
+        if ":" not in name and not name.endswith("memory")
+    ]
+    return f"these are free: {', '.join(shown[:_MOST_SHOWN])}" if shown else "none are free"
 
 
 def death_of(error: BaseException) -> str | None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.replicas.ray.actor import Answer
+    from shoal.replicas.ray.carrier import Sent
     from shoal.replicas.threads import Soon
 
 _STEPS_AHEAD: Final = 4
@@ -109,6 +110,31 @@ class Link:
             if not pump.ended.is_set():
                 pump.drop()
                 await self._cancel(call, pump.ended)
+
+    async def sent(self) -> list[Sent]:
+        """Waits until the code has sent frames, and returns them, in their order.
+
+        Raises:
+            ReplicaDied: The actor has died.
+
+        Cancellation: the frames may be lost.
+        """
+        method = self._actor.sent.options(concurrency_group=CONTROL)
+        with self._sending(None):
+            reference = method.remote()
+        frames: list[Sent] = await self._result(reference)
+        return frames
+
+    async def answer(self, frames: list[Sent]) -> None:
+        """Sends frames to the code, and waits until they have come.
+
+        Raises:
+            ReplicaDied: The actor has died.
+        """
+        method = self._actor.answered.options(concurrency_group=CONTROL)
+        with self._sending(None):
+            reference = method.remote(frames)
+        await self._result(reference)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:
         """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent.

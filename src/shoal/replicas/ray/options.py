@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypedDict
 
-from shoal.core.options.checks import named_values
-from shoal.core.options.option import check_options, table
-from shoal.replicas.process.options import environment
+from shoal.core.options.checks import more_than_0, named_values
+from shoal.core.options.option import check_options, option, table
+from shoal.replicas.process.options import environment, number_of_gpus
 
 
 class RayKeywords(TypedDict, total=False):
-    """The keywords of `RayOptions`, but for ``env``, which processes have too."""
+    """The keywords of `RayOptions`, but for those that processes have too."""
 
     ray_options: Mapping[str, Any]
+    place_timeout_s: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +27,15 @@ class RayOptions:
         env: Environment variables of the actor; they override this process's own.
         ray_options: The Ray options of the actor: ``num_cpus``, ``num_gpus``, ``resources``,
             ``runtime_env``, ``scheduling_strategy`` and so on.
+        gpus: How many GPUs each replica has, or which part of one: Ray's ``num_gpus``.
+        place_timeout_s: How long Ray may take to find a place for an actor, as while the cluster
+            adds a node; None for no limit. ``start_timeout_s`` begins after that.
     """
 
     env: Mapping[str, str] = table(environment)
     ray_options: Mapping[str, Any] = table(partial(named_values, example="num_gpus"))
+    gpus: float | None = option(None, number_of_gpus)
+    place_timeout_s: float | None = option(600.0, more_than_0, may_be_none=True)
 
     def __post_init__(self) -> None:
         check_options(self)

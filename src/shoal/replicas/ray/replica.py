@@ -11,6 +11,7 @@ The death of an idle actor is noticed by its lifeline, a call that never returns
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -25,19 +26,33 @@ from shoal.replicas.contract import Replica
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
 from shoal.replicas.ray.actor import HOOKS
-from shoal.replicas.ray.cluster import actor_options, join, new_actor, put_if_large
+from shoal.replicas.ray.calls_out import CallsOut
+from shoal.replicas.ray.cluster import (
+    actor_options,
+    asked_of_ray,
+    free_resources,
+    join,
+    new_actor,
+    put_if_large,
+)
 from shoal.replicas.ray.link import Link
+from shoal.replicas.ray.options import RayOptions
 from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from anyio.abc import TaskStatus
+    from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
 
 logger: Final = logging.getLogger("shoal.replicas")
+
+_PATIENCE_S: Final = 10.0
+"""How long Ray may take to place an actor before the log says that it waits."""
+_ROOM_S: Final = 2.0
+"""How long Ray may take to say what it has free."""
 
 
 class RayReplica(Replica):
@@ -54,22 +69,38 @@ class RayReplica(Replica):
         self._was_stopped = False
         self._to_end = anyio.Event()
         self._starting = anyio.CancelScope()
-        self._doing = ""  # the current stage of the start, for the timeout error
+        self._calls_out = CallsOut(self._link)
+        # The current stage of the start, for messages: what it is, its limit, and what Ray was
+        # asked for and has not given.
+        self._doing = ""
+        self._limit_s = math.inf
+        self._pending: dict[str, Any] | None = None
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         link = self._link
+        failure: Exception | None = None
         try:
-            description = await self._start()
-            self._is_ready = True
-            task_status.started(description)
-            await self._to_end.wait()
-            if link.end is None:
-                await self._close()
-            if link.end is not None:
-                raise link.died()
+            async with anyio.create_task_group() as tasks:
+                try:
+                    description = await self._start(tasks)
+                    self._is_ready = True
+                    task_status.started(description)
+                    await self._to_end.wait()
+                    if link.end is None:
+                        await self._close()
+                    if link.end is not None:
+                        failure = link.died()
+                except Exception as error:
+                    failure = error
+                tasks.cancel_scope.cancel()
         finally:
             link.finish("was stopped" if self._was_stopped else "was cancelled")
             await link.wait_gone()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
 
     def stop(self) -> None:
         self._was_stopped = True
@@ -96,19 +127,19 @@ class RayReplica(Replica):
         if await self._link.ask("health", group=HOOKS) is False:
             raise RuntimeError(f"health() of {self.tag} returned False")
 
-    async def _start(self) -> Description:
+    async def _start(self, tasks: TaskGroup) -> Description:
         """Creates the actor, which starts the code.
+
+        Args:
+            tasks: Where the calls of its code to endpoints are made.
 
         Raises:
             ReplicaNotStarted: See `Replica.serve`.
         """
-        timeout_s = self.blueprint.options.start_timeout_s
-        if timeout_s is not None:
-            self._starting.deadline = anyio.current_time() + timeout_s
         cause: BaseException | None = None
         try:
             with self._starting:
-                return await self._begin()
+                return await self._begin(tasks)
         except Exception as error:
             cause = error
         if self._link.end is not None:
@@ -118,29 +149,57 @@ class RayReplica(Replica):
         elif cause is not None:
             why = f"could not be started: {cause!r}"
         else:
-            why = f"was not ready within {timeout_s} s: {self._doing}"
+            why = f"was not ready within {self._limit_s:g} s: {self._doing}"
+            if self._pending is not None:
+                why += await self._room()
         try:
             raise ReplicaNotStarted(f"{self.tag} {why}") from cause
         finally:
             del cause  # its traceback holds this frame
 
-    async def _begin(self) -> Description:
+    async def _begin(self, tasks: TaskGroup) -> Description:
         blueprint = self.blueprint
         loop, soon = loop_of_caller()
         self._doing = "Ray could not be joined"
+        self._limit(blueprint.options.start_timeout_s)
         await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
-        asked = actor_options(blueprint)
+        asked = asked_of_ray(actor_options(blueprint))
         self._doing = f"Ray has not placed its actor, which asks for {asked}"
+        self._pending = asked
+        self._limit(RayOptions(**blueprint.placement_options).place_timeout_s)
         make = partial(new_actor, blueprint, loop)
+        tasks.start_soon(self._say_that_it_waits)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         await self._link.attach(actor, soon)
+        self._pending = None
         self._doing = "its code was still starting"
+        self._limit(blueprint.options.start_timeout_s)
+        tasks.start_soon(self._calls_out.run, self.on_call_out)
         definition = blueprint.definition
         data = await self._link.ask("begin", definition, blueprint.user_config)
         path = definition.import_path
         description: Description = data.as_description(path and split_import_path(path)[0])
         return description
+
+    def _limit(self, limit_s: float | None) -> None:
+        """Limits the stage of the start that begins now."""
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._starting.deadline = anyio.current_time() + self._limit_s
+
+    async def _say_that_it_waits(self) -> None:
+        """Logs that the cluster has no place for it yet, if that takes long."""
+        await anyio.sleep(_PATIENCE_S)
+        if self._pending is not None:
+            room = await self._room()
+            logger.warning("%s waits: %s%s", self.tag, self._doing, room)
+
+    async def _room(self) -> str:
+        """Returns what the cluster has free, for messages."""
+        free: str | None = None
+        with anyio.move_on_after(_ROOM_S):
+            free = await anyio.to_thread.run_sync(free_resources, abandon_on_cancel=True)
+        return "" if free is None else f"; of the cluster's resources, {free}"
 
     async def _close(self) -> None:
         try:

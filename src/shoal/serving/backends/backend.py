@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.description import Method
     from shoal.replicas.contract import Replica
     from shoal.serving.config.config import BackendConfig
+    from shoal.serving.devices import Devices
 
 CALL: Final = "__call__"
 
@@ -59,11 +60,13 @@ class Backend:
         prepare: Called with each replica before it starts.
         enter: Called first in each task in which the code may run.
         observers: What is told of its batches.
+        devices: The server's GPUs.
 
     Attributes:
         tag: The backend's name.
         definition: The code.
         config: The current options.
+        devices: The server's GPUs.
         changing: The lock to hold while changing the backend.
         method_batchers: The open batchers, by method.
         is_closing: Whether the backend is being closed.
@@ -83,6 +86,7 @@ class Backend:
         prepare: Callable[[Replica], None],
         enter: Callable[[], object],
         observers: Observers,
+        devices: Devices,
     ) -> None:
         self.tag = tag
         self.definition = definition
@@ -92,13 +96,14 @@ class Backend:
         self.is_closing = False
         self._enter = enter
         self._observers = observers
+        self.devices = devices
         self._prepare = prepare
         self._opening = anyio.Lock()
         self._logged_oddity: str | None = None
         self._scaling = Scaling(
             lambda: (self.queued, self.ongoing),
             lambda: self.supervisor.wanted,
-            self.set_wanted,
+            self._scale_by_load,
             self.start_task,
         )
         self._ended = anyio.Event()
@@ -117,7 +122,7 @@ class Backend:
                     self.tag, lambda member: self.supervisor.batch_ended(member), self._scaling.wake
                 )
                 self.supervisor = Supervisor(
-                    self.tag, self._make, self.pool, self.config, tasks, self._enter
+                    self.tag, self._make, self.pool, self.config, tasks, self.devices, self._enter
                 )
                 self.supervisor.begin()
                 self._scaling.configure(self.config.autoscaling)
@@ -165,6 +170,14 @@ class Backend:
         """Changes the wanted number of replicas, without waiting for them."""
         self.supervisor.scale(num_replicas)
         self.resize_batchers()
+
+    def _scale_by_load(self, num_replicas: int) -> None:
+        """Changes the wanted number of replicas to what there are GPUs for, at most."""
+        places = self.devices.places(self.config)
+        if places is not None:
+            there = len(self.supervisor.managed) + places
+            num_replicas = min(num_replicas, max(there, self.supervisor.wanted, 1))
+        self.set_wanted(num_replicas)
 
     def drain(self) -> None:
         """Stops batches from waiting to fill, and tells the code that the backend will end."""
@@ -340,6 +353,7 @@ class Backend:
                 user_config=config.user_config,
                 options=config.replica,
                 placement_options=config.for_placement(),
+                devices=self.devices.take(tag, config),
             )
         )
         self._prepare(replica)

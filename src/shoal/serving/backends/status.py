@@ -44,6 +44,7 @@ def status_of(backend: Backend) -> BackendStatus:
                 ongoing=managed.ongoing,
                 batches=0 if managed.member is None else managed.member.total,
                 memory_bytes=managed.replica.memory_bytes(),
+                gpus=managed.replica.blueprint.devices,
             )
             for managed in supervisor.managed
         ],

@@ -4,6 +4,9 @@ Everything that can be refused is checked first. The old replicas stay until all
 and the change has been recorded, so a change that fails, for whatever reason, leaves the old
 replicas. A user config that they were given meanwhile is taken back. The cost is memory: while
 replicas are replaced there may be twice as many.
+
+Where the replicas have GPUs and too few are free, an old one ends for each new one that starts. If
+the change fails then, replicas of the old kind are started again.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     Raises:
         TypeError: An option has the wrong type; nothing is changed.
         ValueError: An option does not fit the code; nothing is changed.
+        NotEnoughGpus: There are too few GPUs, even without the old replicas; nothing is changed.
         ReplicaNotStarted: A new replica could not be started, or there was no replica and none
             could be started; nothing is changed.
         ReplicaDied: A replica died when it was given the new user config; nothing is changed.
@@ -58,6 +62,11 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
         before.num_replicas,
         before.autoscaling,
     )
+    await backend.devices.find(config)
+    wanted = config.num_replicas if is_scaled else supervisor.wanted
+    if is_replaced or wanted > supervisor.wanted:
+        own = [managed.replica.tag for managed in supervisor.managed]
+        backend.devices.check(backend.tag, config, wanted, own)
     told: list[ManagedReplica] = []
     count = len(supervisor.ready())
     try:

@@ -7,6 +7,7 @@ controller's own handle when it is used: that of the controller that the running
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from shoal.serving.clients.handles import AsyncHandle, BlockingHandle
@@ -35,9 +36,9 @@ class GivenHandle(AsyncHandle):
         Raises:
             RuntimeError: The running code belongs to no controller.
         """
-        from shoal.serving.clients.in_replica import handle_again
-
-        return handle_again(self.endpoint, self.handle_options)
+        # Loaded late: few programs need it, and it makes handles of this class.
+        in_replica = import_module("shoal.serving.clients.in_replica")
+        return in_replica.handle_here(self.endpoint, self.handle_options)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

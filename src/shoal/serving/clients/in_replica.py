@@ -6,13 +6,16 @@ given to a replica, as an init arg or in an item, is unpickled as one of these.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from shoal.batching.current import time_left
 from shoal.errors import NoSuchName
 from shoal.replicas.code.endpoint_call import IS_THERE, CallOut
 from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
 from shoal.replicas.threads import check_may_block
+from shoal.serving.clients.given_handles import GivenHandle
 from shoal.serving.clients.handles import AsyncHandle, BlockingHandle
 from shoal.serving.clients.running import running_controller
 from shoal.serving.names import checked_tag
@@ -26,6 +29,16 @@ if TYPE_CHECKING:
 def handle_again(endpoint: str, handle_options: HandleOptions) -> Any:
     """Makes an unpickled handle, in a replica's process or in the controller's.
 
+    Elsewhere it looks for one of them when it is used: Ray unpickles the arguments of an actor's
+    method before that can say where it runs.
+    """
+    is_known = parent_channel.get(None) or running_controller.get(None)
+    return (handle_here if is_known else GivenHandle)(endpoint, handle_options=handle_options)
+
+
+def handle_here(endpoint: str, handle_options: HandleOptions) -> Any:
+    """Makes a handle for the running code, in a replica's process or in the controller's.
+
     Raises:
         RuntimeError: This is neither, so calls could not be made.
     """
@@ -35,7 +48,7 @@ def handle_again(endpoint: str, handle_options: HandleOptions) -> Any:
         if owner is not None:
             return owner.handle(endpoint, handle_options)
         raise RuntimeError(
-            f"a handle of the endpoint {endpoint!r} was unpickled outside of a replica's process; "
+            f"a handle of the endpoint {endpoint!r} was used outside of a replica's process; "
             "a separate program connects with shoal.connect(url)"
         )
     return ChildHandle(endpoint, channel, handle_options=handle_options)
@@ -62,7 +75,11 @@ class ChildHandle(AsyncHandle):
 
     def call_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, stream: bool) -> CallOut:
         """Returns the call as it is sent to the controller's process."""
-        return CallOut(self.endpoint, args, kwargs, stream, self.handle_options)
+        options = self.handle_options
+        left_s = time_left(lambda: time.monotonic() + self.channel.clock_offset)
+        if left_s is not None and (options.timeout_s is None or options.timeout_s > left_s):
+            options = replace(options, timeout_s=left_s)
+        return CallOut(self.endpoint, args, kwargs, stream, options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return handle_again, (self.endpoint, self.handle_options)

@@ -27,6 +27,7 @@ from shoal.core.options.option import (
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.contract import ReplicaOptions
+from shoal.replicas.gpus.visible import VISIBLE
 from shoal.replicas.placements import (
     BUILT_IN,
     check_options,
@@ -159,6 +160,8 @@ class BackendConfig:
                 "code that streams to closed batches is a generator function"
             )
         check_options(self.placement, self.placed, self.placement_options)
+        if "gpus" in self.placed:
+            _check_gpus(self.placed)
         if self.fill != "closed" and not takes_open_batches(self.placement):
             raise ValueError(
                 f"fill={self.fill!r} needs placement='task', not {self.placement!r}: "
@@ -388,6 +391,15 @@ def durable_options(given: Mapping[str, Any]) -> dict[str, Any]:
         NotDurable: The value of an option can't be written as JSON.
     """
     return {name: durable(name, BACKEND_OPTIONS[name], value) for name, value in given.items()}
+
+
+def _check_gpus(placed: Mapping[str, Any]) -> None:
+    for name, key in (("env", VISIBLE), ("ray_options", "num_gpus")):
+        if key in placed.get(name, {}):
+            raise ValueError(
+                f"gpus={placed['gpus']:g} and {key} in {name} say the same in two ways; "
+                f"leave {key} out"
+            )
 
 
 def _what_replicas_are_made_with(config: BackendConfig) -> object:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shoal.serving.backends.backend import Backend
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.controller.lifetime import Lifetime
+    from shoal.serving.devices import Devices
 
 logger: Final = logging.getLogger("shoal.serving")
 
@@ -70,6 +71,7 @@ class Backends:
         prepare: Called with each replica before it starts.
         enter: Called first in each task in which code of a backend may run.
         observers: What is told of their batches.
+        devices: The server's GPUs.
 
     Attributes:
         by_tag: The backends that can get traffic, by tag, in the order in which they were added.
@@ -81,12 +83,14 @@ class Backends:
         prepare: Callable[[Replica], None],
         enter: Callable[[], object],
         observers: Observers,
+        devices: Devices,
     ) -> None:
         self.by_tag: dict[str, Backend] = {}
         self._lifetime = lifetime
         self._prepare = prepare
         self._enter = enter
         self._observers = observers
+        self._devices = devices
         self._reserved: set[str] = set()
         self._deletions: dict[str, Deletion] = {}
 
@@ -106,7 +110,10 @@ class Backends:
         """Starts a backend, without waiting until it is ready."""
         from shoal.serving.backends.backend import Backend
 
-        backend = Backend(tag, code, config, self._prepare, self._enter, self._observers)
+        await self._devices.find(config)
+        backend = Backend(
+            tag, code, config, self._prepare, self._enter, self._observers, self._devices
+        )
         await self._lifetime.start(self._run, backend)
         return backend
 
@@ -119,13 +126,15 @@ class Backends:
         Raises:
             NameTaken: The tag is taken.
             ShutDown: The controller was shut down meanwhile.
+            NotEnoughGpus: There are not enough GPUs for its replicas.
             Exception: See `Backend.ready`.
 
         Cancellation: the backend ends at once, as when the block fails.
         """
         self._reserve(tag)
         try:
-            backend = await self.start(tag, code, config)
+            async with self._devices.checked(tag, config):
+                backend = await self.start(tag, code, config)
             try:
                 await self._ready(backend)
                 yield backend

@@ -30,6 +30,7 @@ from shoal.serving.controller.endpoints import Endpoints
 from shoal.serving.controller.handle import EndpointHandle
 from shoal.serving.controller.journal import Journal, declared_names
 from shoal.serving.controller.lifetime import Lifetime
+from shoal.serving.devices import Devices
 from shoal.serving.endpoints.endpoint import Endpoint
 from shoal.serving.endpoints.shadow import ShadowFlow
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from shoal.core.request_times import RequestTimes
     from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
+    from shoal.replicas.gpus.nvml import GpuReading
     from shoal.replicas.portal import Bridge
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.backends import Deletion
@@ -62,6 +64,7 @@ class Controller(Client):
 
     Attributes:
         observers: As above; add a `shoal.BatchObserver`.
+        devices: The GPUs of this server.
         url: The URL at which it is served over HTTP; None if it is not.
         is_draining: Whether it is about to end.
     """
@@ -80,7 +83,10 @@ class Controller(Client):
         self._declaring = anyio.Lock()
         self._lifetime = Lifetime(self._restore, self._drained, self._declarations.close)
         self._endpoints = Endpoints()
-        self._backends = Backends(self._lifetime, self._prepare, self._enter, self.observers)
+        self.devices = Devices()
+        self._backends = Backends(
+            self._lifetime, self._prepare, self._enter, self.observers, self.devices
+        )
 
     async def __aenter__(self) -> Self:
         await self._lifetime.open()
@@ -329,7 +335,9 @@ class Controller(Client):
 
     async def status(self) -> Status:
         self.check_open()
-        return self.status_now()
+        readings = await self.devices.meter.read()
+        self.check_open()
+        return self.status_now(readings)
 
     def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
         """Returns which of a program's own declarations are to be created.
@@ -350,11 +358,16 @@ class Controller(Client):
         """Says which endpoints a program creates once its backends have started; for messages."""
         self._endpoints.coming = names
 
-    def status_now(self) -> Status:
-        """Returns the status of all backends and endpoints."""
+    def status_now(self, readings: Mapping[str, GpuReading] | None = None) -> Status:
+        """Returns the status of all backends and endpoints, and of GPUs.
+
+        Args:
+            readings: How busy the GPUs are, as far as that is known.
+        """
         return Status(
             backends={tag: status_of(backend) for tag, backend in self.backends.items()},
             endpoints={name: endpoint.status() for name, endpoint in self.endpoints.items()},
+            gpus=self.devices.status(readings),
         )
 
     def endpoint(self, name: str) -> Endpoint:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.current import running_batch
+from shoal.batching.current import running_batch, time_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.request import shared_options
 from shoal.core.request_times import LEFT, status_of
@@ -150,7 +150,7 @@ class EndpointHandle(AsyncHandle):
 
     def _call_options(self, spent_s: float) -> CallOptions | None:
         """Returns the options of a call whose routing took this long, in seconds."""
-        timeout_s, priority = _time_left(), self.handle_options.priority
+        timeout_s, priority = time_left(anyio.current_time), self.handle_options.priority
         if self.handle_options.timeout_s is not None:
             own_s = max(0.0, self.handle_options.timeout_s - spent_s)
             timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
@@ -163,21 +163,6 @@ class EndpointHandle(AsyncHandle):
 
         # Unpickled in a replica's process, it makes its calls through this process.
         return handle_again, (self.endpoint, self.handle_options)
-
-
-def _time_left() -> float | None:
-    """Returns the time left to the running batch that makes a call, in seconds; None for no limit.
-
-    This is the time until the last deadline of its requests: before it, a caller still waits.
-    """
-    batch = running_batch.get(None)
-    if batch is None:
-        return None
-    deadlines = [request.deadline for request in batch.members]
-    limits = [deadline for deadline in deadlines if deadline is not None]
-    if len(limits) < len(deadlines) or not limits:
-        return None
-    return max(0.0, max(limits) - anyio.current_time())
 
 
 class EndpointStream:

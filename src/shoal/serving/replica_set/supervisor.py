@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Replica
     from shoal.serving.config.config import BackendConfig
+    from shoal.serving.devices import Devices
     from shoal.serving.replica_set.pool import Member, Pool
 
 
@@ -53,6 +54,7 @@ class Supervisor:
         pool: The pool to which replicas are added when they are ready.
         config: The config of the first replicas.
         tasks: The task group in which the replicas' tasks run.
+        devices: The server's GPUs.
         enter: Called first in each of these tasks.
 
     Attributes:
@@ -70,6 +72,7 @@ class Supervisor:
         pool: Pool,
         config: BackendConfig,
         tasks: TaskGroup,
+        devices: Devices,
         enter: Callable[[], object] = lambda: None,
     ) -> None:
         self.config = config
@@ -81,6 +84,7 @@ class Supervisor:
         self._make = make
         self._pool = pool
         self._tasks = tasks
+        self._devices = devices
         self._enter = enter
         self._version = 0
         self._versions = count(1)
@@ -280,7 +284,8 @@ class Supervisor:
             for i, k in enumerate(self.managed)
         ]
         keeps_ready = self._before_change is not None and not self._is_ending
-        decision = decide(seen, self.wanted, self._version, keeps_ready=keeps_ready)
+        places = self._devices.places(self.config)
+        decision = decide(seen, self.wanted, self._version, keeps_ready=keeps_ready, places=places)
         to_drain = [self.managed[i] for i in decision.drain]
         for _ in range(decision.start):
             self._start()
@@ -378,6 +383,7 @@ class Supervisor:
 
     def _has_ended(self, managed: ManagedReplica) -> None:
         self.managed.remove(managed)
+        self._devices.release(managed.replica.tag)
         if managed.member is not None:
             self._pool.withdraw(managed.member)
         if managed.failure is not None and not self._is_over:  # when over, all are cancelled

@@ -14,21 +14,20 @@ import queue
 from collections import deque
 from contextvars import ContextVar
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.lowlevel
 
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
-from shoal.replicas.process.wire.messages import packed, unpickled
+from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.threads import WorkCancelled, loop_of_caller, runs_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
 
     from shoal.replicas.code.endpoint_call import CallOut
-    from shoal.replicas.process.child.control import Control
     from shoal.replicas.process.wire.frames import Frame
 
 _WHERE: Final = "the process that the call was made by"
@@ -62,13 +61,27 @@ current_cancel_token: Final[ContextVar[CancelToken]] = ContextVar("shoal.current
 """The token of the work that the calling code does; threads that it starts do not inherit it."""
 
 
+class Carrier(Protocol):
+    """Carries the frames of calls between this process and its parent."""
+
+    def answer_by(self, answer: Callable[[Frame], None]) -> None:
+        """Sets what is called with each frame from the parent; from any thread."""
+
+    def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
+        """Sends a frame; from any thread."""
+
+
 class ParentChannel:
     """Makes calls by the control channel.
 
     All calls raise what the called endpoint raises, and `TypeError` if something can't be sent.
+
+    Attributes:
+        clock_offset: The clock of this process's deadlines, less `time.monotonic`, in seconds.
     """
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Carrier) -> None:
+        self.clock_offset = 0.0
         self._control = control
         self._ids = count(1)
         # The function that receives the frames of each call; the watchdog's thread calls it.

@@ -24,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 import types
 from contextvars import copy_context
@@ -183,6 +184,7 @@ class Child:
         make = import_module("shoal.replicas.process.child.async_loop").AsyncWork
         work = make(answers, self._control, self._socket, self._reader, context)
         instance = answers.instance
+        parent_channel.get().clock_offset = anyio.current_time() - time.monotonic()
         try:
             if user_config is not None:
                 await work.call_hook(answers.takes_user_config(), user_config)

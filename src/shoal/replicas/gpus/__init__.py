@@ -1,0 +1,1 @@
+"""The GPUs of this machine: which there are, and how busy they are."""

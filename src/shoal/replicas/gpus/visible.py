@@ -1,0 +1,93 @@
+"""Which GPUs there are for this program, by the names that ``CUDA_VISIBLE_DEVICES`` has for them.
+
+If the program itself has that variable, these are all that it may give to its replicas, named as
+they are there. CUDA reads the list up to the first entry that names nothing, so that ``-1`` ends
+it, and so is it read here. Otherwise they are all GPUs of the machine, by their indices: as many
+as NVML counts, or as the driver shows in ``/proc`` where NVML is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.replicas.gpus.nvml import Nvml, is_there
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shoal.replicas.gpus.nvml import GpuReading
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+"""The environment variable that says which GPUs a process sees."""
+
+ORDER: Final = "CUDA_DEVICE_ORDER"
+"""The environment variable that says by which order CUDA counts."""
+
+_OF_DRIVER: Final = Path("/proc/driver/nvidia/gpus")
+_NAME: Final = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]{1,120}", re.ASCII)
+
+
+def given_to_us() -> tuple[str, ...] | None:
+    """Returns the GPUs that the environment leaves to this program; None if it does not say."""
+    listed = os.environ.get(VISIBLE)
+    if listed is None:
+        return None
+    found: list[str] = []
+    for entry in listed.split(","):
+        name = entry.strip()
+        if not _NAME.fullmatch(name):
+            break
+        found.append(name)
+    return tuple(dict.fromkeys(found))
+
+
+def counted(of_driver: Path = _OF_DRIVER) -> int:
+    """Returns the number of GPUs of this machine. It may block for as long as NVML does."""
+    if is_there():
+        try:
+            return Nvml().count()
+        except Exception:  # noqa: S110 - it has many reasons not to work
+            pass
+    return counted_without_nvml(of_driver)
+
+
+def counted_without_nvml(of_driver: Path = _OF_DRIVER) -> int:
+    """Returns the number of GPUs that the driver knows of."""
+    try:
+        return len(os.listdir(of_driver))
+    except OSError:
+        return 0
+
+
+def environment_of(devices: Sequence[str]) -> dict[str, str]:
+    """Returns the environment variables of a process that sees only these GPUs.
+
+    Indices are those of the PCI bus, as NVML counts, unless the environment has an order, or a list
+    of its own.
+    """
+    found = {VISIBLE: ",".join(devices)}
+    if ORDER not in os.environ and VISIBLE not in os.environ:
+        found[ORDER] = "PCI_BUS_ID"
+    return found
+
+
+def named(readings: Iterable[GpuReading]) -> dict[str, GpuReading]:
+    """Returns the readings of the GPUs that this program may use, by their names."""
+    ours = given_to_us()
+    if ours is None:
+        return {str(one.index): one for one in readings}
+    by_index = list(readings)
+    found: dict[str, GpuReading] = {}
+    for name in ours:
+        matching = [one for one in by_index if _names(name, one)]
+        if len(matching) == 1:
+            found[name] = matching[0]
+    return found
+
+
+def _names(name: str, reading: GpuReading) -> bool:
+    """Returns whether a name means a GPU; a UUID may be cut short."""
+    return name == str(reading.index) or (name.startswith("GPU-") and reading.uuid.startswith(name))

@@ -1,0 +1,175 @@
+"""The GPUs of a server: it gives them to the replicas of its backends, and takes them back.
+
+Only a placement other than ``"ray"`` is given them: on a cluster Ray does that. Which GPUs there
+are is found out when the first backend asks for some.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shoal.core.replicas.devices import DeviceLedger
+from shoal.errors import NotEnoughGpus
+from shoal.replicas.gpus.bounded import BoundedCall
+from shoal.replicas.gpus.meter import GpuMeter
+from shoal.replicas.gpus.visible import VISIBLE, counted, counted_without_nvml, given_to_us
+from shoal.serving.status import GpuStatus
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Collection, Mapping
+
+    from shoal.replicas.gpus.nvml import GpuReading
+    from shoal.serving.config.config import BackendConfig
+
+_LIMIT_S: Final = 10.0
+"""How long NVML may take to count the GPUs."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    ledger: DeviceLedger
+    source: str
+
+
+class Devices:
+    """The GPUs of a server, and which replica has which.
+
+    Args:
+        meter: Reads how busy they are.
+    """
+
+    def __init__(self, meter: GpuMeter | None = None) -> None:
+        self.meter = GpuMeter() if meter is None else meter
+        self._found: _Found | None = None
+        self._giving = anyio.Lock()
+
+    async def find(self, config: BackendConfig) -> None:
+        """Finds out which GPUs there are, if replicas with this config need some."""
+        if self._found is not None or _wanted(config) is None:
+            return
+        ours = given_to_us()
+        if ours is not None:
+            source = f"{VISIBLE} of this server leaves it"
+        else:
+            counting = BoundedCall(counted, "shoal GPUs")
+            has_ended = await counting.wait(_LIMIT_S)
+            number = counting.result if has_ended else counted_without_nvml()
+            ours = tuple(map(str, range(number or 0)))
+            source = "this machine has"
+        if self._found is None:
+            self._found = _Found(DeviceLedger(ours), source)
+
+    @asynccontextmanager
+    async def checked(self, backend: str, config: BackendConfig) -> AsyncGenerator[None]:
+        """Checks that there are enough GPUs for a new backend, whose replicas the block begins.
+
+        Of several such blocks one runs at a time, so that what one finds free stays free.
+
+        Raises:
+            NotEnoughGpus: There are not.
+        """
+        if _wanted(config) is None:
+            yield
+            return
+        async with self._giving:
+            await self.find(config)
+            self.check(backend, config, config.num_replicas)
+            yield
+
+    def check(
+        self, backend: str, config: BackendConfig, replicas: int, own: Collection[str] = ()
+    ) -> None:
+        """Checks that there are enough GPUs for a backend.
+
+        Args:
+            backend: Its tag.
+            config: Its config.
+            replicas: How many replicas it is to have.
+            own: The tags of the replicas that it has, which may end for others.
+
+        Raises:
+            NotEnoughGpus: There are not.
+        """
+        wanted = _wanted(config)
+        if wanted is not None and self._ledger.places(wanted, own) < replicas:
+            each = "" if replicas == 1 else f" for each of {replicas} replicas"
+            raise self._refusal(f"{backend} asks for gpus={wanted:g}{each}")
+
+    def places(self, config: BackendConfig) -> int | None:
+        """Returns how many more replicas there are GPUs for; None if they need none."""
+        wanted = _wanted(config)
+        return None if wanted is None else self._ledger.places(wanted)
+
+    def take(self, replica: str, config: BackendConfig) -> tuple[str, ...]:
+        """Gives GPUs to a replica, if its config asks for some.
+
+        Args:
+            replica: Its tag.
+            config: Its backend's config.
+
+        Raises:
+            NotEnoughGpus: There are not enough.
+        """
+        wanted = _wanted(config)
+        if wanted is None:
+            return ()
+        devices = self._ledger.take(replica, wanted)
+        if devices is None:
+            raise self._refusal(f"{replica} asks for gpus={wanted:g}")
+        return devices
+
+    def release(self, replica: str) -> None:
+        """Takes back the GPUs of a replica that has ended."""
+        if self._found is not None:
+            self._ledger.release(replica)
+
+    def held_by(self, replica: str) -> tuple[str, ...]:
+        """Returns the GPUs that a replica has, or shares."""
+        return () if self._found is None else self._ledger.held_by(replica)
+
+    def status(self, readings: Mapping[str, GpuReading] | None = None) -> dict[str, GpuStatus]:
+        """Returns the status of each GPU, by its name.
+
+        Args:
+            readings: How busy they are, as far as that is known.
+        """
+        found: dict[str, GpuStatus] = {}
+        if self._found is not None:
+            for name, parts in self._ledger.parts().items():
+                found[name] = GpuStatus(replicas=parts)
+        for name, reading in (readings or {}).items():
+            found[name] = GpuStatus(
+                name=reading.name,
+                replicas=found[name].replicas if name in found else {},
+                memory_used_bytes=reading.memory_used,
+                memory_total_bytes=reading.memory_total,
+                utilization=reading.utilization,
+            )
+        return found
+
+    @property
+    def _ledger(self) -> DeviceLedger:
+        assert self._found is not None, "`find` comes first"
+        return self._found.ledger
+
+    def _refusal(self, asked: str) -> NotEnoughGpus:
+        assert self._found is not None
+        ledger = self._found.ledger
+        count = len(ledger.devices)
+        if count == 0:
+            return NotEnoughGpus(
+                f"{asked}, and {self._found.source} none; {VISIBLE} in the environment of the "
+                "server names them, if it can't find them"
+            )
+        named = f"{count}: {', '.join(ledger.devices[:16])}{', ...' if count > 16 else ''}"
+        taken = ledger.shown() or "nobody has any"
+        return NotEnoughGpus(f"{asked}, and {self._found.source} {named}; {taken}")
+
+
+def _wanted(config: BackendConfig) -> float | None:
+    """Returns how many GPUs each replica is to be given; None for none."""
+    return None if config.placement == "ray" else config.placed.get("gpus")

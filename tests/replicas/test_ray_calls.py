@@ -1,0 +1,314 @@
+"""Code in Ray's actors calls other backends, and actors wait for a place in the cluster."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+import shoal
+from replicas.ray_backends import Caller, CallsWhileItStarts, Model
+from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
+from shoal.serving.controller.controller import Controller
+from shoal.testing.asgi import ask
+from shoal.testing.replicas.folder import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+ray = pytest.importorskip("ray")
+
+pytestmark = MARKS
+
+# Each test makes an actor, and one loop is as good as the other for what both have in common.
+ON_TRIO = pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[Any]:
+    with cluster_of({"num_cpus": 2, "num_gpus": 1}) as cluster:
+        yield cluster
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cluster(cluster: Any) -> None:
+    """Every test is."""
+
+
+class Other:
+    """What is called; in this process.
+
+    Attributes:
+        began: Set when a call began to wait.
+        ended: Set when it was cancelled.
+    """
+
+    def __init__(self, began: anyio.Event, ended: anyio.Event) -> None:
+        self.began, self.ended = began, ended
+
+    async def __call__(self, item: Any) -> Any:
+        if isinstance(item, np.ndarray):
+            return item * 2
+        if item == "left":
+            [request] = shoal.current_batch().requests
+            return request.deadline and request.deadline - anyio.current_time()
+        if item == "wait":
+            self.began.set()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self.ended.set()
+        if item == "fail":
+            raise LookupError("no such thing")
+        return item * 2
+
+    async def steps(self, count: int) -> AsyncGenerator[int]:
+        for number in range(abs(count)):
+            yield number
+        if count < 0:
+            raise LookupError("no more")
+        if count == 1000:
+            self.ended.set()
+
+
+@asynccontextmanager
+async def calling(code: Any = Caller, **config: Any) -> AsyncGenerator[tuple[Controller, Any, Any]]:
+    """Serves a caller on Ray, and what it calls in this process."""
+    began, ended = anyio.Event(), anyio.Event()
+    async with Controller() as controller:
+        await controller.create_backend(
+            "other",
+            Other,
+            began,
+            ended,
+            config={"max_ongoing_requests": 10, "placement": "task"},
+        )
+        await controller.create_endpoint("other", backend="other")
+        await controller.create_backend(
+            "caller",
+            code,
+            config={"placement": "ray", "ray_options": SMALL, "max_ongoing_requests": 10, **config},
+        )
+        await controller.create_endpoint("caller", backend="caller")
+        yield controller, await controller.get_handle("caller"), (began, ended)
+
+
+async def test_a_call_is_answered_or_fails_as_the_endpoint_does():
+    async with calling() as (_, handle, _other):
+        for method in ("__call__", "by_connect", "plain", "batched"):
+            call = handle.options(method_name=method).call
+            assert await call(4) == 8
+            with pytest.raises(LookupError, match="no such thing"):
+                await call("fail")
+            assert await call("ab") == "abab"
+
+
+@ON_TRIO
+async def test_many_calls_at_once_are_each_answered():
+    async with calling() as (_, handle, _other):
+        found: dict[int, int] = {}
+
+        async def call(number: int, method: str) -> None:
+            found[number] = await handle.options(method_name=method).call(number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(60):
+                tasks.start_soon(call, number, ("__call__", "plain")[number % 2])
+        assert found == {number: 2 * number for number in range(60)}
+
+
+async def test_a_stream_goes_through_whole_and_in_order():
+    async with calling() as (_, handle, _other):
+        for method in ("steps", "plain_steps"):
+            stream = handle.options(method_name=method).stream
+            async with stream(100) as steps:
+                assert [step async for step in steps] == list(range(100))
+            async with stream(-3) as steps:
+                assert [await anext(steps) for _ in range(3)] == [0, 1, 2]
+                with pytest.raises(LookupError, match="no more"):
+                    await anext(steps)
+
+
+@ON_TRIO
+async def test_a_stream_that_is_left_is_left_there_too():
+    async with calling() as (controller, handle, (_, ended)):
+        for method in ("steps", "plain_steps"):
+            async with handle.options(method_name=method).stream(1000) as steps:
+                async for step in steps:
+                    if step == 2:
+                        break
+            while controller.status_now().backends["other"].ongoing:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        assert not ended.is_set()
+
+
+@ON_TRIO
+@pytest.mark.parametrize("method", ["__call__", "plain"])
+async def test_cancellation_is_passed_on(method):
+    async with (
+        calling(cancel_grace_s=20.0) as (_, handle, (began, ended)),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(handle.options(method_name=method).call, "wait")
+        await began.wait()
+        tasks.cancel_scope.cancel()
+    assert ended.is_set()
+
+
+@ON_TRIO
+async def test_a_caller_that_is_killed_cancels_its_calls():
+    async with calling() as (controller, handle, (began, ended)):
+
+        async def call() -> None:
+            with pytest.raises(shoal.ReplicaDied, match="for the test"):
+                await handle.call("wait")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call)
+            await began.wait()
+            controller.backends["caller"].supervisor.managed[0].replica.kill("for the test")
+        await ended.wait()
+
+
+@ON_TRIO
+async def test_the_deadline_of_a_batch_is_that_of_the_calls_that_it_makes():
+    async with calling() as (_, handle, _other):
+        for method in ("__call__", "plain"):
+            calling_it = handle.options(method_name=method)
+            assert await calling_it.call("left") is None
+            assert 900 < await calling_it.options(timeout_s=1000.0).call("left") <= 1000.01
+
+
+@ON_TRIO
+async def test_a_handle_has_a_time_out_of_its_own():
+    async with calling() as (_, handle, (began, ended)):
+        with pytest.raises(shoal.DeadlineExceeded):
+            await handle.options(method_name="within").call(0.5)
+        assert began.is_set()
+        await ended.wait()
+
+
+@ON_TRIO
+async def test_a_handle_may_be_an_item():
+    async with calling() as (controller, handle, _other):
+        given = await controller.get_handle("other")
+        assert await handle.options(method_name="by_item").call(given) == 10
+
+
+@ON_TRIO
+async def test_an_endpoint_that_does_not_exist_is_named():
+    async with calling() as (_, handle, _other):
+        with pytest.raises(KeyError, match="there is no endpoint 'none'"):
+            await handle.options(method_name="missing").call("none")
+
+
+@ON_TRIO
+async def test_arrays_come_and_may_be_written_to():
+    async with calling() as (_, handle, _other):
+        array = np.arange(100_000.0)
+        found = await handle.options(method_name="total").call(array)
+        assert (found == array * 2 + 1).all()
+
+
+@ON_TRIO
+async def test_a_constructor_may_call():
+    async with calling(CallsWhileItStarts) as (_, handle, _other):
+        assert await handle.call(1) == 40
+
+
+@ON_TRIO
+async def test_over_http():
+    app = shoal.App()
+
+    @app.endpoint("/other", name="other")
+    async def other(item: int) -> int:
+        return item * 2
+
+    app.backend("caller", Caller, placement="ray", ray_options=SMALL)
+    app.route("caller", backend="caller", path="/caller")
+    async with app.lifespan():
+        assert json.loads((await ask(app, "/caller", 21)).body) == 42
+
+
+@ON_TRIO
+async def test_gpus_are_rays(tmp_path):
+    async with Controller() as controller:
+        config = {"placement": "ray", "ray_options": SMALL, "gpus": 0.5}
+        await controller.create_backend("b", Model, str(tmp_path), config=config)
+        await controller.create_endpoint("e", backend="b")
+        handle = (await controller.get_handle("e")).options(method_name="environment")
+        assert await handle.call("CUDA_VISIBLE_DEVICES") == "0"
+        free = await anyio.to_thread.run_sync(ray.available_resources)
+        assert free["GPU"] == 0.5
+
+
+@ON_TRIO
+async def test_an_actor_that_waits_for_a_node_is_starting_until_there_is_one(
+    cluster, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("shoal.replicas.ray.replica._PATIENCE_S", 0.1)
+    caplog.set_level(logging.WARNING, "shoal")
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {
+            "placement": "ray",
+            "ray_options": {**SMALL, "resources": {"late": 1}},
+            "start_timeout_s": 30.0,
+        }
+
+        async def create() -> None:
+            await controller.create_backend("b", Model, str(tmp_path), config=config)
+
+        tasks.start_soon(create)
+        while not (said := [r for r in caplog.records if r.name == "shoal.replicas"]):  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        [said] = [record.getMessage() for record in said]
+        assert said.startswith("b#0 waits: Ray has not placed its actor, which asks for {")
+        assert "'late': 1" in said
+        assert "these are free: " in said
+        assert " CPU" in said
+        node = cluster.add_node(num_cpus=1, resources={"late": 1}, **NODE)  # in the main thread
+        while "b" not in controller.backends:  # noqa: ASYNC110 - Ray is in other processes
+            await anyio.sleep(0.01)
+        status = controller.status_now().backends["b"]
+        assert (status.state, status.starts, status.failure) == ("ready", 1, None)
+        await controller.delete_backend("b")
+        await anyio.to_thread.run_sync(lambda: cluster.remove_node(node))
+
+
+@ON_TRIO
+async def test_a_scaled_backend_serves_while_its_new_actor_waits(tmp_path):
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {"placement": "ray", "ray_options": {"num_cpus": 0.01, "num_gpus": 1}}
+        await controller.create_backend("b", Model, str(tmp_path), config=config)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        tasks.start_soon(controller.scale_backend, "b", 2)
+        for number in range(50):
+            assert await handle.call(number) == number
+        status = controller.status_now().backends["b"]
+        assert (status.state, status.failure) == ("degraded", None)
+        assert [one.state for one in status.replicas] == ["ready", "starting"]
+        tasks.cancel_scope.cancel()
+
+
+@ON_TRIO
+async def test_the_wait_for_a_place_is_bounded_and_says_what_is_free(tmp_path):
+    folder = Folder(str(tmp_path))
+    async with Controller() as controller:
+        config = {
+            "placement": "ray",
+            "ray_options": {**SMALL, "resources": {"nowhere": 1}},
+            "place_timeout_s": 0.5,
+        }
+        with pytest.raises(shoal.ReplicaNotStarted) as raised:
+            await controller.create_backend("b", Model, str(tmp_path), config=config)
+    said = str(raised.value)
+    assert "b#0 was not ready within 0.5 s: Ray has not placed its actor" in said
+    assert "'nowhere': 1" in said
+    assert "these are free: " in said
+    assert folder.notes() == []
