@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
+from shoal.core.events import Observers
 from shoal.core.traffic import Shadow, Traffic
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
 from shoal.http.app.guard import AppGuard
@@ -46,10 +47,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from typing import Unpack
 
+    from opentelemetry.trace import Tracer
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.app.served_endpoints import Phase
+    from shoal.http.app.traced import RequestTracer
     from shoal.http.direct_call import DirectCall
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
@@ -85,6 +88,7 @@ class App:
     Attributes:
         settings: These options as a record, which has the defaults for the others.
         file: The file that declares it; None if a program does.
+        observers: What is told of the batches of all backends; add a `shoal.BatchObserver`.
 
     Raises:
         TypeError: A setting is unknown, or has the wrong type.
@@ -102,6 +106,8 @@ class App:
         self.controller: Controller | None = None
         self.state: StateFile | None = None
         self.allowed_modules: Sequence[str] | None = None
+        self.observers = Observers()
+        self._tracer: RequestTracer | None = None
         self._phase: Phase = "not open"
         self._declared = Declarations()
         self._dispatcher = RouteDispatcher(self.settings)
@@ -109,7 +115,7 @@ class App:
         self._router = AppRouter(self._declared, self._dispatcher, sockets)
         self._has_middleware = bool(middleware)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
-        self._entered = AppGuard(entered, self._dispatcher, sockets)
+        self._entered: ASGIApp = AppGuard(entered, self._dispatcher, sockets)
         mounts = self._router.mounts
         self._own = Pages(mounts, self._declared, self._dispatcher, self.settings, self._now)
         self._own.add_to(self._router.pages)
@@ -354,8 +360,9 @@ class App:
 
     def _controller(self) -> Controller:
         if self.state is None or self.allowed_modules is None:
-            return Controller(self.state)
-        return Controller(self.state, ImportRule(self.allowed_modules), self._declared.as_program())
+            return Controller(self.state, observers=self.observers)
+        rule, program = ImportRule(self.allowed_modules), self._declared.as_program()
+        return Controller(self.state, rule, program, observers=self.observers)
 
     @asynccontextmanager
     async def answering(self, controller: Controller) -> AsyncGenerator[None]:
@@ -385,8 +392,26 @@ class App:
             assert self.controller is not None
             self.controller.drain()
 
+    def begin_tracing(self, tracer: Tracer) -> Callable[[], object]:
+        """Makes a span for each request; see `shoal.observe.instrument`, which calls this."""
+        from shoal.http.app.traced import RequestTracer
+
+        untraced = self._entered
+        self._tracer = RequestTracer(tracer, self._router.declared_path)
+        self._entered = self._tracer.around(untraced)
+
+        def end() -> None:
+            self._entered, self._tracer = untraced, None
+
+        return end
+
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
+        if self._tracer is not None and not call.line.path.startswith(PAGES):
+            return self._tracer.answer_directly(call, self._answer_directly)
+        return self._answer_directly(call)
+
+    def _answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         if (table := self._router.table) is not None and not self._has_middleware:
             path, method = call.line.path, call.line.method
             if not path.startswith(PAGES):

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LOGGER: Final = "shoal.access"
 """The name of its logger."""
 
+TRACE: Final = "shoal.trace"
+"""The key of a scope under which the ids of the request's trace and span are."""
+
 _log: Final = logging.getLogger(LOGGER)
 
 
@@ -36,6 +39,7 @@ class AccessLog:
     ``bytes``      how many bytes of the body the application sent
     ``duration_s`` how long it took, in seconds
     ``request_id`` the ``X-Request-ID`` of the answer; null if it has none
+    ``trace_id``   the id of its trace, and ``span_id`` that of its span; left out without tracing
     ============== ================================================================================
 
     Args:
@@ -62,11 +66,18 @@ class AccessLog:
             is_http = scope["type"] == "http"
             protocol = f"HTTP/{scope['http_version']}" if is_http else "WebSocket"
             method = scope.get("method", "GET")
+            entry.trace_ids = scope.get(TRACE)
             entry.write(protocol, method, scope["path"], scope.get("client"))
 
 
 class Entry:
-    """One request's line: notes its answer, and is written at its end."""
+    """One request's line: notes its answer, and is written at its end.
+
+    Attributes:
+        trace_ids: The ids of its trace and span; None if it is not traced.
+    """
+
+    trace_ids: tuple[str, str] | None = None
 
     def __init__(self) -> None:
         self._began_at = datetime.now(UTC)
@@ -116,4 +127,6 @@ class Entry:
             "duration_s": round(perf_counter() - self._began, 6),
             "request_id": self._request_id,
         }
+        if self.trace_ids is not None:
+            line["trace_id"], line["span_id"] = self.trace_ids
         _log.info("%s", orjson.dumps(line).decode())

@@ -29,6 +29,7 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.current import running_batch
+from shoal.batching.trace import continued
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import ends_the_program
 from shoal.batching.failures.held import shown
@@ -236,14 +237,15 @@ class ReplicaActor:
 
     @contextmanager
     def _code_context(self, load: Load | None = None) -> Generator[None]:
-        """Sets the current replica and batch for code in this block."""
+        """Sets the current replica, batch and trace for code in this block."""
         replica_token = running_replica.set(self._identity)
         batch_token = None
         if load is not None and load[1] is not None:
             now = time.monotonic() + self._clock_offset
             batch_token = running_batch.set(load[1].as_batch(now))
         try:
-            yield
+            with continued(load[1].trace if load is not None and load[1] is not None else None):
+                yield
         finally:
             if batch_token is not None:
                 running_batch.reset(batch_token)

@@ -44,6 +44,7 @@ def scope_of(
                 "is_cut_off": call.is_cut_off,
                 "heartbeat": call.heartbeat,
                 "send_timeout_s": shared.send_timeout_s,
+                "note_trace": call.note_trace,
             }
         },
     }
