@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shoal.core.batch import Batch, DispatchReason
     from shoal.core.request import Request
@@ -43,6 +43,7 @@ class BatchRecord:
         cancelled: How many were cancelled by their callers, or ran out of time.
         error: The first error that one of them ended with; None if none did, or if only the end of
             the batcher failed them.
+        trace: The headers by which a call continues its trace; None where it is not traced.
     """
 
     batcher: str
@@ -59,6 +60,7 @@ class BatchRecord:
     failed: int
     cancelled: int
     error: BaseException | None
+    trace: Mapping[str, str] | None = None
 
     @property
     def wait_s(self) -> float:
@@ -124,24 +126,42 @@ class Observers:
 
     Attributes:
         all: The observers.
+        of_failed: Those that are told of the ends of failed batches, and of nothing else. Where
+            there are no others, a batch that does not fail costs nothing.
     """
 
-    __slots__ = ("all",)
+    __slots__ = ("all", "of_failed")
 
     def __init__(self) -> None:
         self.all: tuple[BatchObserver, ...] = ()
+        self.of_failed: tuple[BatchObserver, ...] = ()
 
     def add(self, observer: BatchObserver) -> None:
         """Adds an observer, which is told of what happens from now on."""
         self.all = (*self.all, observer)
 
+    def add_of_failed(self, observer: BatchObserver) -> None:
+        """Adds an observer that is told of the ends of failed batches alone."""
+        self.of_failed = (*self.of_failed, observer)
+
     def remove(self, observer: BatchObserver) -> None:
         """Removes an observer; nothing happens if it is not there."""
         self.all = tuple(each for each in self.all if each is not observer)
+        self.of_failed = tuple(each for each in self.of_failed if each is not observer)
 
     def tell(self, call: Callable[[BatchObserver], object]) -> None:
         """Calls a function with each observer; one that raises is logged, and removed."""
-        for observer in self.all:
+        self._tell(self.all, call)
+
+    def tell_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
+        """Tells that a batch has ended, as `BatchObserver.batch_ended` is told."""
+        observers = self.all if record.error is None else (*self.all, *self.of_failed)
+        self._tell(observers, lambda each: each.batch_ended(record, requests))
+
+    def _tell(
+        self, observers: Sequence[BatchObserver], call: Callable[[BatchObserver], object]
+    ) -> None:
+        for observer in observers:
             try:
                 call(observer)
             except Exception:

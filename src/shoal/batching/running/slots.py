@@ -298,7 +298,8 @@ class Slots(ABC, Generic[RunT]):
             former.model.observe(batch.load, run_s)
             running = len(self.batches)
             former.regathering.ended(batch.members, run_s, now, former.calls, running)
-        if self._counters.observers.all:
+        observers = self._counters.observers
+        if observers.all or (batch.failure is not None and observers.of_failed):
             self._tell_ended(batch, started, now)
         batch.members = []  # not cleared, since it may be iterated just now
         batch.failure = None  # its traceback may keep the batch
@@ -321,9 +322,9 @@ class Slots(ABC, Generic[RunT]):
             failed=outcomes.failed,
             cancelled=batch.size - outcomes.finished - outcomes.failed,
             error=batch.failure,
+            trace=batch.trace,
         )
-        requests = batch.requests
-        self._counters.observers.tell(lambda each: each.batch_ended(record, requests))
+        self._counters.observers.tell_ended(record, batch.requests)
 
     def _outcomes(self, batch: Batch) -> Outcomes:
         """Returns how the requests of a batch have ended."""

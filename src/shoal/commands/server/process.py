@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.commands.server.log_format import write_log
 from shoal.commands.server.signals import Signals
+from shoal.commands.server.telemetry import exported
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, say
 from shoal.errors import LifespanFailed, StateRefused
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from shoal.commands.server.telemetry import Telemetry
     from shoal.http.app.app import App
     from shoal.http.server.config import Drained
     from shoal.http.server.listeners import AppListener
@@ -43,6 +47,8 @@ class ServerProcess:
         options: The options of the HTTP server.
         event_loop: The event loop that runs it.
         log_level: The level of the log.
+        log_format: ``"text"`` or ``"json"``.
+        otel: Whether traces and metrics are exported.
         state: The file that run-time changes are stored in; None to store none.
         started: Called with the URL once clients can connect.
         wait_over: Awaited beside the server; when it returns, the server drains and ends.
@@ -53,6 +59,8 @@ class ServerProcess:
     options: HttpOptions
     event_loop: EventLoop = "trio"
     log_level: str = "info"
+    log_format: str = "text"
+    otel: bool = False
     state: Path | None = None
     started: Callable[[str], object] = lambda _: None
     wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever
@@ -77,19 +85,21 @@ class ServerProcess:
                 f"{self.spec} is not a shoal.App; leave out --state, --admin-socket and "
                 "--token-file, which need one"
             )
-        logging.basicConfig(
-            level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-        )
+        write_log(self.log_level, self.log_format)
         if options.access_log:
             from shoal.http.server.access_log import LOGGER
 
             _write_plainly(LOGGER)
         app = self.shoals
+        with nullcontext() if not self.otel else exported(self.app, app) as telemetry:
+            return self._serve(app, telemetry)
+
+    def _serve(self, app: App | None, telemetry: Telemetry | None) -> int:
         if self.state is not None and app is not None:
-            _open_state(app, self.state, options)
+            _open_state(app, self.state, self.options)
         if self.event_loop == "trio":
-            return anyio.run(_serve, self, backend="trio")
-        return _run_on_asyncio(_serve(self))
+            return anyio.run(_serve, self, telemetry, backend="trio")
+        return _run_on_asyncio(_serve(self, telemetry))
 
 
 def _write_plainly(name: str) -> None:
@@ -126,7 +136,7 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _serve(run: ServerProcess) -> int:
+async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     from shoal.http.app.loading import load_the_rest
     from shoal.http.requests.wrong_loop import hint_for
     from shoal.http.server.server import serve
@@ -158,6 +168,8 @@ async def _serve(run: ServerProcess) -> int:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_ended)
             tasks.start_soon(until_over)
+            if telemetry is not None:
+                tasks.start_soon(telemetry.export_metrics)
             await signals.shutdown.wait()
             tasks.cancel_scope.cancel()
         begin_drain = getattr(run.app, "begin_drain", getattr(run.shoals, "begin_drain", None))

@@ -24,9 +24,11 @@ from shoal.http.app.middleware import with_middleware
 from shoal.http.app.mounted import Mounted, lifespans_of
 from shoal.http.app.pages import OUTSIDE, Pages
 from shoal.http.app.router import PAGES, AppRouter
+from shoal.http.app.tracing import AppTracing
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
+from shoal.http.requests.failed_batches import FailedBatchLog
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
@@ -47,12 +49,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from typing import Unpack
 
-    from opentelemetry.trace import Tracer
+    from prometheus_client import CollectorRegistry
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.app.served_endpoints import Phase
-    from shoal.http.app.traced import RequestTracer
     from shoal.http.direct_call import DirectCall
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
@@ -89,6 +90,7 @@ class App:
         settings: These options as a record, which has the defaults for the others.
         file: The file that declares it; None if a program does.
         observers: What is told of the batches of all backends; add a `shoal.BatchObserver`.
+        tracing: Whether its requests have spans; see `shoal.observe.instrument`.
 
     Raises:
         TypeError: A setting is unknown, or has the wrong type.
@@ -107,7 +109,7 @@ class App:
         self.state: StateFile | None = None
         self.allowed_modules: Sequence[str] | None = None
         self.observers = Observers()
-        self._tracer: RequestTracer | None = None
+        self._failed_batches = FailedBatchLog(self.settings)
         self._phase: Phase = "not open"
         self._declared = Declarations()
         self._dispatcher = RouteDispatcher(self.settings)
@@ -115,7 +117,8 @@ class App:
         self._router = AppRouter(self._declared, self._dispatcher, sockets)
         self._has_middleware = bool(middleware)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
-        self._entered: ASGIApp = AppGuard(entered, self._dispatcher, sockets)
+        guarded = AppGuard(entered, self._dispatcher, sockets)
+        self.tracing = AppTracing(guarded, self._router.declared_path)
         mounts = self._router.mounts
         self._own = Pages(mounts, self._declared, self._dispatcher, self.settings, self._now)
         self._own.add_to(self._router.pages)
@@ -311,6 +314,11 @@ class App:
             raise RuntimeError(f"{path}: with a lifespan, mount before the application is opened")
         self._router.mounts.add(prefix, Mounted(app) if lifespan else app)
 
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """What collects the metrics of ``/-/metrics``."""
+        return self._own.registry
+
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document as it is now, without a prefix; see `merged_openapi`."""
         return self._own.document()
@@ -374,12 +382,14 @@ class App:
         with ExitStack() as lending:
             await self._declared.apply(controller, lending)
             self.controller = controller
+            controller.observers.add_of_failed(self._failed_batches)
             self._router.set_controller(controller)
             self._phase = "open"
             try:
                 yield
             finally:
                 self._router.set_controller(None)
+                controller.observers.remove(self._failed_batches)
                 self._phase = "closed"
 
     def begin_drain(self) -> None:
@@ -392,23 +402,10 @@ class App:
             assert self.controller is not None
             self.controller.drain()
 
-    def begin_tracing(self, tracer: Tracer) -> Callable[[], object]:
-        """Makes a span for each request; see `shoal.observe.instrument`, which calls this."""
-        from shoal.http.app.traced import RequestTracer
-
-        untraced = self._entered
-        self._tracer = RequestTracer(tracer, self._router.declared_path)
-        self._entered = self._tracer.around(untraced)
-
-        def end() -> None:
-            self._entered, self._tracer = untraced, None
-
-        return end
-
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        if self._tracer is not None and not call.line.path.startswith(PAGES):
-            return self._tracer.answer_directly(call, self._answer_directly)
+        if (tracer := self.tracing.tracer) is not None and not call.line.path.startswith(PAGES):
+            return tracer.answer_directly(call, self._answer_directly)
         return self._answer_directly(call)
 
     def _answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
@@ -428,7 +425,7 @@ class App:
         elif kind == "http" and RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:
             await self._router(scope, receive, send)
         else:
-            await self._entered(scope, receive, send)
+            await self.tracing.entered(scope, receive, send)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

@@ -130,7 +130,8 @@ class Pages:
         await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
 
     @cached_property
-    def _registry(self) -> CollectorRegistry:
+    def registry(self) -> CollectorRegistry:
+        """What collects the metrics."""
         from prometheus_client import CollectorRegistry
 
         from shoal.observe.collector import ShoalCollector
@@ -150,7 +151,7 @@ class Pages:
             self._dispatcher.keep_counts_of(controller.endpoints)
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
-        await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)
+        await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), _FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:
         body = orjson.dumps({"endpoints": self._routes(), "mounts": self._prefixes()})

@@ -30,10 +30,10 @@ class Observed(Protocol):
 
 
 @runtime_checkable
-class Requested(Protocol):
-    """What answers requests from the network as well: a `shoal.App`."""
+class OfRequests(Protocol):
+    """The tracing of what answers requests from the network as well."""
 
-    def begin_tracing(self, tracer: Tracer) -> Callable[[], object]:
+    def begin(self, tracer: Tracer) -> Callable[[], object]:
         """Makes a span for each request; returns what ends that."""
         ...
 
@@ -88,8 +88,9 @@ def instrument(
     tracer = trace.get_tracer(SCOPE, _version(), tracer_provider)
     batches = BatchTracer(tracer)
     end: list[Callable[[], object]] = [batches.end, lambda: observers.remove(batches)]
-    if isinstance(target, Requested):
-        end.append(target.begin_tracing(tracer))
+    of_requests = getattr(target, "tracing", None)
+    if isinstance(of_requests, OfRequests):
+        end.append(of_requests.begin(tracer))
     observers.add(batches)
     return Instrumentation(end)
 
