@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 from observe.otlp_receiver import attributes, receiving
 
 pytestmark = pytest.mark.real_time

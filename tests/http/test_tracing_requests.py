@@ -1,4 +1,4 @@
-"""Spans of HTTP requests: they continue their callers' traces, and the batches' spans are in them."""
+"""Spans of HTTP requests: they continue their callers' traces, and batches' spans are in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import anyio
 import pytest
 from live_server import live, request, until_quiet
-from observe.test_tracing_batches import Spans, events, ids, linked
 from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 from starlette.applications import Starlette
@@ -16,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Mount
 
 import shoal
+from observe.test_tracing_batches import Spans, events, ids, linked
 from shoal.http.server.access_log import LOGGER
 from shoal.http_client import connect
 from shoal.observe import instrument
@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_ends_the_span(spans, way):
             await client.send_all(request("/held", method="POST", body=b"1"))
             await until_quiet()
             assert spans.named("POST /held") == []
-        while not spans.named("POST /held"):
+        while not spans.named("POST /held"):  # noqa: ASYNC110 - the server's tasks end it
             await anyio.sleep(0.01)
     span = spans.one("POST /held")
     assert span.attributes["error.type"] == "client_left"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from observe import traced_code
 from observe.test_tracing_batches import Spans, ids
-
 from shoal.observe import instrument
 from shoal.serving.controller.controller import Controller
 

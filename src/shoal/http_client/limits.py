@@ -85,7 +85,8 @@ def trace_of(request: Request | None) -> dict[str, str]:
     """Returns the headers that continue the current trace, or that of a request.
 
     The current trace is that of a program that uses OpenTelemetry. Another passes on what a request
-    that came over HTTP has. Headers that are no valid trace context, as of W3C, are dropped: another client has sent them.
+    that came over HTTP has. Headers that are no valid trace context, as of W3C, are dropped then:
+    another client has sent them.
     """
     current = trace_headers()
     if "traceparent" in current or request is None:

@@ -17,6 +17,7 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
 from shoal.core.events import Observers
 from shoal.core.traffic import Shadow, Traffic
+from shoal.http.app.batch_observers import BatchObservers
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
 from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
@@ -28,7 +29,6 @@ from shoal.http.app.tracing import AppTracing
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.failed_batches import FailedBatchLog
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
@@ -109,7 +109,7 @@ class App:
         self.state: StateFile | None = None
         self.allowed_modules: Sequence[str] | None = None
         self.observers = Observers()
-        self._failed_batches = FailedBatchLog(self.settings)
+        self._batch_observers = BatchObservers(self.settings)
         self._phase: Phase = "not open"
         self._declared = Declarations()
         self._dispatcher = RouteDispatcher(self.settings)
@@ -382,14 +382,14 @@ class App:
         with ExitStack() as lending:
             await self._declared.apply(controller, lending)
             self.controller = controller
-            controller.observers.add_of_failed(self._failed_batches)
+            self._batch_observers.add_to(controller.observers)
             self._router.set_controller(controller)
             self._phase = "open"
             try:
                 yield
             finally:
                 self._router.set_controller(None)
-                controller.observers.remove(self._failed_batches)
+                self._batch_observers.remove_from(controller.observers)
                 self._phase = "closed"
 
     def begin_drain(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether the requests to an application have spans; without tracing, OpenTelemetry is not loaded."""
+"""Whether requests to an application have spans; if not, OpenTelemetry is not loaded."""
 
 from __future__ import annotations
 

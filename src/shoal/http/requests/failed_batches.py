@@ -32,7 +32,7 @@ _log: Final = logging.getLogger(LOGGER)
 
 
 class FailedBatchLog(BatchObserver):
-    """Logs the batches in which a request failed, unless the client is told that it is at fault.
+    """Logs the batches in which a request failed, unless by a status that the code has chosen.
 
     Args:
         settings: The options of the application.
@@ -47,7 +47,7 @@ class FailedBatchLog(BatchObserver):
         if not isinstance(error, Exception):
             return
         problem = problem_of(error, self._settings)
-        if problem.status < 500:
+        if problem.status < 500 or not problem.kind:  # the code itself has chosen the answer
             return
         is_internal = problem.kind == "internal"
         original, is_new = marked_as_logged(error)

@@ -1,9 +1,10 @@
 """Spans of batches and of their requests, made from what a batcher tells its observers.
 
-A request's span begins when its call was made, and is a child of the span that the caller was in. It
-is made when the request's batch begins, with the times that the engine has noted, so a call costs
-nothing more. A batch's span is linked to the spans of its requests, and they to it. It is a child of
-the first of them: so it is sampled if that one is, and a batch of one request is one trace.
+A request's span begins when its call was made, and is a child of the span that the caller was in.
+It is made when the request's batch begins, with the times that the engine has noted, so a call
+costs nothing more. A batch's span is linked to the spans of its requests, and they to it. It is a
+child of the first of them that is sampled: so it is sampled as well, and a batch of one request is
+one trace.
 
 A continuous batch does not end while its batcher is open. Its span begins when a request joins the
 empty batch, and ends when it is empty again. Its handler serves requests of many traces, so what it

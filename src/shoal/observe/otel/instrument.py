@@ -57,7 +57,9 @@ def instrument(
 
     ::
 
-        shoal.observe.instrument(app)
+        from shoal.observe import instrument
+
+        instrument(app)
 
     Each request has a span, with the events ``queue``, ``wait`` and ``run``; each batch has one,
     which is linked to those of its requests, and in which its handler runs. A `shoal.App` also has
@@ -78,7 +80,7 @@ def instrument(
     if not hasattr(observers, "all"):
         raise TypeError(
             "instrument() takes a shoal.Batcher, shoal.Controller or shoal.App, such as\n"
-            f"    shoal.observe.instrument(app)\nnot {type(target).__name__}"
+            f"    instrument(app)\nnot {type(target).__name__}"
         )
     if any(isinstance(one, BatchTracer) for one in observers.all):
         raise RuntimeError(

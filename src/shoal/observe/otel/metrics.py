@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import anyio
@@ -63,7 +64,7 @@ async def export_metrics(
 
     ::
 
-        tasks.start_soon(shoal.observe.export_metrics, app)
+        tasks.start_soon(export_metrics, app)
 
     Args:
         target: A `shoal.App`, `shoal.Controller` or `shoal.Batcher`, or a collector of
@@ -92,15 +93,23 @@ async def export_metrics(
     finally:
         with anyio.CancelScope(deadline=anyio.current_time() + _LAST_EXPORT_S, shield=True):
             await _export(exporter, as_otlp(collector.collect(), producer, started_at))
-            await anyio.to_thread.run_sync(exporter.shutdown, abandon_on_cancel=True)
+            await anyio.to_thread.run_sync(_shut_down, exporter, abandon_on_cancel=True)
 
 
 async def _export(exporter: MetricExporter, data: MetricsData) -> None:
     """Exports metrics in a thread; what goes wrong is logged."""
     try:
-        await anyio.to_thread.run_sync(exporter.export, data, abandon_on_cancel=True)
+        await anyio.to_thread.run_sync(_send, exporter, data, abandon_on_cancel=True)
     except Exception as error:
         _log.error("the metrics were not exported: %s", type(error).__name__, exc_info=error)
+
+
+def _send(exporter: Any, data: MetricsData) -> None:
+    exporter.export(data)
+
+
+def _shut_down(exporter: Any) -> None:
+    exporter.shutdown()
 
 
 def as_otlp(families: Iterable[Family], producer: Resource, started_at: int) -> MetricsData:
@@ -153,7 +162,7 @@ def _histograms(
             now,
             counts[-1],
             float(sum(sums)),
-            [after - before for before, after in zip(counts, counts[1:], strict=False)],
+            [after - before for before, after in pairwise(counts)],
             [bound for bound, _ in buckets if bound != math.inf],
             cast("float", None),  # neither is counted
             cast("float", None),

@@ -29,10 +29,10 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.current import running_batch
-from shoal.batching.trace import continued
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import ends_the_program
 from shoal.batching.failures.held import shown
+from shoal.batching.trace import continued
 from shoal.replicas.code.current import Identity, running_replica
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.code.jobs import DONE, PlainMethod
