@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import shoal
 from observe import traced_code
 from observe.test_tracing_batches import Spans, ids
 from shoal.observe import instrument
@@ -39,6 +40,18 @@ async def test_code_in_a_replica_runs_within_the_span_of_its_batch(spans, placem
     assert tuple(inner) == ids(spans.one("inner batch"))
     assert ids(spans.one("inner").parent) == ids(spans.one("outer batch"))
     assert {span.context.trace_id for span in spans.exporter.get_finished_spans()} == {outer[0]}
+
+
+async def test_the_calls_of_a_remote_handle_are_in_the_trace_of_their_caller(spans):
+    async with shoal.start(http={"port": 0, "token": "t"}) as client:
+        instrument(client, tracer_provider=spans.provider)
+        await client.create_backend("inner", traced_code.Async)
+        await client.create_endpoint("inner", backend="inner")
+        async with shoal.connect(client.url, token="t") as remote:
+            handle = await remote.get_handle("inner")
+            with spans.tracer.start_as_current_span("caller"):
+                await handle.call(1)
+    assert ids(spans.one("inner").parent) == ids(spans.one("caller"))
 
 
 @PLACEMENTS
