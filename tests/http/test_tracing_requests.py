@@ -16,7 +16,7 @@ from starlette.routing import Mount
 
 import shoal
 from observe.test_tracing_batches import Spans, events, ids, linked
-from shoal.http.server.access_log import LOGGER
+from shoal.http.server.access_log import LOGGER, AccessLog
 from shoal.http_client import connect
 from shoal.observe import instrument
 from shoal.testing.asgi import ask
@@ -204,6 +204,28 @@ async def test_pages_have_no_spans_and_mounted_applications_have(spans):
         await ask(outer, "/ml/double/b", 1)
     assert spans.one("PUT").attributes["http.response.status_code"] == 201
     assert spans.one("POST /double/{name}").attributes["url.path"] == "/ml/double/b"
+
+
+async def test_the_access_log_of_http_2_and_websockets_has_the_ids(spans, caplog):
+    caplog.set_level(logging.INFO, logger=LOGGER)
+    app = traced_app(spans)
+    async with app.lifespan():
+        await ask(AccessLog(app), "/double/a", 1, headers=[("traceparent", PARENT)])
+    (record,) = [record for record in caplog.records if record.name == LOGGER]
+    assert json.loads(record.getMessage())["trace_id"] == TRACE_ID
+
+
+@pytest.mark.real_time
+async def test_a_websocket_is_one_span_with_the_requests_on_it(spans):
+    async with live(traced_app(spans)) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        async with connect(url) as client, client.websocket("/double/a") as socket:
+            assert await socket.call(1) == 2
+            assert await socket.call(2) == 4
+    span = spans.one("GET /double/{name}")
+    assert span.attributes["network.protocol.name"] == "websocket"
+    assert span.attributes["http.response.status_code"] == 101
+    assert {ids(one.parent) for one in spans.named("double")} == {ids(span)}
 
 
 async def test_an_unknown_method_is_not_a_name(spans):

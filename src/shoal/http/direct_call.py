@@ -11,7 +11,7 @@ code reads the dictionary, and takes its return for the end of the answer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from starlette.types import Message, Scope
 
     from shoal.batching.loops.event_loop import EventLoop
+
+TRACE: Final = "shoal.trace"
+"""The key of a scope of ASGI under which the ids of the request's trace and span are."""
 
 
 class RequestLine(Protocol):

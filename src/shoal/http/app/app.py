@@ -11,6 +11,7 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.batching.decorator.block import BatcherBlock
@@ -402,13 +403,12 @@ class App:
             assert self.controller is not None
             self.controller.drain()
 
-    def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
+    def answer_directly(
+        self, call: DirectCall, *, is_traced: bool = False
+    ) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        if (tracer := self.tracing.tracer) is not None and not call.line.path.startswith(PAGES):
-            return tracer.answer_directly(call, self._answer_directly)
-        return self._answer_directly(call)
-
-    def _answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
+        if (tracer := self.tracing.tracer) is not None and not is_traced:
+            return tracer.answer_directly(call, partial(self.answer_directly, is_traced=True))
         if (table := self._router.table) is not None and not self._has_middleware:
             path, method = call.line.path, call.line.method
             if not path.startswith(PAGES):

@@ -15,8 +15,8 @@ from opentelemetry.context import attach, detach
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
 from shoal.http.app.router import PAGES
+from shoal.http.direct_call import TRACE
 from shoal.http.requests.exchange import DISCONNECT, split_path
-from shoal.http.server.access_log import TRACE
 from shoal.observe.otel.callers import context_of_caller
 from shoal.serving.names import METHODS
 
@@ -64,6 +64,8 @@ class RequestTracer:
             What must be awaited; None if the request is answered, or suspended.
         """
         line = call.line
+        if line.path.startswith(PAGES):
+            return answer(call)
         span, context = self._begun(call.header_list, "http", line.method, line.path, line.path)
         if not span.is_recording():
             token = attach(context)
@@ -98,6 +100,8 @@ class RequestTracer:
                 answer.status = message["status"]
             elif message["type"] == "websocket.accept":
                 answer.status = 101
+            elif message["type"] == "websocket.close":
+                answer.status = answer.status or 403
             await send(message)
 
         token = attach(context)

@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from shoal.http.direct_call import TRACE
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGGER: Final = "shoal.access"
 """The name of its logger."""
-
-TRACE: Final = "shoal.trace"
-"""The key of a scope under which the ids of the request's trace and span are."""
 
 _log: Final = logging.getLogger(LOGGER)
 

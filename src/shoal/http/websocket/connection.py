@@ -14,6 +14,8 @@ deadline of a send, and so gives all of it back.
 from __future__ import annotations
 
 from collections import deque
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -26,6 +28,7 @@ from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ShutDown
+from shoal.http.direct_call import TRACE
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused, explained
@@ -139,7 +142,10 @@ class SocketConnection:
                 if self._offered is not None:
                     self._offered["when_left"](self._left)
                     self._offered["when_draining"](self._drain)
-                    self._offered["when_received"](self._take_at_once)
+                    take = self._take_at_once
+                    if TRACE in self.http_scope:  # the server reads in no trace
+                        take = partial(copy_context().run, take)
+                    self._offered["when_received"](take)
                 await self._outbox.send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL})
                 tasks.start_soon(self._write)
                 await self._read()

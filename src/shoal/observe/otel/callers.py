@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.context import Context
-from opentelemetry.propagate import extract
+from opentelemetry.propagate import extract, get_global_textmap
 from opentelemetry.propagators.textmap import Getter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from opentelemetry.propagators.textmap import TextMapPropagator
 
 _LONGEST: Final = 512
 _MOST_MEMBERS: Final = 32
@@ -29,11 +32,12 @@ class _Getter(Getter[Headers]):
 
     def get(self, carrier: Headers, key: str) -> list[str] | None:
         """Returns the values of a header; None if it has none that counts."""
-        name = key.lower().encode("latin-1")
-        found = [value.decode("latin-1") for given, value in carrier if given.lower() == name]
-        if not found or key.lower() == _NOT_TAKEN:
+        name = key.lower()
+        wanted = name.encode("latin-1")
+        found = [value.decode("latin-1") for given, value in carrier if given == wanted]
+        if not found:
             return None
-        if key.lower() == "tracestate":  # the only one that may be given in several parts
+        if name == "tracestate":  # the only one that may be given in several parts
             return _members(found)
         return found if len(found) == 1 and len(found[0]) <= _LONGEST else None
 
@@ -51,9 +55,18 @@ def context_of_caller(headers: Iterable[tuple[bytes, bytes]]) -> Context:
     What is malformed, too long, or given more than once counts as not given.
 
     Args:
-        headers: The headers of the request.
+        headers: The headers of the request, with their names in lower case.
     """
-    return extract(list(headers), Context(), _GETTER)
+    names = _names_read_by(get_global_textmap())
+    given = [pair for pair in headers if pair[0] in names]
+    return extract(given, Context(), _GETTER) if given else Context()
+
+
+@cache
+def _names_read_by(propagator: TextMapPropagator) -> frozenset[bytes]:
+    """Returns the names of the headers that a propagator reads, but for the one not taken."""
+    names = {name.lower() for name in propagator.fields} - {_NOT_TAKEN}
+    return frozenset(name.encode("latin-1") for name in names)
 
 
 def _members(values: list[str]) -> list[str] | None:
