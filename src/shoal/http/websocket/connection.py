@@ -14,8 +14,6 @@ deadline of a send, and so gives all of it back.
 from __future__ import annotations
 
 from collections import deque
-from contextvars import copy_context
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -27,6 +25,7 @@ from shoal.batching.calls.stream import ResultStream
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.batching.trace import in_this_context
 from shoal.errors import ShutDown
 from shoal.http.direct_call import TRACE
 from shoal.http.requests.call import CallHeaders, EndpointCall
@@ -144,7 +143,7 @@ class SocketConnection:
                     self._offered["when_draining"](self._drain)
                     take = self._take_at_once
                     if TRACE in self.http_scope:  # the server reads in no trace
-                        take = partial(copy_context().run, take)
+                        take = in_this_context(take)
                     self._offered["when_received"](take)
                 await self._outbox.send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL})
                 tasks.start_soon(self._write)
