@@ -38,7 +38,7 @@ LOWEST_VENV := .venv-lowest
 LOWEST_STAMP := $(LOWEST_VENV)/.lowest-installed
 
 # All but Ray, which pins much of its own, and the demo.
-RUN_TIME_EXTRAS := serve client bodies uvloop reload cache plot
+RUN_TIME_EXTRAS := serve client bodies uvloop reload cache plot top gpu otel
 
 FREE_THREADED_VENV := .venv-free-threaded
 FREE_THREADED_STAMP := $(FREE_THREADED_VENV)/.installed

@@ -73,6 +73,11 @@ LONG_TO_LOAD = {
     "shoal.http.websocket.route",
     # with httpx
     "shoal.http_client.upload",
+    # with tracing, and with OpenTelemetry
+    *("shoal.http.app.traced", "shoal.observe.otel.instrument", "shoal.observe.otel.metrics"),
+    *("shoal.observe.otel.providers", "shoal.http.admin.traced"),
+    # with the option for it
+    "shoal.http.requests.timed",
     # with replicas in processes, and with a request for metrics
     *("shoal.serving.clients.in_replica", "shoal.observe.collector", "shoal.observe.gpus"),
     # with processes that speak HTTP for the server
@@ -103,6 +108,8 @@ CONTRACTS = {
     "shoal.http.requests.protocol.ProtocolRoutes",
     # A request over HTTP/1.1, with and without an access log.
     "shoal.http.server.http1.call.Call",
+    # A request by HTTP, with and without `Server-Timing`.
+    "shoal.http.requests.exchange.Exchange",
     # What a request knows of its batch, which knows its requests.
     "shoal.core.request.RequestBatch",
 }
@@ -174,24 +181,33 @@ def is_package(module: str, modules: Mapping[str, str]) -> bool:
     return any(other.startswith(f"{module}.") for other in modules)
 
 
+OPTIONAL = (
+    *(
+        "serve",
+        "plot",
+        "client",
+        "ray",
+        "uvloop",
+        "cache",
+        "bodies",
+        "reload",
+        "top",
+        "gpu",
+        "otel",
+    ),
+)
+
+
 def optional_roots() -> set[str]:
     """Import names of what only an extra installs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return {
+    roots = {
         requirement.split(">=")[0].split("[")[0].split(".")[0].replace("-", "_")
-        for extra in (
-            "serve",
-            "plot",
-            "client",
-            "ray",
-            "uvloop",
-            "cache",
-            "bodies",
-            "reload",
-            "top",
-        )
+        for extra in OPTIONAL
         for requirement in project["optional-dependencies"][extra]
     }
+    # Its distributions are parts of one package.
+    return roots | {"opentelemetry"}
 
 
 def upward_imports(modules: Mapping[str, str]) -> list[str]:

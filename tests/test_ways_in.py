@@ -62,7 +62,7 @@ TABLE = [
     Row(code="of_lists", batched=LIST, served=LIST, takes=f"{LISTS} int"),
     Row(
         code="of_one_list",
-        batched="must give back a list of 1 results, not str: 'one list [[1]]'",
+        batched="must give back a list of 1 results, not str",
         served="one list [1]",
         takes="one list[int] at a time",
         item=([1],),

@@ -596,10 +596,10 @@ class Bug(BaseException):
 async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug):
     dispatch = ClosedSlots._dispatch
 
-    def breaking(slots, decision):
+    def breaking(slots, *given):
         if slots._former.options.max_batch_size == 7:
             raise bug
-        return dispatch(slots, decision)
+        return dispatch(slots, *given)
 
     monkeypatch.setattr(ClosedSlots, "_dispatch", breaking)
     app = app_of(doubled)

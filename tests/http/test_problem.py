@@ -107,19 +107,50 @@ async def test_internals_are_shown_in_debug_mode_alone(debug):
 
 
 @anyio_test
-async def test_a_batch_that_fails_is_logged_with_one_traceback_and_a_line_for_each(caplog):
+async def test_a_batch_that_fails_is_logged_once_with_the_ids_of_its_requests(caplog):
     app = shoal.App()
     app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)(failing(ValueError()))
     calls = [Call(app, "/x", item=item) for item in range(3)]
     async with app.lifespan(), calling(*calls):
         for call in calls:
             await call.returned.wait()
-    records = [record for record in caplog.records if record.levelno == logging.ERROR]
-    assert len(records) == 3
-    assert sum(record.exc_info is not None for record in records) == 1
-    for call in calls:
-        assert call.status == 500
-        assert sum(call.headers["x-request-id"] in r.getMessage() for r in records) == 1
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.exc_info is not None
+    assert record.getMessage().startswith("x: batch 1 failed: ValueError, 3 of 3 requests (")
+    assert [call.status for call in calls] == [500] * 3
+    assert sorted(record.request_ids) == sorted(call.headers["x-request-id"] for call in calls)
+    assert (record.backend, record.size, record.failed, record.error) == ("x", 3, 3, "ValueError")
+
+
+@anyio_test
+async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(caplog):
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(100)
+        return items
+
+    app = shoal.App()
+    app.endpoint("/x", name="x", handler_timeout_s=2)(slow)
+    async with app.lifespan():
+        handle = await app.controller.get_handle("x")
+        with pytest.raises(shoal.HandlerTimeout):
+            await handle.call(1)
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.getMessage() == "x: batch 1 failed: HandlerTimeout, 1 of 1 requests (-)"
+    assert record.exc_info is None
+
+
+@anyio_test
+async def test_what_a_handler_returned_is_not_logged(caplog):
+    app = shoal.App()
+    app.endpoint("/x", name="x")(wrong)
+    async with app.lifespan():
+        assert (await ask(app, "/x", 1)).status == 500
+    assert "must give back a list of 1 results, not str" in caplog.text
+    assert "secret" not in caplog.text
+
+
+async def wrong(items: list[int]) -> list[int]:
+    return "secret"  # type: ignore[return-value]
 
 
 @anyio_test

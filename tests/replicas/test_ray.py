@@ -195,6 +195,18 @@ async def test_deadlines_arrive_as_the_time_that_is_left(folder):
         assert nothing is None
 
 
+@pytest.mark.parametrize("method", ["traces", "traces_in_a_loop"])
+async def test_code_continues_the_trace_of_its_batch(folder, method):
+    pytest.importorskip("opentelemetry")
+    async with playing(Model, folder.path) as played:
+        batch = Batch(1, DispatchReason.FULL, [make_request(1), make_request(2)])
+        batch.trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+        token = running_batch.set(batch)
+        found = await played.replica.run(method, [1, 2])
+        running_batch.reset(token)
+    assert found == ["af7651916cd43dd8448eb211c80319c"] * 2
+
+
 async def test_large_items_arrive(folder):
     async with playing(Model, folder.path) as played:
         assert await played.run("sums", [Box(3_000_000), Box(1)]) == [3_000_000, 1]

@@ -58,6 +58,7 @@ def test_the_defaults_are_those_that_are_documented():
         "sse_done": False,
         "overload_status": 503,
         "retry_after_s": 1,
+        "server_timing": "never",
         "debug": False,
         "compress_from_bytes": None,
         "protocols": (),
@@ -186,6 +187,11 @@ WRONG = [
     ),
     ("sse_done", "yes", "TypeError: sse_done must be True or False, not 'yes'"),
     ("retry_after_s", 1.5, "TypeError: retry_after_s must be a whole number, not 1.5"),
+    (
+        "server_timing",
+        True,
+        'ValueError: server_timing must be "never", "asked" or "always", not True',
+    ),
     ("debug", "yes", "TypeError: debug must be True or False, not 'yes'"),
     (
         "protocols",

@@ -166,6 +166,8 @@ def _process(
         options=options,
         event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
+        log_format=arguments.log_format,
+        otel=arguments.otel,
         state=arguments.state,
         wait_over=wait_over,
         passed=passed,

@@ -87,6 +87,8 @@ def _serve(arguments: Namespace, location: ServerLocation) -> int:
         options=server_options(arguments, server_settings(app), location.socket),
         event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
+        log_format=arguments.log_format,
+        otel=arguments.otel,
         state=arguments.state,
         started=started,
         workers=workers(arguments, server_settings(app)),

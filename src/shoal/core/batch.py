@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from shoal.core.request import RequestBatch, State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Mapping
+    from contextlib import AbstractContextManager
 
     from shoal.core.request import Request
 
@@ -70,12 +71,20 @@ class Batch(RequestBatch):
         arrived_at: When the oldest of the requests it began with arrived, in seconds on the event
             loop's clock; 0 until it begins.
         failure: The first error that one of its requests ended with; internal to the engine.
+        free_at: When a worker slot became free for it, on that clock; internal to the engine.
+        trace: The headers by which a call continues the batch's trace, as of W3C: ``traceparent``
+            and ``tracestate``; None where it is not traced. Set by an observer when it begins.
+        surroundings: What its handler runs within, set likewise; None for nothing.
+        is_continuous: Whether requests join it for as long as its batcher is open.
         load: The sum of their costs, including padding.
         draining: Set when the batcher starts to close. A handler of endless streams should end them
             then; what still runs after ``graceful_shutdown_timeout_s`` is cancelled.
     """
 
-    __slots__ = ("arrived_at", "draining", "failure", "id", "load", "members", "reason", "size")
+    __slots__ = (
+        *("arrived_at", "draining", "failure", "free_at", "id", "is_continuous", "load", "members"),
+        *("reason", "size", "surroundings", "trace"),
+    )
 
     def __init__(
         self,
@@ -92,6 +101,10 @@ class Batch(RequestBatch):
         self.size = len(requests)
         self.arrived_at = 0.0
         self.failure: BaseException | None = None
+        self.free_at = 0.0
+        self.is_continuous = False
+        self.trace: Mapping[str, str] | None = None
+        self.surroundings: AbstractContextManager[object] | None = None
         self.load: float = self.size if load is None else load
         self.active = self.size
         self.on_left = None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shoal.core.batch import Batch, DispatchReason
     from shoal.core.request import Request
@@ -47,6 +47,7 @@ class BatchRecord:
         cancelled: How many were cancelled by their callers, or ran out of time.
         error: The first error that one of them ended with; None if none did, or if only the end of
             the batcher failed them.
+        trace: The headers by which a call continues its trace; None where it is not traced.
     """
 
     batcher: str
@@ -63,6 +64,7 @@ class BatchRecord:
     failed: int
     cancelled: int
     error: BaseException | None
+    trace: Mapping[str, str] | None = None
 
     @property
     def wait_s(self) -> float:

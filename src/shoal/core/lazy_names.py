@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 
 def lazy_names(
-    package: str, where: Mapping[str, str]
+    package: str, where: Mapping[str, str], extra: str = "serve"
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the ``__getattr__`` and the ``__dir__`` of a package with lazy names.
 
     Args:
         package: The package's name.
         where: The module that defines each name.
+        extra: The extra that has what they need.
     """
     namespace = vars(sys.modules[package])
 
@@ -32,7 +33,7 @@ def lazy_names(
             if (error.name or "").partition(".")[0] == "shoal":
                 raise
             raise ImportError(
-                f"{package}.{name} needs {error.name!r}: pip install 'shoal[serve]'",
+                f"{package}.{name} needs {error.name!r}: pip install 'shoal[{extra}]'",
                 name=error.name,
             ) from error
         return found

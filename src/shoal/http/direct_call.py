@@ -11,14 +11,17 @@ code reads the dictionary, and takes its return for the end of the answer.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from starlette.types import Message, Scope
 
     from shoal.batching.loops.event_loop import EventLoop
+
+TRACE: Final = "shoal.trace"
+"""The key of a scope of ASGI under which the ids of the request's trace and span are."""
 
 
 class RequestLine(Protocol):
@@ -51,6 +54,11 @@ class DirectCall(Protocol):
     @property
     def headers(self) -> Mapping[bytes, bytes]:
         """The headers by their names in lower case; the last one of those with the same name."""
+        ...
+
+    @property
+    def header_list(self) -> Iterable[tuple[bytes, bytes]]:
+        """All headers, with their names in lower case."""
         ...
 
     def scope(self) -> Scope:
@@ -108,6 +116,10 @@ class DirectCall(Protocol):
 
         It must not be called while the call `is_sending`.
         """
+        ...
+
+    def note_trace(self, ids: tuple[str, str]) -> None:
+        """Notes the ids of the request's trace and span, for the access log."""
         ...
 
     def answer(self, status: int, fields: bytes, body: bytes) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.current import current_batch
+from shoal.batching.trace import trace_headers
 from shoal.core.options.checks import seconds
 
 if TYPE_CHECKING:
@@ -81,12 +82,15 @@ def request_of(given: Request | None) -> Request | None:
 
 
 def trace_of(request: Request | None) -> dict[str, str]:
-    """Returns the headers that continue the trace of a request that came over HTTP.
+    """Returns the headers that continue the current trace, or that of a request.
 
-    Headers that are no valid trace context, as of W3C, are dropped: another client has sent them.
+    The current trace is that of a program that uses OpenTelemetry. Another passes on what a request
+    that came over HTTP has. Headers that are no valid trace context, as of W3C, are dropped then:
+    another client has sent them.
     """
-    if request is None:
-        return {}
+    current = trace_headers()
+    if "traceparent" in current or request is None:
+        return current
     headers = cast("Mapping[str, Any]", request.metadata.get("headers") or {})
     parent, state = headers.get("traceparent"), headers.get("tracestate")
     if not isinstance(parent, str) or not _TRACEPARENT.fullmatch(parent):

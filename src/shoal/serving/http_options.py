@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, get_args
 
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import suggested
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 OverloadStatus = Literal[503, 429]
+ServerTiming = Literal["never", "asked", "always"]
 
 
 class AppKeywords(TypedDict, total=False):
@@ -44,6 +45,7 @@ class AppKeywords(TypedDict, total=False):
     sse_done: bool
     overload_status: OverloadStatus
     retry_after_s: int
+    server_timing: ServerTiming
     debug: bool
     compress_from_bytes: int | None
     protocols: Sequence[Any]
@@ -98,6 +100,12 @@ def _overload_status(name: str, value: Any) -> int:
     if value not in (503, 429):
         raise ValueError(f"{name} must be 503 or 429, not {value!r}")
     return int(value)
+
+
+def _server_timing(name: str, value: Any) -> str:
+    if value not in get_args(ServerTiming):
+        raise ValueError(f'{name} must be "never", "asked" or "always", not {value!r}')
+    return str(value)
 
 
 def _list(name: str, value: Any) -> tuple[Any, ...]:
@@ -196,6 +204,11 @@ class HttpOptions:
             ``event: end``.
         overload_status: The status of the answer to a call that met a full queue, 503 or 429.
         retry_after_s: The ``Retry-After`` of such an answer, in seconds.
+        server_timing: Which answers of endpoints say, in the header ``Server-Timing``, how long the
+            request waited for a worker slot (``queue``), then for others to fill its batch
+            (``wait``), and how long the handler took (``run``), in milliseconds: ``"never"`` any,
+            those whose clients have ``"asked"`` by the header ``X-Server-Timing: 1``, or
+            ``"always"`` all. It tells clients how busy the server is.
         debug: Whether an answer to an internal error shows the traceback.
         compress_from_bytes: Answers of so many bytes or more, and all streams, are compressed for
             clients that accept zstd or gzip; None for no compression. Leave it off where an answer
@@ -306,6 +319,7 @@ class HttpOptions:
     sse_done: bool = option(False, yes_or_no)
     overload_status: OverloadStatus = option(503, _overload_status)
     retry_after_s: int = option(1, partial(whole, least=1))
+    server_timing: ServerTiming = option("never", _server_timing)
     debug: bool = option(False, yes_or_no)
     compress_from_bytes: int | None = option(None, partial(whole, least=1), may_be_none=True)
     protocols: Sequence[Any] = option((), checked_protocols)

@@ -106,6 +106,7 @@ class OpenSlots(Slots[OpenRun]):
     async def _first_batch(self) -> Batch | None:
         """Waits for the first requests of a batch; returns None when this slot is not needed."""
         former = self._former
+        free_at = self._parking.now()
         while not self._is_one_too_many():
             if former.live and self._open:
                 await self._parking.one_pass()  # a running batch may take them first
@@ -115,12 +116,14 @@ class OpenSlots(Slots[OpenRun]):
             room = 0 if is_due and self._is_full() else former.options.max_batch_size
             requests = self._queue.taken_within(room)
             if requests:
-                batch = self._begun(requests, DispatchReason.OPEN)
+                batch = self._begun(requests, DispatchReason.OPEN, free_at)
                 self._queue.began(batch)
                 return batch
             if former.room.closed and not former.live:
                 break
             await self._listen(None)
+            if is_due:
+                free_at = self._parking.now()
         return None
 
     async def _run_open(self, batch: Batch, scope: Scope) -> None:

@@ -100,7 +100,7 @@ class ClosedSlots(Slots[Run]):
         decision = former.decide(self._parking.now())
         batch = None
         if isinstance(decision, Dispatch) and not self._is_full():
-            batch = self._dispatch(decision)
+            batch = self._dispatch(decision, self._parking.now())
         self._bell.ring()  # another slot may wait, by a decision that is outdated now
         return batch
 
@@ -111,6 +111,7 @@ class ClosedSlots(Slots[Run]):
             is_fresh: Whether the callers of this slot's last batch have not run yet.
         """
         former = self._former
+        free_at = self._parking.now()
         if is_fresh and former.live:
             # They may call again, and a batch that is not full should include those calls.
             await self._parking.checkpoint()
@@ -121,12 +122,13 @@ class ClosedSlots(Slots[Run]):
             if isinstance(decision, Dispatch):
                 if self._is_full():
                     await self._listen(None)
+                    free_at = self._parking.now()
                     continue
                 if is_fresh and decision.reason is not DispatchReason.FULL:
                     is_fresh = False
                     if await self._parking.rest_of_pass():
                         continue
-                batch = self._dispatch(decision)
+                batch = self._dispatch(decision, free_at)
                 if batch is not None:
                     return batch
                 continue
@@ -138,8 +140,13 @@ class ClosedSlots(Slots[Run]):
             is_fresh = False
         return None
 
-    def _dispatch(self, dispatch: Dispatch) -> Batch | None:
-        """Takes a batch from the queue; None if some of its callers have just left."""
+    def _dispatch(self, dispatch: Dispatch, free_at: float) -> Batch | None:
+        """Takes a batch from the queue; None if some of its callers have just left.
+
+        Args:
+            dispatch: The decision.
+            free_at: When this slot was free for it.
+        """
         requests = self._former.take(dispatch)
         departed = self._parking.departed(requests)
         if departed:
@@ -150,7 +157,7 @@ class ClosedSlots(Slots[Run]):
             self._former.put_back(requests)
             self._former.reform()  # their room in the queue is free
             return None
-        batch = self._begun(requests, dispatch.reason)
+        batch = self._begun(requests, dispatch.reason, free_at)
         self._counters.batches[dispatch.reason] += 1
         self._counters.batch_size.observe(batch.size)
         return batch

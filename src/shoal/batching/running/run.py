@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
-from shoal.batching.failures.held import shown
 from shoal.core.batch import Batch
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State
@@ -81,7 +80,11 @@ class Run(ABC):
             batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
         try:
-            await self._run_requests(batch, batch.members, scope)
+            if batch.surroundings is None:
+                await self._run_requests(batch, batch.members, scope)
+            else:
+                with batch.surroundings:
+                    await self._run_requests(batch, batch.members, scope)
         except (ScopesMixedUp, RuntimeError) as error:  # a scope raises RuntimeError for it
             self._fail_all(batch.members, partial(self._yields_in_scope, error.__cause__ or error))
             scope.cancel()  # so that the slot leaves it, and detects whether it can continue
@@ -191,6 +194,7 @@ class Run(ABC):
             if part:
                 self.counters.isolating_runs += 1
                 part_batch = Batch(batch.id, batch.reason, part, draining=batch.draining)
+                part_batch.trace = batch.trace
                 token = running_batch.set(part_batch)
                 try:
                     with self.parking.new_scope() as part_scope:
@@ -289,7 +293,7 @@ class Run(ABC):
     def _not_results(self, results: Any, wanted: int) -> WrongResultType:
         return WrongResultType(
             f"the handler of {self.name} was given {wanted} items and must give back a list of "
-            f"{wanted} results, not {type(results).__name__}: {shown(results):.80}"
+            f"{wanted} results, not {type(results).__name__}"
         )
 
 

@@ -325,6 +325,7 @@ class Slots(ABC, Generic[RunT]):
             failed=outcomes.failed,
             cancelled=batch.size - outcomes.finished - outcomes.failed,
             error=batch.failure,
+            trace=batch.trace,
         )
         requests = batch.requests
         self._counters.observers.tell(
@@ -358,8 +359,14 @@ class Slots(ABC, Generic[RunT]):
         self.tell_change()
         await self._bell.wait(math.inf if until is None else until)
 
-    def _begun(self, requests: list[Request], reason: DispatchReason) -> Batch:
-        """Returns a batch with requests that were taken from the queue."""
+    def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
+        """Returns a batch with requests that were taken from the queue.
+
+        Args:
+            requests: The requests.
+            reason: Why it is dispatched.
+            free_at: When this slot was free for it.
+        """
         self._last_id += 1
         options = self._former.options
         load = load_of(requests, options)
@@ -376,8 +383,10 @@ class Slots(ABC, Generic[RunT]):
         if not in_order:
             oldest_at = min([request.arrived_at for request in requests])
         batch.arrived_at = oldest_at
+        batch.free_at = free_at
         self._counters.note_waits(requests, oldest_at, now, in_order=in_order)
         if self._counters.observers.all:
+            batch.is_continuous = self.run.handler.fill == "continuous"
             name = self.run.name
             self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))
         return batch

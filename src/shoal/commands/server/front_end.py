@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         return 1  # the server is gone
     start = FrontEndStart(**unpickled(frame.body))
     options = replace(HttpOptions(**start.options), fd=listening)
-    write_logs(start.log_level, options)
+    write_logs(start.log_level, start.log_format, options)
     regions = SharedMemory(memory[0], MEMORY) if memory else None
     return run_in(start.event_loop, partial(_serve, options, sock, reader, regions))
 

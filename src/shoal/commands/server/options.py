@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from shoal.commands.server.log_format import LOG_FORMATS
 from shoal.commands.support.arguments import add_token_argument, token_of
 from shoal.commands.support.mistake import as_mistakes
 from shoal.serving.app_file.server import EventLoop, Workers, checked_workers
@@ -44,6 +45,18 @@ def add_server_options(parser: ArgumentParser) -> None:
         choices=["debug", "info", "warning", "error", "critical"],
         default="info",
         help="level of the log on stderr (%(default)s)",
+    )
+    parser.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="text",
+        help="form of the log on stderr: lines for people, or a JSON object in each (%(default)s)",
+    )
+    parser.add_argument(
+        "--otel",
+        action="store_true",
+        help="export traces and metrics by OpenTelemetry's protocol, as its environment variables "
+        "(OTEL_...) say",
     )
     operator = parser.add_argument_group("for the operator")
     operator.add_argument(

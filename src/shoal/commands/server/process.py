@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.commands.server.log_format import write_log
 from shoal.commands.server.signals import Signals
+from shoal.commands.server.telemetry import exported
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, say
 from shoal.errors import LifespanFailed, StateRefused
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from shoal.commands.server.telemetry import Telemetry
     from shoal.http.app.app import App
     from shoal.http.server.config import Drained
     from shoal.http.server.front_end_listener import StartFrontEnds
@@ -47,6 +51,8 @@ class ServerProcess:
         options: The options of the HTTP server.
         event_loop: The event loop that runs it.
         log_level: The level of the log.
+        log_format: ``"text"`` or ``"json"``.
+        otel: Whether traces and metrics are exported.
         state: The file that run-time changes are stored in; None to store none.
         started: Called with the URL once clients can connect.
         wait_over: Awaited beside the server; when it returns, the server drains and ends.
@@ -59,6 +65,8 @@ class ServerProcess:
     options: HttpOptions
     event_loop: EventLoop = "trio"
     log_level: str = "info"
+    log_format: str = "text"
+    otel: bool = False
     state: Path | None = None
     started: Callable[[str], object] = lambda _: None
     wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever
@@ -94,18 +102,20 @@ class ServerProcess:
                 f"systemd has passed {len(self.passed.public)} sockets for the application, and "
                 "--workers serves one: pass one, or leave --workers out"
             )
-        write_logs(self.log_level, options)
+        write_logs(self.log_level, self.log_format, options)
         app = self.shoals
+        with nullcontext() if not self.otel else exported(self.app, app) as telemetry:
+            return self._serve(app, telemetry)
+
+    def _serve(self, app: App | None, telemetry: Telemetry | None) -> int:
         if self.state is not None and app is not None:
-            _open_state(app, self.state, options)
-        return run_in(self.event_loop, partial(_serve, self))
+            _open_state(app, self.state, self.options)
+        return run_in(self.event_loop, partial(_serve, self, telemetry))
 
 
-def write_logs(level: str, options: HttpOptions) -> None:
+def write_logs(level: str, form: str, options: HttpOptions) -> None:
     """Sets how this process writes its log, and the access log if there is one."""
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    write_log(level, form)
     if options.access_log:
         from shoal.http.server.access_log import LOGGER
 
@@ -151,7 +161,7 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _serve(run: ServerProcess) -> int:
+async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     from shoal.http.app.loading import load_the_rest
     from shoal.http.requests.wrong_loop import hint_for
     from shoal.http.server.config import WorkersFailed
@@ -187,6 +197,8 @@ async def _serve(run: ServerProcess) -> int:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_ended)
             tasks.start_soon(until_over)
+            if telemetry is not None:
+                tasks.start_soon(telemetry.export_metrics)
             await signals.shutdown.wait()
             tasks.cancel_scope.cancel()
         begin_drain = getattr(run.app, "begin_drain", getattr(run.shoals, "begin_drain", None))
@@ -224,7 +236,7 @@ async def _serve(run: ServerProcess) -> int:
 def _front_ends(run: ServerProcess, count: int) -> StartFrontEnds:
     from shoal.commands.server.workers import front_ends
 
-    return front_ends(count, run.options, run.event_loop, run.log_level)
+    return front_ends(count, run.options, run.event_loop, run.log_level, run.log_format)
 
 
 def settle_memory() -> None:

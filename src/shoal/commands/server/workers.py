@@ -27,15 +27,21 @@ class FrontEndStart(NamedTuple):
         options: The options of its server.
         event_loop: The event loop.
         log_level: The level of the log.
+        log_format: The form of its lines.
     """
 
     options: dict[str, Any]
     event_loop: EventLoop
     log_level: str
+    log_format: str
 
 
 def front_ends(
-    count: int, options: HttpOptions, event_loop: EventLoop, log_level: str
+    count: int,
+    options: HttpOptions,
+    event_loop: EventLoop,
+    log_level: str,
+    log_format: str = "text",
 ) -> StartFrontEnds:
     """Returns what starts the workers of a server.
 
@@ -44,12 +50,18 @@ def front_ends(
         options: The options of the server.
         event_loop: The event loop.
         log_level: The level of the log.
+        log_format: The form of its lines.
     """
-    return partial(FrontEnds, front_end_options(count, options, event_loop, log_level))
+    given = count, options, event_loop, log_level, log_format
+    return partial(FrontEnds, front_end_options(*given))
 
 
 def front_end_options(
-    count: int, options: HttpOptions, event_loop: EventLoop, log_level: str
+    count: int,
+    options: HttpOptions,
+    event_loop: EventLoop,
+    log_level: str,
+    log_format: str = "text",
 ) -> FrontEndOptions:
     """Returns how the workers of a server are started; see `front_ends`."""
     given = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
@@ -62,5 +74,5 @@ def front_end_options(
         count=count,
         # -P: modules in the current directory must not shadow the library's
         command=[sys.executable, "-P", "-m", "shoal.commands.server.front_end"],
-        start=dumps(FrontEndStart(given, event_loop, log_level)._asdict()),
+        start=dumps(FrontEndStart(given, event_loop, log_level, log_format)._asdict()),
     )

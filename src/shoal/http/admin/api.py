@@ -12,6 +12,8 @@ does a drain that has begun.
 from __future__ import annotations
 
 import logging
+import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -33,6 +35,7 @@ from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.clients.protocol import Client
@@ -134,7 +137,8 @@ class AdminApi:
         try:
             limit = route.max_body_bytes
             body = await read_object(exchange, limit) if limit else {}
-            await _run(route, AdminRequest(exchange, names, body))
+            with _trace_of(exchange):
+                await _run(route, AdminRequest(exchange, names, body))
         except (Refused, CallerLeft):
             raise
         except Exception as error:
@@ -154,6 +158,15 @@ class AdminApi:
         if route is None:
             raise Refused(method_not_allowed(sorted(found.routes, key=METHODS.index)))
         return route, found.params
+
+
+def _trace_of(exchange: Exchange) -> AbstractContextManager[object]:
+    """Continues the trace of a request, in a process that makes traces."""
+    if "opentelemetry.propagate" not in sys.modules:
+        return nullcontext()
+    from shoal.http.admin.traced import in_trace_of
+
+    return in_trace_of(exchange.headers.items())
 
 
 def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:

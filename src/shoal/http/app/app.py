@@ -11,11 +11,14 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
+from shoal.core.events import Observers
 from shoal.core.traffic import Shadow, Traffic
+from shoal.http.app.batch_observers import BatchObservers
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
 from shoal.http.app.guard import AppGuard
 from shoal.http.app.lifespan import run_lifespan
@@ -23,6 +26,7 @@ from shoal.http.app.middleware import with_middleware
 from shoal.http.app.mounted import Mounted, lifespans_of
 from shoal.http.app.pages import OUTSIDE, Pages
 from shoal.http.app.router import PAGES, AppRouter
+from shoal.http.app.tracing import AppTracing
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
     from typing import Unpack
 
+    from prometheus_client import CollectorRegistry
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -85,6 +90,8 @@ class App:
     Attributes:
         settings: These options as a record, which has the defaults for the others.
         file: The file that declares it; None if a program does.
+        observers: What is told of the batches of all backends; add a `shoal.BatchObserver`.
+        tracing: Whether its requests have spans; see `shoal.observe.instrument`.
 
     Raises:
         TypeError: A setting is unknown, or has the wrong type.
@@ -102,6 +109,8 @@ class App:
         self.controller: Controller | None = None
         self.state: StateFile | None = None
         self.allowed_modules: Sequence[str] | None = None
+        self.observers = Observers()
+        self._batch_observers = BatchObservers(self.settings)
         self._phase: Phase = "not open"
         self._declared = Declarations()
         self._dispatcher = RouteDispatcher(self.settings)
@@ -109,7 +118,8 @@ class App:
         self._router = AppRouter(self._declared, self._dispatcher, sockets)
         self._has_middleware = bool(middleware)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
-        self._entered = AppGuard(entered, self._dispatcher, sockets)
+        guarded = AppGuard(entered, self._dispatcher, sockets)
+        self.tracing = AppTracing(guarded, self._router.declared_path)
         mounts = self._router.mounts
         self.own_pages = Pages(mounts, self._declared, self._dispatcher, self._now)
         self.own_pages.add_to(self._router.pages)
@@ -304,6 +314,11 @@ class App:
             raise RuntimeError(f"{path}: with a lifespan, mount before the application is opened")
         self._router.mounts.add(prefix, Mounted(app) if lifespan else app)
 
+    @property
+    def metrics(self) -> CollectorRegistry:
+        """What collects the metrics of ``/-/metrics``."""
+        return self.own_pages.registry
+
     def openapi(self) -> dict[str, Any]:
         """Returns the OpenAPI document as it is now, without a prefix; see `merged_openapi`."""
         return self.own_pages.document()
@@ -353,8 +368,9 @@ class App:
 
     def _controller(self) -> Controller:
         if self.state is None or self.allowed_modules is None:
-            return Controller(self.state)
-        return Controller(self.state, ImportRule(self.allowed_modules), self._declared.as_program())
+            return Controller(self.state, observers=self.observers)
+        rule, program = ImportRule(self.allowed_modules), self._declared.as_program()
+        return Controller(self.state, rule, program, observers=self.observers)
 
     @asynccontextmanager
     async def answering(self, controller: Controller) -> AsyncGenerator[None]:
@@ -367,12 +383,14 @@ class App:
             await self._declared.apply(controller, lending)
             self.controller = controller
             self.own_pages.dashboard.observe(controller)
+            self._batch_observers.add_to(controller.observers)
             self._router.set_controller(controller)
             self._phase = "open"
             try:
                 yield
             finally:
                 self._router.set_controller(None)
+                self._batch_observers.remove_from(controller.observers)
                 self._phase = "closed"
 
     def begin_drain(self) -> None:
@@ -385,8 +403,12 @@ class App:
             assert self.controller is not None
             self.controller.drain()
 
-    def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
+    def answer_directly(
+        self, call: DirectCall, *, is_traced: bool = False
+    ) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
+        if (tracer := self.tracing.tracer) is not None and not is_traced:
+            return tracer.answer_directly(call, partial(self.answer_directly, is_traced=True))
         if (table := self._router.table) is not None and not self._has_middleware:
             path, method = call.line.path, call.line.method
             if not path.startswith(PAGES):
@@ -403,7 +425,7 @@ class App:
         elif kind == "http" and RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:
             await self._router(scope, receive, send)
         else:
-            await self._entered(scope, receive, send)
+            await self.tracing.entered(scope, receive, send)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

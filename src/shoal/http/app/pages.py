@@ -171,7 +171,8 @@ class Pages:
         )
 
     @cached_property
-    def _registry(self) -> CollectorRegistry:
+    def registry(self) -> CollectorRegistry:
+        """What collects the metrics."""
         from prometheus_client import CollectorRegistry, ProcessCollector
 
         registry = CollectorRegistry()
@@ -193,7 +194,7 @@ class Pages:
         encode, media_type = choose_encoder(accept)
         extensions: dict[str, Any] = exchange.scope.get("extensions") or {}
         self._collector.listeners = extensions.get(SERVER, {})
-        await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)
+        await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), _FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:
         body = orjson.dumps({"endpoints": self._routes(), "mounts": self._prefixes()})

@@ -81,6 +81,11 @@ class AppRouter:
             return self.pages.at(path, method)
         return (self.table or self._declared.routed_to(self._not_open)).at(path, method)
 
+    def declared_path(self, path: str, method: str) -> str | None:
+        """Returns the declared path, with its parameters, that a request's path belongs to."""
+        found = self.at(path, method)
+        return None if found is None or not found.path else found.path
+
     async def _answer_besides(
         self, scope: Scope, receive: Receive, send: Send, root: str, path: str
     ) -> None:

@@ -96,6 +96,7 @@ class RemoteCall:
         self._ended = ended
         self.line = head
         self.headers = head.headers
+        self.header_list: Iterable[tuple[bytes, bytes]] = head.scope["headers"]
         self.loop: EventLoop = shared.loop
 
     # The application's side: ASGI.
@@ -109,6 +110,7 @@ class RemoteCall:
             "when_left": self.when_left,
             "is_cut_off": self.is_cut_off,
             "send_timeout_s": self._shared.send_timeout_s,
+            "is_local": self._shared.is_local,
         }
         if HEARTBEATS in self._head.offers:
             offered["heartbeat"] = self.heartbeat
@@ -120,6 +122,9 @@ class RemoteCall:
         known: dict[str, Any] = {name: {} for name in self._head.offers if name != HEARTBEATS}
         scope["extensions"] = {**known, "shoal.disconnect": offered}
         return scope
+
+    def note_trace(self, ids: tuple[str, str]) -> None:
+        """Does nothing: the worker writes the access log, and it has no traces."""
 
     async def receive(self) -> Message:
         """Returns the next message of the client; see ASGI."""

@@ -60,6 +60,7 @@ class RouteDispatcher:
         self.streams = StreamTimes()
         self.settings = settings
         self.incomplete = IncompleteBodies(settings)
+        self._new_exchange = exchanges_of(settings)
         self._id_prefix = secrets.token_hex(4).encode("ascii")
         self._id_count = itertools.count(1)
 
@@ -97,7 +98,7 @@ class RouteDispatcher:
         route = None if routes is None else routes.get(scope["method"])
         if route is None:
             route = _other_route(scope, routes)
-        exchange = Exchange.by_asgi(self, scope, receive, send)
+        exchange = self._new_exchange.by_asgi(self, scope, receive, send)
         return self.take_step(exchange, route, route.answer)
 
     def answer_directly(
@@ -113,7 +114,7 @@ class RouteDispatcher:
         Returns:
             What must be awaited; None if the request is answered, or suspended.
         """
-        return self.go_on(Exchange(self, call, path_params), route, route.begin)
+        return self.go_on(self._new_exchange(self, call, path_params), route, route.begin)
 
     @holds_ctrl_c
     async def take_step(
@@ -241,6 +242,15 @@ class RouteDispatcher:
             await self.answer(
                 scope, receive, send, Found[Route]({scope["method"]: _Refusal(refusal)}, {})
             )
+
+
+def exchanges_of(settings: HttpOptions) -> type[Exchange]:
+    """Returns the class of an application's exchanges."""
+    if settings.server_timing == "never":
+        return Exchange
+    from shoal.http.requests.timed import TimedExchange
+
+    return TimedExchange
 
 
 class _Refusal(Route):

@@ -25,6 +25,11 @@ class HttpMetadata(Mapping[str, Any]):
         self._endpoint = endpoint
         self._caller = caller
 
+    @property
+    def caller(self) -> Caller:
+        """The request that the call is made for."""
+        return self._caller
+
     def __getitem__(self, key: str) -> Any:
         match key:
             case "endpoint":

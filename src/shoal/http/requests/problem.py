@@ -86,17 +86,14 @@ class Refused(Exception):
 def explained(error: Exception, settings: HttpOptions, endpoint: str, request_id: str) -> Problem:
     """Returns the problem for an error, as `problem_of` does, and logs it if it is internal.
 
-    A failing handler fails a whole batch, each request with a copy of one error. The traceback is
-    logged with the first request only; the others get one line each.
+    A failing handler fails a whole batch, each request with a copy of one error. The batch is
+    logged, in one line, and then these only for those who look for more.
     """
     problem = problem_of(error, settings)
     if problem.kind == "internal":
-        original = error.__cause__ or error
-        # Bypasses the error's own __setattr__, which is user code and may raise.
-        marks: dict[str, Any] = BaseException.__getattribute__(original, "__dict__")
-        is_new = _LOGGED not in marks
-        marks[_LOGGED] = True
-        _log.error(
+        original, is_new = marked_as_logged(error)
+        _log.log(
+            logging.ERROR if is_new else logging.DEBUG,
             "%s: request %s failed: %s",
             endpoint,
             request_id,
@@ -104,6 +101,20 @@ def explained(error: Exception, settings: HttpOptions, endpoint: str, request_id
             exc_info=original if is_new else None,
         )
     return problem
+
+
+def marked_as_logged(error: BaseException) -> tuple[BaseException, bool]:
+    """Marks an error of which the callers of a batch get copies as logged.
+
+    Returns:
+        The original, and whether it was not marked before.
+    """
+    original = error.__cause__ or error
+    # Bypasses the error's own __setattr__, which is user code and may raise.
+    marks: dict[str, Any] = BaseException.__getattribute__(original, "__dict__")
+    is_new = _LOGGED not in marks
+    marks[_LOGGED] = True
+    return original, is_new
 
 
 def problem_of(error: Exception, settings: HttpOptions) -> Problem:

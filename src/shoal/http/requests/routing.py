@@ -95,10 +95,12 @@ class Found(NamedTuple, Generic[R]):
     Attributes:
         routes: The routes, by method.
         params: The values of the path's parameters.
+        path: The path as it was declared; empty if the routes are of several or of none.
     """
 
     routes: Mapping[str, R]
     params: Mapping[str, Any]
+    path: str = ""
 
 
 class _Pattern(NamedTuple, Generic[R]):
@@ -109,12 +111,14 @@ class _Pattern(NamedTuple, Generic[R]):
         convertors: Make the values of its parameters.
         longest: How many characters a request's path may have.
         routes: Its routes, by method.
+        path: The path as it was declared.
     """
 
     regex: re.Pattern[str]
     convertors: Mapping[str, Convertor[Any]]
     longest: float
     routes: dict[str, R]
+    path: str
 
 
 _LONGEST_AMBIGUOUS: Final = 512
@@ -151,9 +155,9 @@ class PathTable(Generic[R]):
 
                 regex, _, convertors = compile_path(path)
                 longest = _LONGEST_AMBIGUOUS if _is_ambiguous(path) else math.inf
-                self._patterns.append(_Pattern(regex, convertors, longest, routes))
+                self._patterns.append(_Pattern(regex, convertors, longest, routes, path))
             else:
-                self._plain[path] = Found(routes, {})
+                self._plain[path] = Found(routes, {}, path)
         for method in methods:
             routes.setdefault(method, route)
 
@@ -188,7 +192,7 @@ class PathTable(Generic[R]):
                 continue
             with suppress(ValueError):  # such as a number of too many digits
                 params = {n: one.convert(match[n]) for n, one in pattern.convertors.items()}
-                yield Found(pattern.routes, params)
+                yield Found(pattern.routes, params, pattern.path)
 
 
 class Mounts:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
+from shoal.http.direct_call import TRACE
+
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -36,6 +38,7 @@ class AccessLog:
     ``bytes``      how many bytes of the body the application sent
     ``duration_s`` how long it took, in seconds
     ``request_id`` the ``X-Request-ID`` of the answer; null if it has none
+    ``trace_id``   the id of its trace, and ``span_id`` that of its span; left out without tracing
     ============== ================================================================================
 
     Args:
@@ -62,11 +65,18 @@ class AccessLog:
             is_http = scope["type"] == "http"
             protocol = f"HTTP/{scope['http_version']}" if is_http else "WebSocket"
             method = scope.get("method", "GET")
+            entry.trace_ids = scope.get(TRACE)
             entry.write(protocol, method, scope["path"], scope.get("client"))
 
 
 class Entry:
-    """One request's line: notes its answer, and is written at its end."""
+    """One request's line: notes its answer, and is written at its end.
+
+    Attributes:
+        trace_ids: The ids of its trace and span; None if it is not traced.
+    """
+
+    trace_ids: tuple[str, str] | None = None
 
     def __init__(self) -> None:
         self._began_at = datetime.now(UTC)
@@ -116,4 +126,6 @@ class Entry:
             "duration_s": round(perf_counter() - self._began, 6),
             "request_id": self._request_id,
         }
+        if self.trace_ids is not None:
+            line["trace_id"], line["span_id"] = self.trace_ids
         _log.info("%s", orjson.dumps(line).decode())

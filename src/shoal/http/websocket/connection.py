@@ -25,7 +25,9 @@ from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.batching.trace import in_this_context
 from shoal.errors import ShutDown
+from shoal.http.direct_call import TRACE
 from shoal.http.requests.body import too_large
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.metadata import HttpMetadata
@@ -141,7 +143,10 @@ class SocketConnection:
                 if self._offered is not None:
                     self._offered["when_left"](self._left)
                     self._offered["when_draining"](self._drain)
-                    self._offered["when_received"](self._take_at_once)
+                    take = self._take_at_once
+                    if TRACE in self.http_scope:  # the server reads in no trace
+                        take = in_this_context(take)
+                    self._offered["when_received"](take)
                 await self._outbox.send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL})
                 tasks.start_soon(self._write)
                 await self._read()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypedDict, cast
 
+from shoal.batching.trace import trace_headers
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.names import suggested
 from shoal.core.options.option import Option, option, options_of
@@ -97,6 +98,7 @@ class CallOut:
         kwargs: The keyword arguments.
         stream: Whether to return a stream.
         options: The options of the call.
+        trace: The headers by which it continues the trace of the code; empty for none.
     """
 
     endpoint: str
@@ -104,6 +106,7 @@ class CallOut:
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stream: bool = False
     options: HandleOptions = _DEFAULTS
+    trace: Mapping[str, str] = field(default_factory=trace_headers)
 
 
 IS_THERE: Final = HandleOptions(method_name="?")

@@ -9,6 +9,7 @@ import anyio
 
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.batching.trace import continued
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
@@ -79,11 +80,12 @@ class EndpointCalls:
                 if make is None:
                     raise RuntimeError("code in this process can't call endpoints")
                 call: CallOut = unpickled(frame.body, frame.buffers)
-                if call.stream:
-                    await self._stream(frame.id, job, await make(call))
-                    self._send(Kind.END, frame.id, EMPTY)
-                else:
-                    self._send(Kind.RESULT, frame.id, _packed(call, await make(call)))
+                with continued(call.trace):
+                    if call.stream:
+                        await self._stream(frame.id, job, await make(call))
+                        self._send(Kind.END, frame.id, EMPTY)
+                    else:
+                        self._send(Kind.RESULT, frame.id, _packed(call, await make(call)))
         except Exception as error:
             self._send(Kind.ERROR, frame.id, packed(as_data(error)))
         finally:

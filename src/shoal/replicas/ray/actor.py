@@ -32,6 +32,7 @@ from shoal.batching.current import running_batch
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import ends_the_program
 from shoal.batching.failures.held import shown
+from shoal.batching.trace import continued
 from shoal.replicas.code.current import Identity, running_replica
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.code.jobs import DONE, PlainMethod
@@ -258,7 +259,7 @@ class ReplicaActor:
     def _code_context(
         self, load: Load | None = None, work: AsyncActorWork | None = None
     ) -> Generator[None]:
-        """Sets the current replica, batch and work for code in this block, and how it calls out."""
+        """Sets what is current for code in this block, and how it calls out."""
         replica_token = running_replica.set(self._identity)
         channel_token = parent_channel.set(self._channel)
         work_token = None if work is None else current_cancel_token.set(work.cancel_token)
@@ -267,7 +268,8 @@ class ReplicaActor:
             now = time.monotonic() + self._clock_offset
             batch_token = running_batch.set(load[1].as_batch(now))
         try:
-            yield
+            with continued(load[1].trace if load is not None and load[1] is not None else None):
+                yield
         finally:
             if batch_token is not None:
                 running_batch.reset(batch_token)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
+from shoal.batching.trace import trace_headers
 from shoal.core.options.checks import seconds
 from shoal.errors import ItemTooLarge, NotAllowed
 from shoal.http_client.address import checked_token
@@ -170,6 +171,7 @@ class AdminConnection:
         headers: Mapping[str, str],
     ) -> StreamingAnswer:
         content = None
+        headers = {**trace_headers(), **headers}
         if body is not None:
             content = written(body)
             headers = {**headers, "content-type": JSON}

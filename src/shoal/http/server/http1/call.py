@@ -56,6 +56,7 @@ class Call:
         line: The request line.
         headers: The headers by name, and `header_list` all of them; other requests share both.
         suspended: What the application goes on with after it has returned; None if it does not.
+        trace_ids: The ids of its trace and span, for the access log; None if it has none.
         keeps_alive: Whether the client may send another request on the connection.
         has_left: Whether the client is gone.
         is_sent: Set once the kernel has taken an answer for which it had no room at first.
@@ -79,6 +80,7 @@ class Call:
     _is_cut_off = False
     _heartbeat: Heartbeat | None = None
     suspended: Callable[[], Awaitable[None] | None] | None = None
+    trace_ids: tuple[str, str] | None = None
 
     def __init__(self, carrier: Carrier, parser: HeadParser, body: bytes = b"") -> None:
         self.carrier = carrier
@@ -237,6 +239,10 @@ class Call:
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time; see `DirectCall`."""
         self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
+
+    def note_trace(self, ids: tuple[str, str]) -> None:
+        """Notes the ids of the request's trace and span; see `DirectCall`."""
+        self.trace_ids = ids
 
     # The server's side.
 

@@ -59,6 +59,7 @@ class LoggedCall(Call):
 
     def _write(self) -> None:
         line, carrier = self.line, self.carrier
+        self._entry.trace_ids = self.trace_ids
         protocol = "HTTP/1.1" if line.is_http_1_1 else "HTTP/1.0"
         if carrier.shared.proxies is None:
             self._entry.write(protocol, line.method, line.path, carrier.peer)

@@ -47,6 +47,7 @@ def scope_of(
                 "heartbeat": call.heartbeat,
                 "send_timeout_s": shared.send_timeout_s,
                 "is_local": shared.is_local,
+                "note_trace": call.note_trace,
             },
             SERVER: shared.counts,
         },

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.current import running_batch
+from shoal.batching.trace import continued
 from shoal.replicas.code.jobs import PlainMethod
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
 from shoal.replicas.process.wire.errors import as_data, slots_as_data
@@ -115,11 +116,15 @@ class Work:
 
     @contextmanager
     def is_running(self) -> Generator[None]:
-        """Sets the code's batch (`shoal.current_batch`) and the cancel token of its calls."""
+        """Sets the code's batch (`shoal.current_batch`), its trace, and its calls' cancel token."""
         cancel_token = current_cancel_token.set(self._cancel_token)
         batch = None if self._batch is None else running_batch.set(self._batch)
         try:
-            yield
+            if self._batch is None or self._batch.trace is None:
+                yield
+            else:
+                with continued(self._batch.trace):
+                    yield
         finally:
             current_cancel_token.reset(cancel_token)
             if batch is not None:

@@ -41,6 +41,7 @@ class BatchAsData(NamedTuple):
     items: list[Any]
     ages_s: list[float]
     extras: Sequence[_Extras | None] | None  # None where no request has any
+    trace: Mapping[str, str] | None = None
 
     def as_batch(self, now: float, draining: Draining = NEVER) -> Batch:
         """Rebuilds the batch, on another clock.
@@ -65,7 +66,9 @@ class BatchAsData(NamedTuple):
             # No reference to the batch: a cycle would keep shared memory until a collection.
             request.batch = request.waiter = request.value = request.error = None
             requests.append(request)
-        return Batch(self.id, DispatchReason(self.reason), requests, self.load, draining)
+        batch = Batch(self.id, DispatchReason(self.reason), requests, self.load, draining)
+        batch.trace = self.trace
+        return batch
 
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:
@@ -83,6 +86,7 @@ def batch_as_data(batch: Batch, now: float) -> BatchAsData:
         [request.item for request in requests],
         [now - request.arrived_at for request in requests],
         _all_extras(requests, now),
+        batch.trace,
     )
 
 

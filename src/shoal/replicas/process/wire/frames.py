@@ -39,7 +39,7 @@ def fresh_memory(size: int) -> memoryview:
     return memoryview(memory)
 
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """The version of the protocol; both ends must have the same one."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

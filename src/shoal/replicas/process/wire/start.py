@@ -114,13 +114,6 @@ def why_unsendable(name: str, contents: list[Any], error: Exception) -> TypeErro
             )
             return TypeError(
                 f"{name.format(nth=nth)} can't be sent between processes ({own}): "
-                f"{type(content).__qualname__} {_shown(content)}{hint}"
+                f"{type(content).__qualname__}{hint}"
             )
     return TypeError(f"{name.format(nth=0)} can't be sent between processes: {error}")
-
-
-def _shown(item: Any) -> str:
-    try:
-        return f"{item!r:.80}"
-    except Exception:
-        return "object"

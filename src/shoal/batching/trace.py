@@ -1,0 +1,73 @@
+"""Traces of OpenTelemetry, in programs that use it.
+
+A program that does not import OpenTelemetry never loads it by what is here.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def trace_headers() -> dict[str, str]:
+    """Returns the headers by which a call continues the current trace; none where there is none.
+
+    They are those of the propagators that the program has chosen, by default W3C's ``traceparent``
+    and ``tracestate``, and ``baggage``.
+    """
+    propagate: Any = sys.modules.get("opentelemetry.propagate")
+    headers: dict[str, str] = {}
+    if propagate is not None:
+        propagate.inject(headers)
+    return headers
+
+
+def trace_ids() -> tuple[str, str] | None:
+    """Returns the ids of the current trace and span, in hexadecimal; None if there is none."""
+    api: Any = sys.modules.get("opentelemetry.trace")
+    # The module is there before its names are, while another thread imports it.
+    current = None if api is None else getattr(api, "get_current_span", None)
+    if current is None:
+        return None
+    span = current().get_span_context()
+    return (f"{span.trace_id:032x}", f"{span.span_id:016x}") if span.is_valid else None
+
+
+def in_this_context(function: Callable[P, R]) -> Callable[P, R]:
+    """Returns a function that runs in a copy of the current context, wherever it is called."""
+    context = copy_context()
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return context.run(function, *args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def continued(trace: Mapping[str, str] | None) -> Generator[None]:
+    """Continues a trace in this block.
+
+    Args:
+        trace: The headers of the trace, from this program or one that it trusts; None for none.
+    """
+    if not trace:
+        yield
+        return
+    try:
+        from opentelemetry import context, propagate
+    except ModuleNotFoundError:  # it need not be installed where a replica runs
+        yield
+        return
+    token = context.attach(propagate.extract(trace))
+    try:
+        yield
+    finally:
+        context.detach(token)

@@ -1,0 +1,91 @@
+"""The log of a server on stderr: lines for people, or a JSON object in each line."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from typing_extensions import override
+
+from shoal.batching.trace import trace_ids
+
+LOG_FORMATS: Final = ("text", "json")
+
+_OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_PLAIN: Final = (str, int, float, bool, type(None))
+
+
+def write_log(level: str, form: str) -> None:
+    """Writes what is logged to stderr, unless the application has set that up itself.
+
+    Args:
+        level: The least level, in lower case.
+        form: One of `LOG_FORMATS`.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class TextLines(logging.Formatter):
+    """Lines for people, with the ids of the trace and span where there are any."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Returns the line, without a traceback."""
+        line = super().formatMessage(record)
+        ids = _ids_of(record)
+        return line if ids is None else f"{line} trace_id={ids[0]} span_id={ids[1]}"
+
+
+class JsonLines(logging.Formatter):
+    """A JSON object in each line.
+
+    ============= =================================================================================
+    ``time``      in UTC, ISO 8601
+    ``level``     ``"DEBUG"``, ``"INFO"``, ``"WARNING"``, ``"ERROR"`` or ``"CRITICAL"``
+    ``logger``    the name of the logger
+    ``message``   the message
+    ``error``     the class of the exception that is logged, and ``traceback`` its traceback
+    ``trace_id``  the ids of the trace, and ``span_id`` of the span, in which it was logged
+    ============= =================================================================================
+
+    What is not known is left out. The fields of ``extra=`` are members too; those that are not
+    text, numbers, booleans, or lists of these are left out.
+    """
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line."""
+        found: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in vars(record).items():
+            if name not in _OWN and name not in found and _is_plain(value):
+                found[name] = value
+        if record.exc_info is not None and record.exc_info[0] is not None:
+            found["error"] = record.exc_info[0].__qualname__
+            found["traceback"] = self.formatException(record.exc_info)
+        if (ids := _ids_of(record)) is not None:
+            found["trace_id"], found["span_id"] = ids
+        return json.dumps(found)
+
+
+def _ids_of(record: logging.LogRecord) -> tuple[str, str] | None:
+    """Returns the ids of the trace and span of a record: its own, or those that are current."""
+    own: Any = getattr(record, "trace_id", None), getattr(record, "span_id", None)
+    return own if all(isinstance(one, str) for one in own) else trace_ids()
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return all(type(one) in _PLAIN for one in value)
+    return type(value) in _PLAIN

@@ -1,0 +1,77 @@
+"""``--otel``: traces and metrics of a server, exported by OpenTelemetry's protocol."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from threading import Thread
+from typing import TYPE_CHECKING, Final
+
+from shoal.commands.support.mistake import CommandError, as_mistakes
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from opentelemetry.sdk.metrics.export import MetricExporter
+
+    from shoal.http.app.app import App
+
+_LAST_EXPORT_S: Final = 3.0
+
+
+class Telemetry:
+    """What exports the metrics of a server.
+
+    Args:
+        app: The application.
+        exporter: Exports its metrics; None for none.
+    """
+
+    def __init__(self, app: App, exporter: MetricExporter | None) -> None:
+        self._app = app
+        self._exporter = exporter
+
+    async def export_metrics(self) -> None:
+        """Exports metrics until it is cancelled."""
+        from shoal.observe.otel.metrics import export_metrics
+
+        if self._exporter is not None:
+            await export_metrics(self._app, exporter=self._exporter)
+
+
+@contextmanager
+def exported(given: object, app: App | None) -> Generator[Telemetry]:
+    """Traces an application, and exports its spans, for this block.
+
+    Args:
+        given: What is served.
+        app: The `shoal.App` in it; None if it has none.
+
+    Raises:
+        CommandError: There is no `shoal.App`, the extra is not installed, or an environment
+            variable has a wrong value.
+    """
+    if app is None:
+        raise CommandError(
+            f"{type(given).__name__} is not a shoal.App; leave out --otel, which needs one"
+        )
+    try:
+        from shoal.observe.otel.instrument import instrument
+        from shoal.observe.otel.providers import metric_exporter, set_up_traces
+    except ModuleNotFoundError as error:
+        raise CommandError(
+            f"--otel needs {error.name}, which is not installed: pip install 'shoal[otel]'", 1
+        ) from None
+    with as_mistakes():
+        provider, exporter = set_up_traces(), metric_exporter()
+    try:
+        # An application may have turned tracing on itself.
+        tracing = None if app.tracing.tracer is not None else instrument(app)
+        yield Telemetry(app, exporter)
+        if tracing is not None:
+            tracing.uninstrument()
+    finally:
+        if provider is not None:
+            # In a thread that the process does not wait for: a collector may be gone.
+            last_export = Thread(target=provider.shutdown, daemon=True)
+            last_export.start()
+            last_export.join(_LAST_EXPORT_S)

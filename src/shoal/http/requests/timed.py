@@ -1,0 +1,125 @@
+"""``Server-Timing``: an answer says how long its request waited and ran.
+
+An application that never says so has neither the exchanges nor the observer of this module, so it
+costs nothing then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+from shoal.core.events import BatchObserver
+from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.metadata import HttpMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from starlette.types import Message
+
+    from shoal.core.batch import Batch
+    from shoal.core.events import BatchRecord
+    from shoal.core.request import Request
+
+ASKED: Final = b"x-server-timing"
+
+
+class TimedExchange(Exchange):
+    """An exchange whose answer may say how long its request waited and ran.
+
+    A request of several items has several calls; the longest of their times count.
+
+    Attributes:
+        queue_s: How long it waited for a worker slot, in seconds; None before it runs.
+        wait_s: How long it waited for others to fill its batch, in seconds.
+        began_at: When it began to run, on the event loop's clock.
+        run_s: How long the handler had it, in seconds; 0 before it has ended.
+    """
+
+    __slots__ = ("began_at", "queue_s", "run_s", "wait_s")
+
+    queue_s: float | None
+    wait_s: float
+    began_at: float
+    run_s: float
+
+    @override
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.queue_s = None
+        self.wait_s = self.began_at = self.run_s = 0.0
+
+    @override
+    def answer_directly(
+        self,
+        status: int,
+        media_type: bytes,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+    ) -> None:
+        """See `Exchange`."""
+        super().answer_directly(status, media_type, body, [*headers, *self._timing()])
+
+    @override
+    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
+        return super()._begin(status, [*headers, *self._timing()])
+
+    def _timing(self) -> list[tuple[bytes, bytes]]:
+        """Returns the header; nothing if it was not asked for, or no batch had the request."""
+        if self.queue_s is None:
+            return []
+        if self.settings.server_timing == "asked" and self.headers.get(ASKED) != b"1":
+            return []
+        times = [("queue", self.queue_s), ("wait", self.wait_s)]
+        if self.run_s:
+            times.append(("run", self.run_s))
+        listed = ", ".join([f"{name};dur={took_s * 1000:.3f}" for name, took_s in times])
+        return [(b"server-timing", listed.encode("ascii"))]
+
+
+class RequestTimer(BatchObserver):
+    """Tells exchanges how long their requests waited and ran."""
+
+    @override
+    def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
+        for request in batch.requests:
+            _began(request, min(batch.free_at, now), now)
+
+    @override
+    def requests_joined(
+        self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
+    ) -> None:
+        for request in requests:
+            _began(request, now, now)
+
+    @override
+    def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
+        _ended(request, now)
+
+    @override
+    def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
+        for request in requests:
+            _ended(request, record.ended_at)
+
+
+def _exchange_of(request: Request) -> TimedExchange | None:
+    metadata = request.metadata
+    caller = metadata.caller if type(metadata) is HttpMetadata else None
+    return caller if isinstance(caller, TimedExchange) else None
+
+
+def _began(request: Request, free_at: float, now: float) -> None:
+    exchange = _exchange_of(request)
+    if exchange is not None:
+        free_at = max(request.arrived_at, free_at)
+        exchange.queue_s = max(exchange.queue_s or 0.0, free_at - request.arrived_at)
+        exchange.wait_s = max(exchange.wait_s, now - free_at)
+        exchange.began_at = now
+
+
+def _ended(request: Request, now: float) -> None:
+    exchange = _exchange_of(request)
+    if exchange is not None and exchange.queue_s is not None:
+        exchange.run_s = max(exchange.run_s, now - exchange.began_at)

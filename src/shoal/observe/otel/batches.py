@@ -1,0 +1,287 @@
+"""Spans of batches and of their requests, made from what a batcher tells its observers.
+
+A request's span begins when its call was made, and is a child of the span that the caller was in.
+It is made when the request's batch begins, with the times that the engine has noted, so a call
+costs nothing more. A batch's span is linked to the spans of its requests, and they to it. It is a
+child of the first of them that is sampled: so it is sampled as well, and a batch of one request is
+one trace.
+
+A continuous batch does not end while its batcher is open. Its span begins when a request joins the
+empty batch, and ends when it is empty again. Its handler serves requests of many traces, so what it
+does belongs to none of them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from opentelemetry import trace
+from opentelemetry.context import Context, attach, detach, get_current
+from opentelemetry.propagate import inject
+from opentelemetry.trace import Link, Status, StatusCode
+from typing_extensions import override
+
+from shoal.core.events import BatchObserver
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from opentelemetry.trace import Span, SpanContext, Tracer
+
+    from shoal.core.batch import Batch
+    from shoal.core.events import BatchRecord
+    from shoal.core.request import Request
+
+BACKEND: Final = "shoal.backend"
+BATCH: Final = "shoal.batch.id"
+SIZE: Final = "shoal.batch.size"
+REASON: Final = "shoal.batch.dispatch_reason"
+OUTCOME: Final = "shoal.request.outcome"
+REQUEST_ID: Final = "shoal.request.id"
+ERROR_TYPE: Final = "error.type"
+
+_LONGEST_ID: Final = 64
+
+
+class Surroundings:
+    """Makes a span's context current while a handler runs.
+
+    Args:
+        context: The context.
+    """
+
+    __slots__ = ("_context", "_token")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def __enter__(self) -> None:
+        self._token = attach(self._context)
+
+    def __exit__(self, *_: object) -> None:
+        detach(self._token)
+
+
+class _Clock:
+    """Converts times of an event loop to those of OpenTelemetry.
+
+    Args:
+        now: The time on the event loop's clock, in seconds.
+    """
+
+    __slots__ = ("_offset",)
+
+    def __init__(self, now: float) -> None:
+        self._offset = time.time_ns() - int(now * 1e9)
+
+    def at(self, when: float) -> int:
+        """Returns a time in nanoseconds since the epoch."""
+        return self._offset + int(when * 1e9)
+
+
+class _BatchSpans:
+    """The spans of one running batch.
+
+    Args:
+        clock: As below.
+
+    Attributes:
+        clock: What the times of all of them are by.
+        batch: That of the batch; None while none of its requests is sampled.
+        requests: Those of the requests in it; None for one that is not sampled.
+    """
+
+    __slots__ = ("batch", "clock", "requests")
+
+    def __init__(self, clock: _Clock) -> None:
+        self.clock = clock
+        self.batch: Span | None = None
+        self.requests: dict[Request, Span | None] = {}
+
+
+class BatchTracer(BatchObserver):
+    """Makes spans of batches and their requests.
+
+    Args:
+        tracer: Makes the spans.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._open: dict[tuple[str, int], _BatchSpans] = {}
+
+    @override
+    def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
+        spans = self._open[batcher, batch.id] = _BatchSpans(_Clock(now))
+        own = self._add(spans, batcher, batch, batch.requests, now)
+        if batch.is_continuous or own is None:
+            return
+        carrier: dict[str, str] = {}
+        inject(carrier, own)
+        batch.trace = carrier
+        batch.surroundings = Surroundings(own)
+
+    @override
+    def requests_joined(
+        self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
+    ) -> None:
+        spans = self._open.get((batcher, batch.id))
+        if spans is not None:
+            is_new = not spans.requests
+            if is_new:  # a continuous batch was empty
+                spans.clock = _Clock(now)
+            self._add(spans, batcher, batch, requests, now)
+            if not is_new:
+                self._note(spans, "join", len(requests), now)
+
+    @override
+    def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
+        spans = self._open.get((batcher, batch.id))
+        if spans is None or request not in spans.requests:
+            return
+        at = spans.clock.at(now)
+        _end(spans.requests.pop(request), request, None, at)
+        self._note(spans, "leave", 1, now)
+        if batch.is_continuous and not spans.requests and spans.batch is not None:
+            spans.batch.end(at)
+            spans.batch = None
+
+    @override
+    def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
+        spans = self._open.pop((record.batcher, record.id), None)
+        if spans is None:
+            return
+        at = spans.clock.at(record.ended_at)
+        for request, span in spans.requests.items():
+            _end(span, request, record.error, at)
+        if (span := spans.batch) is not None:
+            span.set_attribute(SIZE, record.size)
+            if record.is_open:
+                span.set_attribute(REASON, record.reason.value)
+            if record.error is not None:
+                _fail(span, record.error)
+            span.end(at)
+
+    def end(self) -> None:
+        """Ends all spans that are open, because nothing more will be told."""
+        while self._open:
+            _, spans = self._open.popitem()
+            for span in (*spans.requests.values(), spans.batch):
+                if span is not None:
+                    span.end()
+
+    def _add(
+        self,
+        spans: _BatchSpans,
+        batcher: str,
+        batch: Batch,
+        requests: Iterable[Request],
+        now: float,
+    ) -> Context | None:
+        """Begins spans of requests that are in a batch from now on, and the batch's if need be.
+
+        Returns:
+            The context of the batch: that of its span, or of a span that is not sampled.
+        """
+        sampled: list[SpanContext] = []
+        begun: list[Span] = []
+        unsampled: Context | None = None
+        for request in requests:
+            # A copy can be entered even if the handler is in the context at this moment.
+            context: Context = request.context.copy().run(get_current)
+            caller = trace.get_current_span(context).get_span_context()
+            if caller.is_valid and not caller.is_remote and not caller.trace_flags.sampled:
+                spans.requests[request] = None  # it has been decided on here
+                unsampled = unsampled or context
+                continue
+            span = self._request_span(batcher, batch, request, context, spans.clock, now)
+            if not span.is_recording():
+                spans.requests[request] = None
+                unsampled = unsampled or trace.set_span_in_context(span, context)
+                continue
+            spans.requests[request] = span
+            begun.append(span)
+            sampled.append(span.get_span_context())
+        if not begun:
+            return None if unsampled is None else _bare(trace.get_current_span(unsampled))
+        if spans.batch is None:
+            spans.batch = self._tracer.start_span(
+                f"{batcher} batch",
+                _bare(begun[0]),
+                links=[Link(one) for one in sampled],
+                start_time=spans.clock.at(now),
+                attributes={
+                    BACKEND: batcher,
+                    BATCH: batch.id,
+                    SIZE: batch.size,
+                    REASON: batch.reason.value,
+                },
+            )
+        else:
+            for one in sampled:
+                spans.batch.add_link(one)
+        own = spans.batch.get_span_context()
+        for span in begun:
+            span.add_link(own)
+        return _bare(spans.batch)
+
+    def _request_span(
+        self,
+        batcher: str,
+        batch: Batch,
+        request: Request,
+        context: Context,
+        clock: _Clock,
+        now: float,
+    ) -> Span:
+        arrived_at = clock.at(request.arrived_at)
+        span = self._tracer.start_span(
+            batcher, context, start_time=arrived_at, attributes={BACKEND: batcher, BATCH: batch.id}
+        )
+        if span.is_recording():
+            id_ = request.metadata.get("request_id")
+            if isinstance(id_, str):
+                span.set_attribute(REQUEST_ID, id_[:_LONGEST_ID])
+            span.add_event("queue", timestamp=arrived_at)
+            free_at = max(request.arrived_at, min(batch.free_at, now))
+            span.add_event("wait", timestamp=clock.at(free_at))
+            span.add_event("run", timestamp=clock.at(now))
+        return span
+
+    def _note(self, spans: _BatchSpans, event: str, requests: int, now: float) -> None:
+        if spans.batch is not None:
+            attributes = {"shoal.requests": requests, "shoal.batch.active": len(spans.requests)}
+            spans.batch.add_event(event, attributes, spans.clock.at(now))
+
+
+def _bare(span: Span) -> Context:
+    """Returns a context that has a span alone: a batch has no caller's baggage."""
+    return trace.set_span_in_context(span, Context())
+
+
+def _end(span: Span | None, request: Request, of_batch: BaseException | None, at: int) -> None:
+    """Ends the span of a request, which has ended."""
+    if span is None:
+        return
+    span.set_attribute(OUTCOME, request.state.value)
+    if request.state is State.FAILED:
+        # A caller that has its error already has taken it out of the request.
+        error: Any = request.error
+        _fail(span, of_batch if error is None else error)
+    span.end(at)
+
+
+def _fail(span: Span, error: BaseException | None) -> None:
+    """Notes the class of an error. Its text may have anything in it, so it is left out."""
+    span.set_status(Status(StatusCode.ERROR))
+    if error is not None:
+        span.set_attribute(ERROR_TYPE, class_name(error))
+
+
+def class_name(error: BaseException) -> str:
+    """Returns the name of an error's class, with the module unless it is a builtin."""
+    kind = type(error)
+    in_module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{in_module}{kind.__qualname__}"

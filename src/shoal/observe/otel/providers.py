@@ -1,0 +1,118 @@
+"""What a server exports to, by the environment variables that OpenTelemetry defines.
+
+A program sets its own providers, or is started by ``opentelemetry-instrument``. ``shoal serve
+--otel`` makes those that are not set yet. Spans and metrics leave the process in threads, so that a
+collector that is slow or gone holds nothing up: what it does not take is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final
+
+from opentelemetry import trace
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from opentelemetry.sdk.metrics.export import MetricExporter
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+_PROTOCOL: Final = "http/protobuf"
+_KNOWN: Final = ("otlp", "console", "none")
+
+
+def resource() -> Resource:
+    """Returns what produces the telemetry: by default the service ``shoal``."""
+    named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get(
+        "OTEL_RESOURCE_ATTRIBUTES", ""
+    )
+    return Resource.create() if named else Resource.create({"service.name": "shoal"})
+
+
+def set_up_traces(environ: Mapping[str, str] = os.environ) -> TracerProvider | None:
+    """Sets a global provider that exports spans, unless there is one.
+
+    Args:
+        environ: The environment; ``OTEL_TRACES_EXPORTER`` is ``otlp``, ``console`` or ``none``.
+
+    Returns:
+        The provider that was made; it must be shut down, which exports the rest.
+
+    Raises:
+        ValueError: The environment asks for something else.
+    """
+    exporter = _span_exporter(environ)
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    provider = TracerProvider(resource=resource(), shutdown_on_exit=False)
+    if exporter is not None:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    if entry_points(group="opentelemetry_tracer_provider", name="shoal"):
+        # For the processes of replicas, which inherit it.
+        os.environ.setdefault("OTEL_PYTHON_TRACER_PROVIDER", "shoal")
+    return provider
+
+
+def provider_of_replica() -> TracerProvider:
+    """Makes the provider of a replica's process, whose server exports spans.
+
+    It is found by the name ``shoal`` in ``OTEL_PYTHON_TRACER_PROVIDER``, when code asks for one.
+    """
+    provider = TracerProvider(resource=resource())
+    exporter = _span_exporter(os.environ)
+    if exporter is not None:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    return provider
+
+
+def metric_exporter(environ: Mapping[str, str] = os.environ) -> MetricExporter | None:
+    """Makes what exports metrics.
+
+    Args:
+        environ: The environment; ``OTEL_METRICS_EXPORTER`` is ``otlp``, ``console`` or ``none``.
+
+    Returns:
+        The exporter; None to export none.
+
+    Raises:
+        ValueError: The environment asks for something else.
+    """
+    kind = _chosen(environ, "METRICS")
+    if kind == "none" or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    if kind == "console":
+        from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
+
+        return ConsoleMetricExporter()
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+
+    return OTLPMetricExporter()
+
+
+def _span_exporter(environ: Mapping[str, str]) -> SpanExporter | None:
+    kind = _chosen(environ, "TRACES")
+    if kind == "none":
+        return None
+    if kind == "console":
+        return ConsoleSpanExporter()
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    return OTLPSpanExporter()
+
+
+def _chosen(environ: Mapping[str, str], signal: str) -> str:
+    name = f"OTEL_{signal}_EXPORTER"
+    kind = environ.get(name, "").strip() or "otlp"
+    if kind not in _KNOWN:
+        raise ValueError(f"{name} must be otlp, console or none, not {kind!r}")
+    for protocol in (f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        given = environ.get(protocol, "").strip() or _PROTOCOL
+        if kind == "otlp" and given != _PROTOCOL:
+            raise ValueError(f"{protocol} must be {_PROTOCOL}, not {given!r}")
+    return kind

@@ -1,0 +1,232 @@
+"""`shoal serve --otel` exports to a real receiver of OTLP over HTTP; and the forms of the log."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from observe.otlp_receiver import attributes, receiving
+
+pytestmark = pytest.mark.real_time
+
+ROOT = Path(__file__).parents[2]
+APP = """\
+import logging
+import shoal
+
+app = shoal.App()
+log = logging.getLogger("mine")
+
+
+@app.endpoint("/double")
+async def double(items: list[int]) -> list[int]:
+    log.info("doubling", extra={"size": len(items), "items": [object()]})
+    if 0 in items:
+        raise ValueError("payload-4711")
+    return [2 * item for item in items]
+
+"""
+
+IN_PROCESS = """\
+import shoal
+
+app = shoal.App()
+
+def traced(items: list[int]) -> list[int]:
+    from opentelemetry import trace
+
+    with trace.get_tracer("mine").start_as_current_span("inside"):
+        return items
+
+
+app.endpoint("/traced", placement="process")(traced)
+"""
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def serving(terminal):
+    (terminal.directory / "traced_app.py").write_text(APP)
+    (terminal.directory / "in_process.py").write_text(IN_PROCESS)
+    # As installed, even where the tests run on sources that are not.
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    installed = terminal.directory / "site" / "entry-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: entry\nVersion: 0\n")
+    lines = [f"[{group}]\n{name} = {at}" for group, of in found.items() for name, at in of.items()]
+    (installed / "entry_points.txt").write_text("\n".join(lines))
+    for name in [name for name in terminal.environment if name.startswith("OTEL_")]:
+        del terminal.environment[name]
+
+    def serving(*arguments, app="traced_app:app", **environment):
+        terminal.environment.update(environment)
+        return terminal.serving("serve", app, "--port", "0", *arguments)
+
+    return serving
+
+
+def post(port, path, item, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+    try:
+        body = json.dumps(item)
+        connection.request("POST", path, body, {"Content-Type": "application/json", **headers})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def ended(process):
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=15)
+    assert process.returncode == 0, said
+    return said
+
+
+def test_spans_and_metrics_are_exported(serving):
+    with receiving() as receiver:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
+            "OTEL_METRIC_EXPORT_INTERVAL": "50",
+            "OTEL_BSP_SCHEDULE_DELAY": "50",
+            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment=test",
+        }
+        with serving("--otel", **environment) as (process, port):
+            assert post(port, "/double", 2, traceparent=PARENT) == (200, b"4")
+            receiver.wait_for(lambda: receiver.named("double batch"))
+            receiver.wait_for(lambda: "shoal_requests" in receiver.metrics)
+            said = ended(process)
+    assert "Traceback" not in said
+    (server,) = receiver.named("POST /double")
+    (request,) = receiver.named("double")
+    (batch,) = receiver.named("double batch")
+    assert server.trace_id.hex() == request.trace_id.hex() == TRACE_ID
+    assert server.parent_span_id.hex() == "b7ad6b7169203331"
+    assert request.parent_span_id == server.span_id
+    assert [event.name for event in request.events] == ["queue", "wait", "run"]
+    assert [link.span_id for link in batch.links] == [request.span_id]
+    assert attributes(server)["http.response.status_code"] == 200
+    assert receiver.resources[0]["service.name"] == "shoal"
+    assert receiver.resources[0]["deployment.environment"] == "test"
+    counted = {
+        (attributes(point)["backend"], attributes(point)["outcome"]): point.as_double
+        for point in receiver.metrics["shoal_requests"].sum.data_points
+    }
+    assert counted["double", "finished"] == 1
+    sizes = receiver.metrics["shoal_batch_size"].histogram.data_points
+    assert {(point.count, point.sum) for point in sizes} == {(1, 1)}
+    assert all(len(p.bucket_counts) == len(p.explicit_bounds) + 1 for p in sizes)
+
+
+def test_code_in_a_process_exports_its_spans_too(serving):
+    with receiving() as receiver:
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+        with serving("--otel", app="in_process:app", **environment) as (process, port):
+            assert post(port, "/traced", 2, traceparent=PARENT) == (200, b"2")
+            ended(process)
+        receiver.wait_for(lambda: receiver.named("inside") and receiver.named("traced batch"))
+    (inside,) = receiver.named("inside")
+    assert inside.trace_id.hex() == TRACE_ID
+    assert inside.parent_span_id == receiver.named("traced batch")[0].span_id
+
+
+def test_a_collector_that_is_gone_holds_nothing_up(serving):
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unheard.getsockname()[1]}"
+        with serving("--otel", OTEL_EXPORTER_OTLP_ENDPOINT=url) as (process, port):
+            for number in range(20):
+                assert post(port, "/double", number + 1)[0] == 200
+            ended(process)
+
+
+def test_a_sampler_of_the_environment_is_kept_to(serving):
+    with receiving() as receiver:
+        environment = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url,
+            "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+        }
+        with serving("--otel", **environment) as (process, port):
+            assert post(port, "/double", 2)[0] == 200
+            ended(process)
+    assert receiver.spans == []
+    assert "shoal_requests" in receiver.metrics
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"OTEL_TRACES_EXPORTER": "jaeger"}, "must be otlp, console or none, not 'jaeger'"),
+        ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "must be http/protobuf, not 'grpc'"),
+    ],
+)
+def test_what_the_environment_can_not_have_is_said(terminal, serving, environment, said):
+    terminal.environment.update(environment)
+    code, _, err = terminal.run("serve", "traced_app:app", "--port", "0", "--otel")
+    assert code == 2
+    assert said in err
+
+
+def test_an_extra_that_is_missing_is_named(terminal, serving):
+    site = terminal.directory / "site" / "opentelemetry"
+    site.mkdir()
+    (site / "__init__.py").write_text("raise ModuleNotFoundError('x', name='opentelemetry')")
+    code, _, err = terminal.run("serve", "traced_app:app", "--port", "0", "--otel")
+    assert code == 1
+    assert "--otel needs opentelemetry, which is not installed: pip install 'shoal[otel]'" in err
+
+
+def test_other_applications_are_not_traced(terminal):
+    other = "async def app(scope, receive, send):\n    pass\n"
+    (terminal.directory / "other.py").write_text(other)
+    code, _, err = terminal.run("serve", "other:app", "--port", "0", "--otel")
+    assert code == 2
+    assert "leave out --otel" in err
+
+
+def test_nothing_of_opentelemetry_is_loaded_without_it(terminal, serving):
+    site = terminal.directory / "site" / "opentelemetry"
+    site.mkdir()
+    (site / "__init__.py").write_text("raise ModuleNotFoundError('x', name='opentelemetry')")
+    with serving() as (process, port):
+        assert post(port, "/double", 2, traceparent=PARENT) == (200, b"4")
+        ended(process)
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_failed_batch_is_one_line_of_the_log_without_payloads(serving, form):
+    with receiving() as receiver:
+        environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url}
+        with serving("--otel", "--access-log", "--log-format", form, **environment) as (
+            process,
+            port,
+        ):
+            status, _ = post(port, "/double", 0, traceparent=PARENT, **{"X-Request-ID": "mine"})
+            assert status == 500
+            said = ended(process)
+    lines = said.splitlines()
+    if form == "json":
+        found = [json.loads(line) for line in lines if line.startswith("{")]
+        (failed,) = [one for one in found if one.get("logger") == "shoal.batches"]
+        assert failed["level"] == "ERROR"
+        assert (failed["backend"], failed["size"], failed["failed"]) == ("double", 1, 1)
+        assert failed["request_ids"] == ["mine"]
+        assert failed["error"] == "ValueError"
+        assert failed["trace_id"] == TRACE_ID
+        (mine,) = [one for one in found if one.get("logger") == "mine"]
+        assert (mine["size"], mine["trace_id"]) == (1, TRACE_ID)
+        assert "items" not in mine
+        (access,) = [one for one in found if "protocol" in one]
+        assert (access["status"], access["trace_id"]) == (500, TRACE_ID)
+    else:
+        (failed,) = [line for line in lines if "shoal.batches" in line]
+        assert "double: batch 1 failed: ValueError, 1 of 1 requests (mine)" in failed
+        assert f"trace_id={TRACE_ID}" in failed

@@ -1,0 +1,119 @@
+"""``Server-Timing``: how long a request waited and ran, for clients that may know it."""
+
+from __future__ import annotations
+
+import re
+
+import anyio
+import pytest
+from held_app import served
+from server_in_memory import asked
+
+import shoal
+from shoal.testing.asgi import Call, ask, calling
+
+pytestmark = pytest.mark.anyio
+
+TIMING = re.compile(r"(\w+);dur=([\d.]+)")
+
+
+def timing_of(header):
+    return {name: float(ms) for name, ms in TIMING.findall(header)}
+
+
+def timed_app(how="always", **options):
+    app = shoal.App(server_timing=how)
+
+    @app.endpoint("/slow", max_batch_size=2, batch_wait_timeout_s=1, **options)
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(3)
+        if 0 in items:
+            raise ValueError
+        return items
+
+    @app.endpoint("/steps")
+    async def steps(items: list[int]):
+        await anyio.sleep(2)
+        yield items
+        await anyio.sleep(2)
+
+    return app
+
+
+async def test_the_times_are_those_of_the_request():
+    app = timed_app()
+    early, late = (Call(app, "/slow", item=number) for number in (1, 2))
+    async with app.lifespan(), calling(early) as tasks:
+        await anyio.sleep(2)  # the first has waited, and runs
+        tasks.start_soon(late.run)
+        await late.returned.wait()
+    found = [timing_of(one.answer.headers["server-timing"]) for one in (early, late)]
+    assert found == [
+        {"queue": 0, "wait": 1000, "run": 3000},
+        {"queue": 2000, "wait": 0, "run": 3000},
+    ]
+
+
+async def test_they_are_those_of_a_direct_call_too():
+    app = timed_app()
+    async with served(app) as server:
+        client = server.connect()
+        client.say(asked("/slow", 1))
+        await anyio.sleep(10)
+        assert b"\r\nserver-timing: queue;dur=0.000, wait;dur=1000.000, run;dur=3000.000\r\n" in (
+            client.wire.sent
+        )
+
+
+async def test_a_failed_request_says_them_and_one_that_never_ran_does_not():
+    app = timed_app()
+    async with app.lifespan():
+        answer = await ask(app, "/slow", "x")
+        assert answer.status == 422
+        assert "server-timing" not in answer.headers
+        answer = await ask(app, "/slow", 0)
+    assert answer.status == 500
+    assert timing_of(answer.headers["server-timing"])["run"] == 3000
+
+
+async def test_a_stream_says_how_long_it_waited():
+    app = timed_app()
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1)
+    assert timing_of(answer.headers["server-timing"]) == {"queue": 0, "wait": 0}
+
+
+async def test_a_client_asks_for_it_where_it_may():
+    app = timed_app("asked")
+    async with app.lifespan():
+        for headers, there in [([], False), ([("X-Server-Timing", "1")], True)]:
+            answer = await ask(app, "/slow", 1, headers=headers)
+            assert ("server-timing" in answer.headers) is there
+
+
+async def test_without_the_option_nobody_is_told():
+    app = shoal.App()
+    app.endpoint("/echo", name="echo")(lambda items: items)
+    async with app.lifespan():
+        assert app.controller.observers.all == ()
+        answer = await ask(app, "/echo", 1, headers=[("X-Server-Timing", "1")])
+    assert "server-timing" not in answer.headers
+
+
+async def test_the_longest_times_of_several_calls_count():
+    app = shoal.App(server_timing="always", protocols=["openai"])
+
+    @app.endpoint("/embed", max_batch_size=1)
+    async def embed(texts: list[str]) -> list[list[float]]:
+        await anyio.sleep(1)
+        return [[1.0] for _ in texts]
+
+    async with app.lifespan():
+        answer = await ask(app, "/v1/embeddings", {"model": "embed", "input": ["a", "b", "c"]})
+    assert answer.status == 200, answer.body
+    assert timing_of(answer.headers["server-timing"])["queue"] == 2000
+
+
+def test_other_words_are_refused():
+    with pytest.raises(ValueError, match='must be "never", "asked" or "always", not True'):
+        shoal.App(server_timing=True)

@@ -1,0 +1,267 @@
+"""Spans of HTTP requests: they continue their callers' traces, and batches' spans are in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import anyio
+import pytest
+from live_server import live, request, until_quiet
+from opentelemetry import trace
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount
+
+import shoal
+from observe.test_tracing_batches import Spans, events, ids, linked
+from shoal.http.server.access_log import LOGGER, AccessLog
+from shoal.http_client import connect
+from shoal.observe import instrument
+from shoal.testing.asgi import ask
+
+pytestmark = pytest.mark.anyio
+
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def spans():
+    return Spans()
+
+
+def traced_app(spans, **options):
+    app = shoal.App(**options)
+
+    @app.endpoint("/double/{name}", max_batch_size=4)
+    async def double(items: list[int]) -> list[int]:
+        if 0 in items:
+            raise ZeroDivisionError
+        return [2 * item for item in items]
+
+    @app.endpoint("/letters")
+    async def letters(texts: list[str]):
+        for letter in texts[0]:
+            yield [letter]
+
+    @app.get("/teapot")
+    async def teapot() -> str:
+        raise HTTPException(418)
+
+    @app.endpoint("/held")
+    async def held(items: list[int]) -> list[int]:
+        await anyio.sleep_forever()
+        return items
+
+    instrument(app, tracer_provider=spans.provider)
+    return app
+
+
+def asked(path="/double/a", *headers, method="POST", body=b"1"):
+    return request(path, method=method, body=body, headers=headers, close=True)
+
+
+WAYS = pytest.mark.parametrize("way", ["direct", "middleware", "access log"])
+
+
+def options_of(way):
+    if way == "middleware":
+        return {"middleware": [lambda app: app]}, {}
+    return {}, {"access_log": way == "access log"}
+
+
+@WAYS
+@pytest.mark.real_time
+async def test_a_request_continues_the_trace_of_its_caller(spans, way, caplog):
+    caplog.set_level(logging.INFO, logger=LOGGER)
+    of_app, of_server = options_of(way)
+    app = traced_app(spans, **of_app)
+    async with live(app, **of_server) as server:
+        answer = await server.talk(
+            asked("/double/a?token=secret", f"traceparent: {PARENT}", "tracestate: a=1")
+        )
+    assert answer.startswith(b"HTTP/1.1 200")
+    span = spans.one("POST /double/{name}")
+    assert f"{span.context.trace_id:032x}" == TRACE_ID
+    assert span.parent.is_remote
+    assert span.parent.span_id == 0xB7AD6B7169203331
+    assert span.context.trace_state.to_header() == "a=1"
+    attributes = dict(span.attributes)
+    assert attributes.pop("server.port") == server.port
+    assert attributes == {
+        "http.request.method": "POST",
+        "http.route": "/double/{name}",
+        "http.response.status_code": 200,
+        "url.path": "/double/a",
+        "url.scheme": "http",
+        "network.protocol.version": "1.1",
+        "client.address": "127.0.0.1",
+        "server.address": "127.0.0.1",
+    }
+    assert span.kind is trace.SpanKind.SERVER
+    of_request, batch = spans.one("double"), spans.one("double batch")
+    assert ids(of_request.parent) == ids(span)
+    assert linked(batch) == {ids(of_request)}
+    assert list(events(of_request)) == ["queue", "wait", "run"]
+    assert of_request.attributes["shoal.request.id"]
+    if way == "access log":
+        (line,) = [json.loads(r.getMessage()) for r in caplog.records if r.name == LOGGER]
+        assert (line["trace_id"], line["span_id"]) == (TRACE_ID, f"{span.context.span_id:016x}")
+
+
+@WAYS
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("path", "body", "name", "status", "error"),
+    [
+        ("/double/a", b"0", "POST /double/{name}", 500, "500"),
+        ("/double/a", b'"x"', "POST /double/{name}", 422, None),
+        ("/nothing", b"1", "POST", 404, None),
+        ("/letters", b'"abc"', "POST /letters", 200, None),
+    ],
+)
+async def test_the_status_of_an_answer_is_noted(spans, way, path, body, name, status, error):
+    of_app, of_server = options_of(way)
+    async with live(traced_app(spans, **of_app), **of_server) as server:
+        answer = await server.talk(asked(path, body=body))
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    span = spans.one(name)
+    assert span.attributes["http.response.status_code"] == status
+    assert span.attributes.get("error.type") == error
+    assert span.status.status_code.name == ("UNSET" if error is None else "ERROR")
+
+
+@WAYS
+@pytest.mark.real_time
+async def test_a_client_that_leaves_ends_the_span(spans, way):
+    of_app, of_server = options_of(way)
+    async with live(traced_app(spans, **of_app), **of_server) as server:
+        async with await server.connect() as client:
+            await client.send_all(request("/held", method="POST", body=b"1"))
+            await until_quiet()
+            assert spans.named("POST /held") == []
+        while not spans.named("POST /held"):  # noqa: ASYNC110 - the server's tasks end it
+            await anyio.sleep(0.01)
+    span = spans.one("POST /held")
+    assert span.attributes["error.type"] == "client_left"
+    assert spans.one("held").attributes["shoal.request.outcome"] == "cancelled"
+
+
+HOSTILE = [
+    ["traceparent: " + "0" * 5_000],
+    [f"traceparent: {PARENT}", f"traceparent: {PARENT}"],
+    ["traceparent: 00-" + "0" * 32 + "-b7ad6b7169203331-01"],
+    [f"traceparent: ff{PARENT[2:]}"],
+    [f"traceparent: {PARENT.upper()}"],
+    ["traceparent: \xff\xfe"],
+    ["traceparent:"],
+]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("headers", HOSTILE)
+async def test_a_wrong_traceparent_begins_a_new_trace(spans, headers, caplog):
+    async with live(traced_app(spans)) as server:
+        answer = await server.talk(asked("/double/a", *headers, "baggage: %%%,=,user=me"))
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert spans.one("POST /double/{name}").parent is None
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    "state",
+    [["a" * 600 + "=1"], ["a=1,a"], ["=", ",,"], [f"k{i}=1" for i in range(40)], ["a=\x7f"]],
+)
+async def test_a_wrong_tracestate_is_dropped(spans, state, caplog):
+    app = traced_app(spans)
+    headers = {"traceparent": PARENT, "tracestate": ",".join(state)}
+    async with app.lifespan():
+        answer = await ask(app, "/double/a", 1, headers=headers.items())
+    assert answer.status == 200
+    span = spans.one("POST /double/{name}")
+    assert f"{span.context.trace_id:032x}" == TRACE_ID
+    assert span.context.trace_state.to_header() == ""
+    assert caplog.records == []
+
+
+async def test_pages_have_no_spans_and_mounted_applications_have(spans):
+    app = traced_app(spans)
+
+    async def mounted(scope, receive, send):
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app.mount("/other", mounted)
+    outer = Starlette(routes=[Mount("/ml", app=app)])
+    async with app.lifespan():
+        for path in ("/-/healthz", "/-/metrics", "/-/docs"):
+            await ask(app, path, method="GET")
+        await ask(outer, "/ml/-/readyz", method="GET")
+        assert spans.exporter.get_finished_spans() == ()
+        await ask(app, "/other/x", method="PUT")
+        await ask(outer, "/ml/double/b", 1)
+    assert spans.one("PUT").attributes["http.response.status_code"] == 201
+    assert spans.one("POST /double/{name}").attributes["url.path"] == "/ml/double/b"
+
+
+async def test_the_access_log_of_http_2_and_websockets_has_the_ids(spans, caplog):
+    caplog.set_level(logging.INFO, logger=LOGGER)
+    app = traced_app(spans)
+    async with app.lifespan():
+        await ask(AccessLog(app), "/double/a", 1, headers=[("traceparent", PARENT)])
+    (record,) = [record for record in caplog.records if record.name == LOGGER]
+    assert json.loads(record.getMessage())["trace_id"] == TRACE_ID
+
+
+@pytest.mark.real_time
+async def test_a_websocket_is_one_span_with_the_requests_on_it(spans):
+    async with live(traced_app(spans)) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        async with connect(url) as client, client.websocket("/double/a") as socket:
+            assert await socket.call(1) == 2
+            assert await socket.call(2) == 4
+    span = spans.one("GET /double/{name}")
+    assert span.attributes["network.protocol.name"] == "websocket"
+    assert span.attributes["http.response.status_code"] == 101
+    assert {ids(one.parent) for one in spans.named("double")} == {ids(span)}
+
+
+async def test_an_unknown_method_is_not_a_name(spans):
+    app = traced_app(spans)
+    async with app.lifespan():
+        await ask(app, "/double/a", method="RANDOM1")
+    assert spans.one("HTTP").attributes["http.request.method"] == "_OTHER"
+
+
+@WAYS
+@pytest.mark.real_time
+async def test_an_unsampled_request_makes_no_spans(way):
+    spans = Spans(ParentBased(ALWAYS_ON))
+    of_app, of_server = options_of(way)
+    async with live(traced_app(spans, **of_app), **of_server) as server:
+        answer = await server.talk(asked("/double/a", f"traceparent: {PARENT[:-1]}0"))
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert spans.exporter.get_finished_spans() == ()
+
+
+@pytest.mark.real_time
+async def test_what_a_handler_calls_by_http_is_in_its_trace(spans):
+    inner = traced_app(spans)
+    app = shoal.App()
+
+    async with live(inner) as inner_server:
+
+        @app.endpoint("/outer", name="outer", max_batch_size=2)
+        async def outer(items: list[int]) -> list[int]:
+            async with connect(f"http://127.0.0.1:{inner_server.port}") as client:
+                return [await client.call("/double/a", item) for item in items]
+
+        instrument(app, tracer_provider=spans.provider)
+        async with live(app) as server:
+            answer = await server.talk(asked("/outer", f"traceparent: {PARENT}"))
+    assert answer.endswith(b"2")
+    span = spans.one("POST /double/{name}")
+    assert f"{span.context.trace_id:032x}" == TRACE_ID
+    assert ids(span.parent) == ids(spans.one("outer batch"))

@@ -1,0 +1,275 @@
+"""Spans of batches and their requests, on both event loops."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from opentelemetry import baggage, context, trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+
+import shoal
+from shoal.observe import instrument
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+
+class Spans:
+    """A provider whose spans are kept, and what they are."""
+
+    def __init__(self, sampler=None):
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(sampler=sampler)
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+        self.tracer = self.provider.get_tracer("test")
+
+    def named(self, name):
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+    def one(self, name):
+        (span,) = self.named(name)
+        return span
+
+
+@pytest.fixture
+def spans():
+    return Spans()
+
+
+def ids(span):
+    found = span.context if hasattr(span, "context") else span
+    return found.trace_id, found.span_id
+
+
+def linked(span):
+    return {ids(link.context) for link in span.links}
+
+
+def events(span):
+    began_at = span.start_time
+    return {event.name: round((event.timestamp - began_at) / 1e9, 3) for event in span.events}
+
+
+async def test_each_request_has_a_span_and_its_batch_one_that_is_linked_to_them(spans):
+    async def double(items: list[int]) -> list[int]:
+        with spans.tracer.start_as_current_span("inside"):
+            await anyio.sleep(2)
+        return [2 * item for item in items]
+
+    batcher = shoal.Batcher(double, max_batch_size=8, batch_wait_timeout_s=1, name="double")
+    instrument(batcher, tracer_provider=spans.provider)
+
+    async def call_from(name, item):
+        with spans.tracer.start_as_current_span(name):
+            await call(item)
+
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for name, item in [("first", 1), ("second", 2)]:
+            tasks.start_soon(call_from, name, item)
+            await settle()
+    batch, inside = spans.one("double batch"), spans.one("inside")
+    requests = spans.named("double")
+    assert len(requests) == 2
+    callers = {ids(spans.one(name)) for name in ("first", "second")}
+    assert {ids(request.parent) for request in requests} == callers
+    assert linked(batch) == {ids(request) for request in requests}
+    assert all(linked(request) == {ids(batch)} for request in requests)
+    assert ids(batch.parent) in {ids(request) for request in requests}
+    assert ids(inside.parent) == ids(batch)
+    assert [events(request) for request in requests] == [{"queue": 0, "wait": 0, "run": 1}] * 2
+    assert (batch.end_time - batch.start_time) / 1e9 == pytest.approx(2)
+    assert dict(batch.attributes) == {
+        "shoal.backend": "double",
+        "shoal.batch.id": 1,
+        "shoal.batch.size": 2,
+        "shoal.batch.dispatch_reason": "timer",
+    }
+    assert {request.attributes["shoal.request.outcome"] for request in requests} == {"finished"}
+
+
+async def test_the_time_behind_a_busy_slot_is_told_from_the_wait_for_others(spans):
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(3)
+        return items
+
+    batcher = shoal.Batcher(slow, max_batch_size=2, batch_wait_timeout_s=5, name="slow")
+    instrument(batcher, tracer_provider=spans.provider)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call.map, [1, 2])
+        await settle()
+        await anyio.sleep(1)
+        tasks.start_soon(call, 3)
+    (late,) = [one for one in spans.named("slow") if one.attributes["shoal.batch.id"] == 2]
+    assert events(late) == {"queue": 0, "wait": 2, "run": 5}
+
+
+@pytest.mark.parametrize("plain", [False, True])
+async def test_a_handler_runs_within_the_span_of_its_batch(spans, plain):
+    seen = []
+
+    def plainly(items: list[int]) -> list[int]:
+        seen.append((trace.get_current_span().get_span_context(), baggage.get_all()))
+        return items
+
+    async def asynchronously(items: list[int]) -> list[int]:
+        return plainly(items)
+
+    batcher = shoal.Batcher(plainly if plain else asynchronously, name="echo")
+    instrument(batcher, tracer_provider=spans.provider)
+    before = context.get_current()
+    token = context.attach(baggage.set_baggage("user", "one"))
+    async with batcher as call:
+        await call(1)
+    context.detach(token)
+    assert context.get_current() == before
+    assert [(ids(span), baggage) for span, baggage in seen] == [(ids(spans.one("echo batch")), {})]
+
+
+async def test_a_failure_is_noted_by_its_class_and_not_its_text(spans):
+    async def fail(items: list[int]) -> list[object]:
+        if 2 in items:
+            raise anyio.BusyResourceError("secret")
+        return [ValueError("secret") for _ in items]
+
+    batcher = shoal.Batcher(fail, name="fail")
+    instrument(batcher, tracer_provider=spans.provider)
+    async with batcher as call:
+        with pytest.raises(ValueError, match="secret"):
+            await call(1)
+        with pytest.raises(anyio.BusyResourceError):
+            await call(2)
+    found = spans.exporter.get_finished_spans()
+    assert [span.attributes.get("error.type") for span in spans.named("fail")] == [
+        "ValueError",
+        "anyio.BusyResourceError",
+    ]
+    assert {span.status.status_code.name for span in found} == {"ERROR"}
+    assert "secret" not in "".join(span.to_json() for span in found)
+
+
+async def test_a_caller_that_leaves_is_noted(spans):
+    async def wait(items: list[int]) -> list[int]:
+        await anyio.sleep(10)
+        return items
+
+    batcher = shoal.Batcher(wait, name="wait")
+    instrument(batcher, tracer_provider=spans.provider)
+    async with batcher as call:
+        with anyio.move_on_after(1):
+            await call(1)
+    assert spans.one("wait").attributes["shoal.request.outcome"] == "cancelled"
+    assert spans.one("wait").status.status_code.name == "UNSET"
+
+
+@pytest.mark.parametrize("fill", ["open", "continuous"])
+async def test_requests_that_join_an_open_batch_are_events_of_its_span(spans, fill):
+    async def answer(request):
+        await anyio.sleep(1)
+        request.finish(request.item)
+
+    async def handle(batch: shoal.OpenBatch[int, int]) -> None:
+        async with anyio.create_task_group() as answering:
+            async for request in batch:
+                answering.start_soon(answer, request)
+
+    options = {"batch_wait_timeout_s": 5} if fill == "open" else {}
+    batcher = shoal.Batcher(handle, fill=fill, max_batch_size=4, name="join", **options)
+    instrument(batcher, tracer_provider=spans.provider)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 1)
+        await settle()
+        await anyio.sleep(0.5)
+        tasks.start_soon(call, 2)
+        await anyio.sleep(20 if fill == "continuous" else 1)
+        if fill == "continuous":  # the batch was empty meanwhile
+            assert len(spans.named("join batch")) == 1
+            await call(3)
+    first, *others = sorted(spans.named("join batch"), key=lambda span: span.start_time)
+    assert [event.name for event in first.events] == ["join", "leave", "leave"]
+    assert len(first.links) == 2
+    assert len(spans.named("join")) == 2 + len(others)
+    if fill == "continuous":
+        assert (first.end_time - first.start_time) / 1e9 == pytest.approx(1.5)
+        assert [len(span.links) for span in others] == [1]
+
+
+async def test_what_is_not_sampled_makes_no_spans_and_nor_does_what_it_calls():
+    spans = Spans(ParentBased(ALWAYS_OFF))
+    seen = []
+
+    async def echo(items: list[int]) -> list[int]:
+        batch = shoal.current_batch()
+        seen.append(trace.get_current_span().get_span_context().trace_flags.sampled)
+        assert not int(batch.trace["traceparent"][-2:], 16) & 1
+        return items
+
+    batcher = shoal.Batcher(echo, name="echo")
+    instrument(batcher, tracer_provider=spans.provider)
+    async with batcher as call:
+        await call(1)
+        with spans.tracer.start_as_current_span("caller"):
+            await call(2)
+    assert seen == [False, False]
+    assert spans.exporter.get_finished_spans() == ()
+
+
+async def test_a_batch_is_sampled_if_one_of_its_requests_is(spans):
+    unsampled = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
+
+    async def echo(items: list[int]) -> list[int]:
+        return items
+
+    batcher = shoal.Batcher(echo, max_batch_size=2, batch_wait_timeout_s=None, name="echo")
+    instrument(batcher, tracer_provider=spans.provider)
+
+    async def call_unsampled():
+        with trace.use_span(unsampled):
+            await call(1)
+
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call_unsampled)
+        await settle()
+        tasks.start_soon(call, 2)
+    assert linked(spans.one("echo batch")) == {ids(spans.one("echo"))}
+
+
+async def test_what_a_handler_calls_is_in_its_trace(spans):
+    async def inner(items: list[int]) -> list[int]:
+        return items
+
+    inner_batcher = shoal.Batcher(inner, name="inner")
+
+    async def outer(items: list[int]) -> list[int]:
+        return await call_inner.map(items)
+
+    outer_batcher = shoal.Batcher(outer, name="outer")
+    for one in (inner_batcher, outer_batcher):
+        instrument(one, tracer_provider=spans.provider)
+    async with inner_batcher as call_inner, outer_batcher as call:
+        await call(1)
+    assert ids(spans.one("inner").parent) == ids(spans.one("outer batch"))
+
+
+async def test_tracing_can_be_turned_off(spans):
+    async def echo(items: list[int]) -> list[int]:
+        return items
+
+    batcher = shoal.Batcher(echo, name="echo")
+    tracing = instrument(batcher, tracer_provider=spans.provider)
+    with pytest.raises(RuntimeError, match="instrumented already"):
+        instrument(batcher)
+    async with batcher as call:
+        await call(1)
+        tracing.uninstrument()
+        tracing.uninstrument()
+        await call(2)
+    assert len(spans.named("echo")) == 1
+    instrument(batcher, tracer_provider=spans.provider)
+
+
+def test_only_what_has_batches_can_be_instrumented():
+    with pytest.raises(TypeError, match=r"(?s)takes a shoal.Batcher, .*not function"):
+        instrument(test_only_what_has_batches_can_be_instrumented)  # type: ignore[arg-type]
