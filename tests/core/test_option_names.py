@@ -16,7 +16,7 @@ from shoal.serving.config.keywords import NAMES
 OF_BATCHER = [field.name for field in fields(BatchOptions)]
 
 
-@pytest.mark.parametrize("name", ["method", "xyzzy", "gpus", "route", "max_latency", "timeout_fn"])
+@pytest.mark.parametrize("name", ["method", "xyzzy", "tints", "route", "max_latency", "timeout_fn"])
 def test_what_is_like_no_other_is_not_guessed(name: str) -> None:
     assert suggested(name, NAMES) is None
 
