@@ -60,6 +60,7 @@ OF_OTHERS = {
     "hatch_vcs": ["test_release.py"],
     "kubernetes_validate": ["examples/test_deploy.py"],
     "fastapi": ["http/test_marks.py", "http/test_merged_openapi.py", "http/test_mounting.py"],
+    "jsonschema": ["http/test_openapi_forms.py"],
     "limits": ["examples/test_access.py"],
     "openai": ["http/test_openai_clients.py", "examples/test_served_language_model.py"],
     "openapi_spec_validator": ["http/test_openapi.py"],
