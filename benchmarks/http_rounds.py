@@ -126,6 +126,10 @@ def results(
                 effort.wrk, server, path, clients=clients, seconds=effort.seconds
             )
         )
+        if not seen.requests:
+            raise SystemExit(
+                f"{server.name} answered nothing in {seen.seconds:.1f} s; run it again"
+            )
         return {
             "rate": seen.requests / seen.seconds,
             "cpu_us": seen.cpu_s / seen.requests * 1e6,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+from driven_server import HANG_S, served
 from processes import Terminal
+
+import shoal
 
 
 @pytest.fixture
@@ -11,3 +16,33 @@ def terminal(tmp_path):
     terminal = Terminal(tmp_path)
     yield terminal
     terminal.close()
+
+
+@pytest.fixture
+def url():
+    """A server with one endpoint, ``e``."""
+    with served() as url:
+        with shoal.connect(url) as client:
+            client.create_backend("scale", "driven_models:Scaler", config={"max_batch_size": 4})
+            client.create_endpoint("e", backend="scale")
+        yield url
+
+
+@pytest.fixture
+def traffic(url):
+    """Calls the server over and over during a test."""
+    is_over = threading.Event()
+
+    def call():
+        with shoal.connect(url) as client:
+            handle = client.get_handle("e")
+            while not is_over.is_set():
+                handle.call(1)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    yield
+    is_over.set()
+    for thread in threads:
+        thread.join(HANG_S)

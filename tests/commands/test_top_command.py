@@ -11,7 +11,6 @@ import signal
 import struct
 import sys
 import termios
-import threading
 import time
 
 import pytest
@@ -227,35 +226,8 @@ def run(capsys, monkeypatch):
     return run
 
 
-@pytest.fixture
-def url():
-    with served() as url:
-        with shoal.connect(url) as client:
-            client.create_backend("scale", "driven_models:Scaler", config={"max_batch_size": 4})
-            client.create_endpoint("e", backend="scale")
-        yield url
-
-
-@pytest.fixture
-def calls(url):
-    """Calls the server over and over, until the test has ended."""
-    is_over = threading.Event()
-
-    def call():
-        with shoal.connect(url) as client:
-            handle = client.get_handle("e")
-            while not is_over.is_set():
-                handle.call(1)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    yield
-    is_over.set()
-    thread.join(HANG_S)
-
-
 @pytest.mark.real_time
-@pytest.mark.usefixtures("calls")
+@pytest.mark.usefixtures("traffic")
 def test_it_is_printed_once_where_there_is_no_terminal(url, run):
     code, out, err = run("--url", url)
     assert (code, err) == (0, "")
@@ -268,7 +240,7 @@ def test_it_is_printed_once_where_there_is_no_terminal(url, run):
 
 
 @pytest.mark.real_time
-@pytest.mark.usefixtures("calls")
+@pytest.mark.usefixtures("traffic")
 def test_programs_get_data(url, run):
     code, out, err = run("--json", "--url", url)
     assert (code, err) == (0, "")

@@ -20,35 +20,6 @@ HANG_S = 15
 
 
 @pytest.fixture
-def url():
-    with served() as url:
-        with shoal.connect(url) as client:
-            client.create_backend("scale", "driven_models:Scaler", config={"max_batch_size": 4})
-            client.create_endpoint("e", backend="scale")
-        yield url
-
-
-@pytest.fixture
-def traffic(url):
-    """Calls the server over and over during a test."""
-    is_over = threading.Event()
-
-    def call():
-        with shoal.connect(url) as client:
-            handle = client.get_handle("e")
-            while not is_over.is_set():
-                handle.call(1)
-
-    threads = [threading.Thread(target=call) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    yield
-    is_over.set()
-    for thread in threads:
-        thread.join(HANG_S)
-
-
-@pytest.fixture
 def run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 

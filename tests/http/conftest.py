@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -25,6 +26,21 @@ def app(held: Held) -> shoal.App:
     app = shoal.App()
     app.endpoint("/held", name="held", max_batch_size=100)(held)
     return app
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of a certificate for localhost, and of its key."""
+    folder = tmp_path_factory.mktemp("certificate")
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    files = ["-nodes", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", names]
+    try:
+        subprocess.run([*make, *files, *about], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return {"certfile": str(folder / "cert.pem"), "keyfile": str(folder / "key.pem")}
 
 
 @pytest.fixture(autouse=True)

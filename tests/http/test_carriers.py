@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import ssl
-import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -69,20 +68,6 @@ class Served:
     def trusting(self):
         """Returns the TLS of a client."""
         return ssl.create_default_context(cafile=self.certfile)
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("certificate")
-    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    files = ["-nodes", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", names]
-    try:
-        subprocess.run([*make, *files, *about], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return {"certfile": str(folder / "cert.pem"), "keyfile": str(folder / "key.pem")}
 
 
 @pytest.fixture(scope="module", params=LOOPS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import socket
 import ssl
-import subprocess
 from functools import partial
 
 import anyio
@@ -17,20 +16,6 @@ from live_server import request
 import shoal
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("certificate")
-    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    files = ["-nodes", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", names]
-    try:
-        subprocess.run([*make, *files, *about], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return {"certfile": str(folder / "cert.pem"), "keyfile": str(folder / "key.pem")}
 
 
 class Served:
