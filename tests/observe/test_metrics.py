@@ -168,7 +168,7 @@ def test_the_times_of_two_streams_are_those_between_their_own_items(items):
     now = 3.0
     for _ in range(items):
         for clock in clocks:
-            clock.tick()
+            clock()
         now += 0.25
     assert len(times.between.new) <= 256
     first, between = times.first.snapshot(), times.between.snapshot()

@@ -241,7 +241,7 @@ class TextCall:
         end = self.end
         stream = self.call.stream(self.item, self._job.metadata)
         results = None if isinstance(stream, ComparedStream) else stream
-        tick = self._job.times.clock(parking_of_this_loop().now).tick
+        tick = self._job.times.clock(parking_of_this_loop().now)
 
         def take(piece: Any) -> bool:
             """Takes a piece in the handler's task, which saves a switch to this one."""
@@ -419,7 +419,7 @@ class MergedTexts:
         end, stream = text.end, text.stream()
         self.ends.append(end)
         messages = ChoiceMessages(self._form, nth, end, with_usage=self._job.asked.include_usage)
-        tick = self._job.times.clock(parking_of_this_loop().now).tick
+        tick = self._job.times.clock(parking_of_this_loop().now)
         async with stream:
             async for piece in stream:
                 message = messages.piece(piece)

@@ -114,7 +114,7 @@ class _Messages:
 
     def __init__(self, form: StreamForm, times: ItemTimes) -> None:
         self.form = form
-        self.tick = times.clock(parking_of_this_loop().now).tick
+        self.tick = times.clock(parking_of_this_loop().now)
 
     def of(self, item: Any) -> bytes:
         """Returns the message of an item."""

@@ -317,9 +317,9 @@ class SocketConnection:
         self._end(request, b"result", _written(result))
 
     async def _relay(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
-        clock = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)
+        tick = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)
         stream = request.call.stream(item, metadata)
-        await relay(request, stream, partial(self._put, request), clock)
+        await relay(request, stream, partial(self._put, request), tick)
         self._end(request, b"end", b"true")
 
     def _put(self, request: SocketRequest, text: bytes) -> None:

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
     from shoal.http.requests.streaming import ItemStream
     from shoal.http.websocket.request import SocketRequest
-    from shoal.observe.metrics import ItemClock
 
 
 async def relay(
-    request: SocketRequest, stream: ItemStream, put: Callable[[bytes], object], clock: ItemClock
+    request: SocketRequest,
+    stream: ItemStream,
+    put: Callable[[bytes], object],
+    tick: Callable[[], object],
 ) -> None:
     """Makes a call, and passes on its items until the stream is over.
 
@@ -28,21 +30,21 @@ async def relay(
         request: The request.
         stream: The stream of its call, not yet started.
         put: Sends an item, as JSON, which the request may send.
-        clock: Counts the items.
+        tick: Counts an item.
     """
     async with stream:
         if isinstance(stream, ResultStream):
-            take = partial(_put_at_once, request, put, clock)
+            take = partial(_put_at_once, request, put, tick)
             stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)
         async for item in stream:  # pyright: ignore[reportUnknownVariableType] (of any type)
             text = encoded(item)
-            clock.tick()
+            tick()
             await request.wait_to_send()
             put(text)
 
 
 def _put_at_once(
-    request: SocketRequest, put: Callable[[bytes], object], clock: ItemClock, item: Any
+    request: SocketRequest, put: Callable[[bytes], object], tick: Callable[[], object], item: Any
 ) -> bool:
     """Takes an item from the handler's task, if it is plain and may be sent."""
     if type(item) not in PLAIN or not request.may_send():
@@ -51,6 +53,6 @@ def _put_at_once(
         text = encoded(item)
     except TypeError:
         return False  # the stream's task has to know
-    clock.tick()
+    tick()
     put(text)
     return True
