@@ -136,6 +136,8 @@ async def test_the_pages_speak_for_all_workers(app, held):
                 in received
             )
         assert b"200 OK" in await server.talk(request("/-/readyz", close=True))
+        # The server says that its address is this machine's own.
+        assert b"200 OK" in await server.talk(request("/-/dashboard", close=True))
         document = await server.talk(request("/-/openapi.json", close=True))
         assert b'"/held"' in document
         assert counted(app) == (8, 0)
