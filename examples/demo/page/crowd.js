@@ -39,6 +39,8 @@ export class Crowd {
   #saidAt = -Infinity;
   #shownAt = -Infinity;
   #died = null; // When the worker died, on the server's clock.
+  #deaths = null; // How often it had died at the last look, which was at #lookedAt.
+  #lookedAt = null;
   #backAfter = null;
 
   constructor() {
@@ -201,7 +203,11 @@ export class Crowd {
     const isUp = state === "ready";
     if (!isUp && deaths > 0 && this.#died === null) {
       this.#died = now;
+    } else if (isUp && this.#deaths !== null && deaths > this.#deaths && this.#died === null) {
+      this.#died = this.#lookedAt; // It is back already: the page was too busy to see it down.
     }
+    this.#deaths = deaths;
+    this.#lookedAt = now;
     if (isUp && this.#died !== null) {
       this.#backAfter = now - this.#died;
       this.#died = null;
