@@ -62,12 +62,17 @@ class StreamBuffer:
         """Wakes the reader, because there is an item, an error or the end."""
         waiter = self.waiter
         if waiter is not None:
+            self.waiter = None
+            self.parking.wake(waiter)
+
+    def offer(self) -> None:
+        """Has an item that was put in passed on if the reader waits for it, or wakes the reader."""
+        if self.waiter is not None:
             items = self.items
             if self.passes_on is not None and len(items) == 1 and self.passes_on(items[0]):
                 items.clear()
-                return
-            self.waiter = None
-            self.parking.wake(waiter)
+            else:
+                self.wake()
 
     def departed(self) -> bool:
         """Returns False: a reader leaves by closing its stream, not by a cancelled wait."""
@@ -98,6 +103,14 @@ class StreamBuffer:
         if hold is not None:
             self.end_hold(self.parking.now())
             self.parking.wake(hold)
+
+
+def offer_all(buffers: list[StreamBuffer]) -> None:
+    """Offers what was put into buffers and not read since, once; then the list is empty."""
+    for buffer in buffers:
+        if buffer.items:
+            buffer.offer()
+    buffers.clear()
 
 
 def is_full(request: Request) -> bool:

@@ -81,8 +81,7 @@ class SharedBuffer:
         for buffer in self._buffers():
             buffer.items.append(item)
             buffer.has_sent = True
-            if buffer.waiter is not None:
-                buffer.wake()
+            buffer.offer()
 
     def __len__(self) -> int:
         return max([len(buffer.items) for buffer in self._buffers()], default=0)
@@ -91,6 +90,9 @@ class SharedBuffer:
         """Ends the streams if the request has ended; the readers got its items before."""
         if self.flight.leader.batch is None and not self.flight.waits:
             self._ended()
+
+    def offer(self) -> None:
+        """Does nothing: `append` has offered the item to each reader."""
 
     def departed(self) -> bool:
         """See `StreamBuffer.departed`."""

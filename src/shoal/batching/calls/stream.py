@@ -227,7 +227,7 @@ class ResultStream(Generic[R_co]):
         So a reader that only passes items on is not switched to for each of them.
 
         Args:
-            take: Takes an item at once, in the task of the handler, and returns whether it did; the
+            take: Takes an item at once, in no task of the reader, and returns whether it did; the
                 reader gets the item if not. It must not raise, wait or run the user's code. The
                 stream must have been entered.
         """
@@ -302,8 +302,7 @@ def _leave(intake: Intake, request: Request) -> None:
     buffer.items.clear()
     if buffer.hold is not None:
         buffer.release()
-    if buffer.waiter is not None:
-        buffer.wake()
+    buffer.wake()
 
 
 async def _refused(error: Exception) -> None:

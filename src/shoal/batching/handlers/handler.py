@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import time
 import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
@@ -43,6 +44,8 @@ class Handler:
             ``"continuous"``.
         streams: Whether it is a generator function, or answers with streams.
         threaded: Whether it runs in worker threads.
+        waits: Whether the last step of a plain generator has waited, for a device or for another
+            program, for more than half of its time; so the event loop can run beside the next one.
         told: Converts an exception of the handler that would end the program to the error that
             fails its batch; None to let it end the program.
     """
@@ -91,6 +94,7 @@ class Handler:
             )
         self.binding = binding or Binding.of_handler(function, prototype, of_batch=fill != "closed")
         self.threaded = not (is_async or self._async_steps)
+        self.waits = False
         self._threads: anyio.CapacityLimiter | None = None
 
     @classmethod
@@ -175,17 +179,25 @@ class Handler:
         finally:
             del error  # its traceback holds this frame
 
-    def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+    def steps(
+        self, items: list[Any], step_began: Callable[[], object] | None = None
+    ) -> AsyncGenerator[Any, None]:
         """Starts a generator handler on a batch and returns its steps.
+
+        Args:
+            items: The items of the batch.
+            step_began: Called as each step of a plain generator begins, in its thread.
 
         Cancellation: reaches an async generator; waits for the step of a plain one.
         """
         args, kwargs = self.binding.columns(items)
         started = self.function(*args, **kwargs)
-        steps = started if self._async_steps else self._threaded_steps(started)
+        steps = started if self._async_steps else self._threaded_steps(started, step_began)
         return _of_one(steps) if self._is_of_one else steps
 
-    async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
+    async def _threaded_steps(
+        self, generator: Generator[Any], began: Callable[[], object] | None
+    ) -> AsyncGenerator[Any, None]:
         # One context for all steps, as for a generator that runs in one thread. It is copied in the
         # thread: the event loop's context would make code believe that it runs in the loop.
         context: Context | None = None
@@ -193,7 +205,13 @@ class Handler:
         def next_step() -> Any:
             nonlocal context
             context = context or copy_context()
-            return context.run(next, generator, _DONE)
+            if began is not None:
+                began()
+            since, used = time.perf_counter(), time.thread_time()
+            try:
+                return context.run(next, generator, _DONE)
+            finally:
+                self.waits = 2 * (time.thread_time() - used) < time.perf_counter() - since
 
         def close() -> None:
             (context or copy_context()).run(generator.close)

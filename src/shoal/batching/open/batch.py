@@ -299,7 +299,7 @@ class OpenRun(Run):
             await wait_for_readers([request], limit_s, self.parking, self._fail_slow_reader)
         if request.state is RUNNING:
             request.waiter.items.append(chunk)
-            request.waiter.wake()
+            request.waiter.offer()
 
     def finish(self, request: Request, value: Any) -> None:
         """Ends a request with its result, or a stream with its end."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.batching.calls.stream import END, SKIP, Mark
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
-from shoal.batching.stream_buffer import too_slow, wait_for_readers
+from shoal.batching.stream_buffer import offer_all, too_slow, wait_for_readers
 from shoal.core.request import State
 from shoal.errors import WrongBatchSize
 
@@ -36,7 +36,8 @@ class StreamRun(Run):
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
         items = self._items(requests)
         width = len(items)  # the handler may change the list
-        steps = self.handler.steps(items)
+        to_offer: list[StreamBuffer] = []
+        steps = self.handler.steps(items, partial(self._step_began, to_offer))
         interruption: BaseException | None = None
         failure: BaseException | None = None
         has_ended = False
@@ -45,7 +46,7 @@ class StreamRun(Run):
             # Shoal's scopes are left before it continues, or were entered before it began.
             with self.parking.new_scope() as around:
                 try:
-                    interruption = await self._pump(batch, requests, steps, width)
+                    interruption = await self._pump(batch, requests, steps, width, to_offer)
                 except BaseException as error:
                     failure = error
                 # A generator that is stopped between steps may have to clean up, and gets as much
@@ -81,6 +82,7 @@ class StreamRun(Run):
         requests: Sequence[Request],
         steps: AsyncGenerator[Any, None],
         width: int,
+        to_offer: list[StreamBuffer],
     ) -> BaseException | None:
         """Distributes the steps of a generator, until it ends or has no readers any more.
 
@@ -92,7 +94,8 @@ class StreamRun(Run):
         """
         is_part = len(requests) < batch.size
         async for step in steps:
-            full = self._hand_out(requests, step, width)
+            offer_all(to_offer)
+            full = self._hand_out(requests, step, width, to_offer)
             active = len(still_running(requests)) if is_part else batch.active
             try:
                 if full:
@@ -109,17 +112,29 @@ class StreamRun(Run):
                 break
         return None
 
+    def _step_began(self, to_offer: list[StreamBuffer]) -> None:
+        """Has items of the last step passed on, soon; called in the thread of the next one."""
+        if to_offer:
+            self.parking.soon(offer_all, to_offer)
+
     def _may_run_again(self, request: Request) -> bool:
         buffer: StreamBuffer = request.waiter
         return not buffer.has_sent
 
-    def _hand_out(self, requests: Sequence[Request], step: Any, width: int) -> list[Request]:
+    def _hand_out(
+        self,
+        requests: Sequence[Request],
+        step: Any,
+        width: int,
+        to_offer: list[StreamBuffer],
+    ) -> list[Request]:
         """Puts each slot of a step into its stream; returns the requests whose buffer is full.
 
         Args:
             requests: The requests of the run.
             step: What the handler has yielded.
             width: The required number of slots: one for each request, and for padding.
+            to_offer: Gets the buffers whose item is better passed on while the next step runs.
         """
         got = self._counted(step, width)
         slots: list[Any] = self._listed(step, got)
@@ -134,6 +149,9 @@ class StreamRun(Run):
             self._end_some(requests, slots)
         full: list[Request] = []
         woken: list[StreamBuffer] = []
+        # To pass on an item may take longer than to make one, and the handler need not wait for it.
+        # But one that computes in Python would hold up each of these items in turn.
+        may_go_on = self.handler.waits
         for request, slot in zip(requests, slots, strict=False):
             if request.state is not RUNNING or slot is SKIP:
                 continue
@@ -142,7 +160,10 @@ class StreamRun(Run):
             items.append(slot)
             buffer.has_sent = True
             if buffer.passes_on is not None:
-                buffer.wake()
+                if may_go_on and len(items) < buffer.capacity:
+                    to_offer.append(buffer)
+                else:
+                    buffer.offer()
             elif buffer.waiter is not None:
                 woken.append(buffer)
             if len(items) >= buffer.capacity:

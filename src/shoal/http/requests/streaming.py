@@ -226,7 +226,7 @@ def _put_at_once(
     form = messages.form
     try:
         message = form.item(item)
-    except TypeError:
+    except Exception:
         return False  # the reader's task has to know
     messages.tick()
     if message:

@@ -51,7 +51,7 @@ def _put_at_once(
         return False
     try:
         text = encoded(item)
-    except TypeError:
+    except Exception:
         return False  # the stream's task has to know
     tick()
     put(text)
