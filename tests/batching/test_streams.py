@@ -302,7 +302,7 @@ async def test_a_reader_that_leaves_is_said_to_have_left() -> None:
 
 
 class _Beside:
-    """A plain generator whose steps wait, or compute, and a reader that passes items on."""
+    """A plain generator, and a reader that passes its items on."""
 
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits
@@ -313,60 +313,44 @@ class _Beside:
     def handler(self, items: list[str]) -> Iterator[list[int]]:
         for nth in range(5):
             self._begun[nth].set()
-            if self._waits:
-                time.sleep(0.01)
-            else:
-                began = time.thread_time()
-                while time.thread_time() - began < 0.01:
-                    pass
             yield [nth] * len(items)
         self._begun[5].set()
 
     def take(self, item: int) -> bool:
-        # A step that waits is given time to begin beside this one.
-        has_begun = self._begun[item + 1].wait(10 if self._waits and item else 0)
+        has_begun = self._begun[item + 1].wait(10 if self._waits else 0)
         self.taken.append((item, has_begun))
         return True
 
 
 @pytest.mark.real_time
 @pytest.mark.parametrize("waits", [True, False], ids=["waits", "computes"])
-async def test_items_are_passed_on_while_the_next_step_waits(*, waits: bool) -> None:
+async def test_items_are_passed_on_while_the_next_step_waits(
+    monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    monkeypatch.setattr(time, "thread_time", (lambda: 0.0) if waits else time.perf_counter)
     beside = _Beside(waits=waits)
     async with shoal.Batcher(beside.handler) as call, call("x") as stream:
         stream.pass_on(beside.take)
         assert [item async for item in stream] == []
     assert [item for item, _ in beside.taken] == [0, 1, 2, 3, 4]
-    if waits:
-        assert all(has_begun for _, has_begun in beside.taken[1:])
-    else:
-        assert not any(has_begun for _, has_begun in beside.taken)
+    assert [has_begun for _, has_begun in beside.taken] == [waits] * 5
 
 
-@pytest.mark.real_time
 async def test_an_item_that_is_not_passed_on_yet_comes_before_the_end() -> None:
-    """The end, or an error, may come while the last item waits to be passed on."""
-
-    def handler(items: list[str]) -> Iterator[list[Any]]:
-        for nth in range(3):
-            time.sleep(0.001)
-            yield [nth, nth]
-        yield [shoal.END, ValueError("bad")]
-
-    async def read(stream: Any, taken: list[int]) -> None:
-        stream.pass_on(lambda item: taken.append(item) is None)
-        taken.extend([item async for item in stream])
-
-    for _ in range(20):
-        good: list[int] = []
-        bad: list[int] = []
+    passed_on: list[int] = []
+    with Steps() as steps:
         async with (
-            shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=1) as call,
-            call("x") as first,
-            call("y") as second,
+            shoal.Batcher(steps.handler) as call,
+            call("x") as stream,
             anyio.create_task_group() as tasks,
         ):
-            tasks.start_soon(read, first, good)
-            with pytest.raises(ValueError, match="bad"):
-                await read(second, bad)
-        assert (good, bad) == ([0, 1, 2], [0, 1, 2])
+            stream.pass_on(lambda item: passed_on.append(item) is None)
+            (reader,) = await read_all(tasks, stream)
+            steps.step(1)
+            await settle()
+            assert stream.request is not None
+            stream.request.waiter.items.append(2)
+            steps.end()
+    assert passed_on == [1]
+    assert reader.items == [2]
+    assert reader.outcome == "end"

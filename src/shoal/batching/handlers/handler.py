@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import time
 import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
@@ -21,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.batching.handlers.binding import Binding, signature_of_call
+from shoal.batching.handlers.stepping import running_steps
 from shoal.core.options.checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
 
@@ -44,8 +44,6 @@ class Handler:
             ``"continuous"``.
         streams: Whether it is a generator function, or answers with streams.
         threaded: Whether it runs in worker threads.
-        waits: Whether the last step of a plain generator has waited, for a device or for another
-            program, for more than half of its time; so the event loop can run beside the next one.
         told: Converts an exception of the handler that would end the program to the error that
             fails its batch; None to let it end the program.
     """
@@ -94,7 +92,6 @@ class Handler:
             )
         self.binding = binding or Binding.of_handler(function, prototype, of_batch=fill != "closed")
         self.threaded = not (is_async or self._async_steps)
-        self.waits = False
         self._threads: anyio.CapacityLimiter | None = None
 
     @classmethod
@@ -179,46 +176,35 @@ class Handler:
         finally:
             del error  # its traceback holds this frame
 
-    def steps(
-        self, items: list[Any], step_began: Callable[[], object] | None = None
-    ) -> AsyncGenerator[Any, None]:
+    def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         """Starts a generator handler on a batch and returns its steps.
-
-        Args:
-            items: The items of the batch.
-            step_began: Called as each step of a plain generator begins, in its thread.
 
         Cancellation: reaches an async generator; waits for the step of a plain one.
         """
         args, kwargs = self.binding.columns(items)
         started = self.function(*args, **kwargs)
-        steps = started if self._async_steps else self._threaded_steps(started, step_began)
+        steps = started if self._async_steps else self._threaded_steps(started)
         return _of_one(steps) if self._is_of_one else steps
 
-    async def _threaded_steps(
-        self, generator: Generator[Any], began: Callable[[], object] | None
-    ) -> AsyncGenerator[Any, None]:
+    async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
         # One context for all steps, as for a generator that runs in one thread. It is copied in the
         # thread: the event loop's context would make code believe that it runs in the loop.
         context: Context | None = None
+        stepping = running_steps.get(None)
 
         def next_step() -> Any:
             nonlocal context
             context = context or copy_context()
-            if began is not None:
-                began()
-            since, used = time.perf_counter(), time.thread_time()
-            try:
-                return context.run(next, generator, _DONE)
-            finally:
-                self.waits = 2 * (time.thread_time() - used) < time.perf_counter() - since
+            return context.run(next, generator, _DONE)
+
+        take = next_step if stepping is None else functools.partial(stepping.take, next_step)
 
         def close() -> None:
             (context or copy_context()).run(generator.close)
 
         try:
             while True:
-                step = await self._in_thread(next_step)
+                step = await self._in_thread(take)
                 if step is _DONE:
                     return
                 yield step

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP, Mark
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
+from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
 from shoal.batching.stream_buffer import offer_all, too_slow, wait_for_readers
 from shoal.core.request import State
@@ -37,7 +38,8 @@ class StreamRun(Run):
         items = self._items(requests)
         width = len(items)  # the handler may change the list
         to_offer: list[StreamBuffer] = []
-        steps = self.handler.steps(items, partial(self._step_began, to_offer))
+        steps = self.handler.steps(items)
+        stepping = Stepping(partial(self._step_began, to_offer))
         interruption: BaseException | None = None
         failure: BaseException | None = None
         has_ended = False
@@ -45,10 +47,15 @@ class StreamRun(Run):
             # A generator that yields in its own cancel scope leaves it only when it is closed. So
             # Shoal's scopes are left before it continues, or were entered before it began.
             with self.parking.new_scope() as around:
+                token = running_steps.set(stepping)
                 try:
-                    interruption = await self._pump(batch, requests, steps, width, to_offer)
+                    interruption = await self._pump(
+                        batch, requests, steps, width, stepping, to_offer
+                    )
                 except BaseException as error:
                     failure = error
+                finally:
+                    running_steps.reset(token)
                 # A generator that is stopped between steps may have to clean up, and gets as much
                 # time for it as closing a batcher.
                 around.deadline = self.parking.now() + self.options.graceful_shutdown_timeout_s
@@ -82,6 +89,7 @@ class StreamRun(Run):
         requests: Sequence[Request],
         steps: AsyncGenerator[Any, None],
         width: int,
+        stepping: Stepping,
         to_offer: list[StreamBuffer],
     ) -> BaseException | None:
         """Distributes the steps of a generator, until it ends or has no readers any more.
@@ -95,13 +103,15 @@ class StreamRun(Run):
         is_part = len(requests) < batch.size
         async for step in steps:
             offer_all(to_offer)
-            full = self._hand_out(requests, step, width, to_offer)
+            full = self._hand_out(requests, step, width, to_offer if stepping.waits else None)
             active = len(still_running(requests)) if is_part else batch.active
             try:
                 if full:
                     limit_s = self.options.slow_reader_timeout_s
                     await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
-                elif not self.handler.threaded and (active or self._goes_on_alone(requests)):
+                elif not (self.handler.threaded or stepping.waits) and (
+                    active or self._goes_on_alone(requests)
+                ):
                     # An async generator may reach its next step without a checkpoint, and then the
                     # readers could not run. While a step runs in a thread they can.
                     await self.parking.checkpoint()
@@ -126,7 +136,7 @@ class StreamRun(Run):
         requests: Sequence[Request],
         step: Any,
         width: int,
-        to_offer: list[StreamBuffer],
+        to_offer: list[StreamBuffer] | None,
     ) -> list[Request]:
         """Puts each slot of a step into its stream; returns the requests whose buffer is full.
 
@@ -134,7 +144,8 @@ class StreamRun(Run):
             requests: The requests of the run.
             step: What the handler has yielded.
             width: The required number of slots: one for each request, and for padding.
-            to_offer: Gets the buffers whose item is better passed on while the next step runs.
+            to_offer: Gets the buffers whose item is to be passed on while the next step runs; None
+                if that is done before it.
         """
         got = self._counted(step, width)
         slots: list[Any] = self._listed(step, got)
@@ -149,9 +160,6 @@ class StreamRun(Run):
             self._end_some(requests, slots)
         full: list[Request] = []
         woken: list[StreamBuffer] = []
-        # To pass on an item may take longer than to make one, and the handler need not wait for it.
-        # But one that computes in Python would hold up each of these items in turn.
-        may_go_on = self.handler.waits
         for request, slot in zip(requests, slots, strict=False):
             if request.state is not RUNNING or slot is SKIP:
                 continue
@@ -160,7 +168,7 @@ class StreamRun(Run):
             items.append(slot)
             buffer.has_sent = True
             if buffer.passes_on is not None:
-                if may_go_on and len(items) < buffer.capacity:
+                if to_offer is not None and len(items) < buffer.capacity:
                     to_offer.append(buffer)
                 else:
                     buffer.offer()

@@ -24,6 +24,7 @@ import anyio.to_thread
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
+from shoal.batching.handlers.stepping import running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.code.instance import Instance, is_async
@@ -131,13 +132,18 @@ class LocalReplica(Replica):
                         await steps.aclose()
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
-        job = Job(lambda: _as_plain(plain.next()), undo=plain.close)
+        stepping = running_steps.get(None)
+
+        def take() -> Any:
+            return _as_plain(plain.next() if stepping is None else stepping.take(plain.next))
+
+        job = Job(take, undo=plain.close)
         calls = InnerCalls()
         try:
             while (step := await self._next_in_thread(job, calls)) is not DONE:
                 yield step
                 self._work.check_open()
-                job = Job(lambda: _as_plain(plain.next()), undo=plain.close)
+                job = Job(take, undo=plain.close)
         finally:
             if plain.is_open and not job.is_given_up and self._has_threads:
                 with anyio.CancelScope(shield=True):

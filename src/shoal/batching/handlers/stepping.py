@@ -1,0 +1,47 @@
+"""The steps of a plain generator, which run in threads, and what can be done meanwhile."""
+
+from __future__ import annotations
+
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Stepping:
+    """The steps of one run of a plain generator.
+
+    To pass on the items of a step may take longer than to make them, and the next step need not
+    wait for that. But a step that computes in Python would hold up each of the items in turn, since
+    Python runs one thread at a time. So it is done beside steps that wait.
+
+    Args:
+        began: Called in the thread of each step as it begins.
+
+    Attributes:
+        waits: Whether the last step has waited, for a device or for another program, for more than
+            half of its time.
+    """
+
+    __slots__ = ("_began", "waits")
+
+    def __init__(self, began: Callable[[], object]) -> None:
+        self._began = began
+        self.waits = False
+
+    def take(self, step: Callable[[], T]) -> T:
+        """Runs a step in its thread, which calls this."""
+        self._began()
+        since, used = time.perf_counter(), time.thread_time()
+        try:
+            return step()
+        finally:
+            self.waits = 2 * (time.thread_time() - used) < time.perf_counter() - since
+
+
+running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")
+"""What takes the steps of the run in this context, if they run in threads of this process."""
