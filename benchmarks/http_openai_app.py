@@ -38,8 +38,8 @@ async def continuous(batch: shoal.OpenBatch[str, str]) -> None:
     async for joined in batch.steps():
         written |= dict.fromkeys(joined, 0)
         await to_thread.run_sync(time.sleep, 0.002)
+        await batch.send({request: f"token {nth}" for request, nth in written.items()})
         for request, nth in list(written.items()):
-            await request.send(f"token {nth}")
             written[request] = nth + 1
             if nth + 1 == MODEL_TOKENS:
                 request.finish()

@@ -36,11 +36,13 @@ class ContinuousTextGenerator:
         writer: Writer[Request] = Writer(self._model, TEXTS_AT_ONCE)
         async for joined in batch.steps():
             # A step blocks. In a thread it does not block the event loop for readers.
-            for request, character, over in await to_thread.run_sync(_step, writer, joined):
-                if character is not None:
-                    await request.send(character)
-                if over:
-                    request.finish()
+            written = await to_thread.run_sync(_step, writer, joined)
+            await batch.send(
+                {one.key: one.character for one in written if one.character is not None}
+            )
+            for one in written:
+                if one.over:
+                    one.key.finish()
 
 
 def _step(writer: Writer[Request], joined: Sequence[Request]) -> list[Written[Request]]:

@@ -752,6 +752,88 @@ async def test_a_reader_that_leaves_lets_the_sender_go_on() -> None:
         assert sent == [0, 1, 2]
 
 
+async def joined_of(batch: Any, count: int) -> list[Any]:
+    """Takes that many requests of a batch."""
+    joined: list[Any] = []
+    while len(joined) < count:
+        joined += await batch.join()
+    return joined
+
+
+async def test_the_items_of_a_step_are_sent_with_one_checkpoint() -> None:
+    passes = 0
+
+    async def count_passes() -> None:
+        nonlocal passes
+        while True:
+            await anyio.lowlevel.checkpoint()
+            passes += 1
+
+    async def handler(batch: Any) -> None:
+        joined = await joined_of(batch, 10)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(count_passes)
+            await batch.send({request: request.item for request in joined})
+            tasks.cancel_scope.cancel()
+        for request in joined:
+            request.finish()
+
+    batcher = of(handler, Kind(streams=True), max_batch_size=10)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, *map(call, range(10)))
+    assert [reader.items for reader in readers] == [[item] for item in range(10)]
+    assert passes <= 1
+
+
+async def test_a_step_is_sent_when_all_its_buffers_have_room() -> None:
+    async def handler(batch: Any) -> None:
+        joined = await joined_of(batch, 2)
+        for number in range(3):
+            await batch.send(dict.fromkeys(joined, number))
+        for request in batch.active:
+            request.finish()
+
+    batcher = of(
+        handler, Kind(streams=True), max_batch_size=2, stream_buffer=1, slow_reader_timeout_s=5
+    )
+    async with (
+        batcher as call,
+        anyio.create_task_group() as tasks,
+        call("fast") as first,
+        call("slow") as slow,
+    ):
+        (fast,) = await read_all(tasks, first)
+        await settle()
+        assert fast.items == [0]
+        await anyio.sleep(6)
+        assert (fast.items, fast.outcome) == ([0, 1, 2], "end")
+        assert await anext(slow) == 0
+        with pytest.raises(shoal.SlowReader):
+            await anext(slow)
+
+
+async def test_a_step_with_something_wrong_is_not_sent_at_all() -> None:
+    async def handler(batch: Any) -> None:
+        good, bad = await joined_of(batch, 2)
+        for wrong in (shoal.END, ValueError("x")):
+            with pytest.raises(TypeError):
+                await batch.send({good: 1, bad: wrong})
+        bad.finish()
+        with pytest.raises(RuntimeError, match="send an item"):
+            await batch.send({good: 2, bad: 3})
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await batch.send({good: 4})
+        await batch.send({good: 5})
+        await batch.send({})
+        good.finish()
+
+    batcher = of(handler, Kind(streams=True), max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, call("good"), call("bad"))
+    assert [(reader.items, reader.outcome) for reader in readers] == [([5], "end"), ([], "end")]
+
+
 async def test_an_end_and_an_error_come_after_the_items() -> None:
     async def handler(batch: Any) -> None:
         async for request in batch:
