@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import to_thread
 
 import shoal
-from benchmarks.http_handlers import BATCH_WAIT_TIMEOUT_S, MAX_BATCH_SIZE, MODEL_TOKENS
+from benchmarks.http_handlers import MAX_BATCH_SIZE, MODEL_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 app: Final = shoal.App(protocols=["openai"])
 
 
-@app.endpoint(
-    "/generate",
-    name="generate",
-    max_batch_size=MAX_BATCH_SIZE,
-    batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S,
-)
+@app.endpoint("/generate", name="generate", max_batch_size=MAX_BATCH_SIZE)
 def generate(prompts: list[str]) -> Iterator[list[str]]:
     """2 ms per step, with a token for each prompt."""
     for nth in range(MODEL_TOKENS):

@@ -33,6 +33,7 @@ MESSAGES: Final = [{"role": "user", "content": "The quick brown fox jumps over t
 
 SERVERS: Final = (
     (shoal_serve("Shoal on trio, closed batches", APP), "generate"),
+    (shoal_serve("Shoal on uvloop, closed batches", APP, "--event-loop", "asyncio"), "generate"),
     (shoal_serve("Shoal on trio, continuous", APP), "continuous"),
     (shoal_serve("Shoal on uvloop, continuous", APP, "--event-loop", "asyncio"), "continuous"),
     (

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import anyio.lowlevel
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Body, Data, EndBody, Request, Response, StreamClosed
 from hypercorn.protocol.events import Event as StreamEvent
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 _STREAM_ID: Final = 1
 _SMALL: Final = 2**12  # bytes
+_AT_ONCE: Final = 32
+"""After so many frames the other clients have their turn: one read may bring 10,000 of them."""
 _OPEN: Final = ConnectionState.OPEN
 NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
 
@@ -56,9 +59,11 @@ def _bound_messages(stream: WSStream) -> None:
         nonlocal has_overflowed
         buffer: Any = stream.buffer
         put: Any = getattr(stream, "app_put", None)
-        for event in stream.connection.events():
+        for nth, event in enumerate(stream.connection.events(), 1):
             if has_overflowed:
                 return
+            if nth % _AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
             if isinstance(event, Message):
                 try:
                     buffer.extend(event)
@@ -192,10 +197,13 @@ class Http1WebSocket:
             await self._stream.handle(StreamClosed(stream_id=_STREAM_ID))
 
     async def _handle_data(self, data: bytes) -> None:
-        at = 0
+        at = nth = 0
         while at < len(data) and (found := self._message_at(data, at)) is not None:
             message, at = found
             await self._inbox.put(message)
+            nth += 1
+            if nth % _AT_ONCE == 0:
+                await anyio.lowlevel.checkpoint()
         if at < len(data):
             await self._stream.handle(Data(stream_id=_STREAM_ID, data=data[at:] if at else data))
             self._is_between = is_open(self._stream) and is_between_messages(
