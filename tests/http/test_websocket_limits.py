@@ -117,6 +117,22 @@ async def test_a_message_of_just_the_limit_is_taken(kind):
 
 
 @both_protocols
+@pytest.mark.parametrize(
+    ("broken", "code"),
+    [(b"\x83\x80\0\0\0\0", 1002), (b"\x81\x81\0\0\0\0\xff", 1007)],
+    ids=["an unknown kind of frame", "a text that is not UTF-8"],
+)
+async def test_a_client_is_told_what_is_wrong_with_its_frames(kind, broken, code):
+    async with live(EchoApp()) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            await peer.pass_on(broken)
+            closing = await peer.next_event()
+            assert isinstance(closing, CloseConnection)
+            assert closing.code == code
+
+
+@both_protocols
 @pytest.mark.parametrize("frames", [1, 2, MOST + 1])
 async def test_a_larger_message_ends_the_websocket_with_1009(kind, frames, caplog):
     """However it is cut into frames, and whatever comes behind it."""

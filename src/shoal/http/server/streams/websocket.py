@@ -82,6 +82,8 @@ def _bound_messages(stream: WSStream) -> None:
             elif isinstance(event, CloseConnection):
                 if stream.connection.state is ConnectionState.REMOTE_CLOSING:
                     await _send(stream, event.response())
+                elif stream.connection.state is _OPEN:  # its frames are broken
+                    await _send(stream, CloseConnection(code=event.code, reason=event.reason))
                 await stream.send(StreamClosed(stream_id=stream.stream_id))
 
     stream._handle_events = handle_events  # type: ignore[method-assign]  # Hypercorn makes it
