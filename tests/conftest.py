@@ -14,6 +14,8 @@
 * What starts processes is marked ``real_time`` as well: `make check` runs what is neither that nor
   slow.
 * A handler that must be held waits on an event of the test.
+* Each worker of pytest-xdist imports all files. What takes half a second to import is imported by
+  the tests that use it.
 """
 
 from __future__ import annotations
@@ -81,6 +83,12 @@ settings.register_profile("searching", deadline=None)
 def pytest_configure(config: pytest.Config) -> None:
     """Has Hypothesis draw the same examples in each run, but look for others in the soak tests."""
     settings.load_profile("searching" if config.option.markexpr == "soak" else "repeatable")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Has the signal of a test whose time is over show all stacks, before it ends the process."""
+    shown_at = session.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.register(signal.SIGALRM, file=shown_at, chain=True)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -154,17 +162,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Ends the process when a test's time is over, and shows all stacks first.
 
     A hung event loop does not end by an exception in the main thread. Of a process that ends so
-    pytest-xdist says which test it ran, and starts another.
+    pytest-xdist says which test it ran, and starts another. A timer of the system does it, since
+    faulthandler's own is a thread for each test, whose end is waited for while others run.
     """
     marker = item.get_closest_marker("timeout")
     limit_s = marker.args[0] if marker else HANG_S
-    if limit_s and not item.config.option.usepdb:
-        shown_at = item.config.stash[fault_handler_stderr_fd_key]
-        faulthandler.dump_traceback_later(limit_s, exit=True, file=shown_at)
+    if not item.config.option.usepdb:
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         return (yield)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -102,7 +102,7 @@ class Page:
         )
 
     def until(self, condition):
-        return WebDriverWait(self.browser, LIMIT_S, poll_frequency=0.02).until(
+        return WebDriverWait(self.browser, LIMIT_S, poll_frequency=0.05).until(
             lambda _: condition()
         )
 
