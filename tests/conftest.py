@@ -4,6 +4,9 @@
   when every task waits, at once, to the next deadline. So no test sleeps, and a wait of an hour is
   as good as one of a second. Where threads, processes or sockets take part virtual time would run
   ahead of them: such a test is marked ``real_time`` and waits for events, never for a time to pass.
+* What is about the words of a protocol, which are read and written in the same way whatever runs
+  them, is marked ``one_loop``, and runs on trio alone; that its requests are served on both loops
+  is shown by the tests with a client of others.
 * asyncio is as `asyncio.run` leaves it. anyio's own runner tells each callback and task that the
   loop is asyncio, so that anyio works where a user's program would meet ``NoEventLoopError``; here
   it does not. What is marked ``real_time`` runs in that laxer way as well, on uvloop, where
@@ -99,6 +102,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not any("anyio_backend" in mark.args[0] for mark in marks):
         is_in_real_time = metafunc.definition.get_closest_marker("real_time") is not None
         loops = [loop for loop in LOOPS if is_in_real_time or loop != "uvloop"]
+        if metafunc.definition.get_closest_marker("one_loop") is not None:
+            loops = loops[:1]
         metafunc.parametrize("anyio_backend", loops, indirect=True)
 
 
