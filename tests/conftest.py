@@ -4,6 +4,9 @@
   when every task waits, at once, to the next deadline. So no test sleeps, and a wait of an hour is
   as good as one of a second. Where threads, processes or sockets take part virtual time would run
   ahead of them: such a test is marked ``real_time`` and waits for events, never for a time to pass.
+* What is about the words of a protocol, which are read and written in the same way whatever runs
+  them, is marked ``one_loop``, and runs on trio alone; that its requests are served on both loops
+  is shown by the tests with a client of others.
 * asyncio is as `asyncio.run` leaves it. anyio's own runner tells each callback and task that the
   loop is asyncio, so that anyio works where a user's program would meet ``NoEventLoopError``; here
   it does not. What is marked ``real_time`` runs in that laxer way as well, on uvloop, where
@@ -14,6 +17,8 @@
 * What starts processes is marked ``real_time`` as well: `make check` runs what is neither that nor
   slow.
 * A handler that must be held waits on an event of the test.
+* Each worker of pytest-xdist imports all files. What takes half a second to import is imported by
+  the tests that use it.
 """
 
 from __future__ import annotations
@@ -83,6 +88,12 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("searching" if config.option.markexpr == "soak" else "repeatable")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Has the signal of a test whose time is over show all stacks, before it ends the process."""
+    shown_at = session.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.register(signal.SIGALRM, file=shown_at, chain=True)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Makes a test of each event loop; of uvloop, which has no virtual time, in real time only."""
     if "anyio_backend" not in metafunc.fixturenames:
@@ -91,6 +102,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not any("anyio_backend" in mark.args[0] for mark in marks):
         is_in_real_time = metafunc.definition.get_closest_marker("real_time") is not None
         loops = [loop for loop in LOOPS if is_in_real_time or loop != "uvloop"]
+        if metafunc.definition.get_closest_marker("one_loop") is not None:
+            loops = loops[:1]
         metafunc.parametrize("anyio_backend", loops, indirect=True)
 
 
@@ -154,17 +167,17 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Ends the process when a test's time is over, and shows all stacks first.
 
     A hung event loop does not end by an exception in the main thread. Of a process that ends so
-    pytest-xdist says which test it ran, and starts another.
+    pytest-xdist says which test it ran, and starts another. A timer of the system does it, since
+    faulthandler's own is a thread for each test, whose end is waited for while others run.
     """
     marker = item.get_closest_marker("timeout")
     limit_s = marker.args[0] if marker else HANG_S
-    if limit_s and not item.config.option.usepdb:
-        shown_at = item.config.stash[fault_handler_stderr_fd_key]
-        faulthandler.dump_traceback_later(limit_s, exit=True, file=shown_at)
+    if not item.config.option.usepdb:
+        signal.setitimer(signal.ITIMER_REAL, limit_s)
     try:
         return (yield)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @pytest.fixture(scope="module", autouse=True)

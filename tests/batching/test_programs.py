@@ -43,9 +43,9 @@ class Vocabulary(NamedTuple):
 
 
 VOCABULARIES = {
-    "forming": Vocabulary(programs, FormingWorld, 80),
-    "policies": Vocabulary(policy_programs, PolicyWorld, 200),
-    "open": Vocabulary(open_programs, OpenWorld, 90),
+    "forming": Vocabulary(programs, FormingWorld, 50),
+    "policies": Vocabulary(policy_programs, PolicyWorld, 80),
+    "open": Vocabulary(open_programs, OpenWorld, 50),
 }
 common = settings(report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 long = settings(common, max_examples=SOAK_PROGRAMS // 4, print_blob=True)

@@ -143,9 +143,7 @@ def no_collector() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize(
-    ("anyio_backend", "many"), [("trio", MANY), ("asyncio", MANY // 4)], indirect=["anyio_backend"]
-)
+@pytest.mark.parametrize("many", [MANY // 5, pytest.param(MANY, marks=pytest.mark.soak)])
 async def test_very_many_callers_wait_and_leave(many: int) -> None:
     async def echo(items: list[Any]) -> list[Any]:
         return items

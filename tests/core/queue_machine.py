@@ -361,7 +361,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 QUICK = settings(
-    max_examples=40,
+    max_examples=20,
     stateful_step_count=35,
     phases=(Phase.generate,),  # to shrink takes longer than a test may
 )

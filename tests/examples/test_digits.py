@@ -7,19 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from sklearn.datasets import load_digits
 
 import shoal
-from examples.digits.model import Digits, Image
 
 
 @pytest.fixture(scope="module")
 def digits():
+    from examples.digits.model import Digits
+
     return Digits(trees=50)
 
 
 @pytest.fixture(scope="module")
 def images():
+    from sklearn.datasets import load_digits
+
     data, labels = load_digits(return_X_y=True)
     return data.reshape(-1, 8, 8).tolist(), labels.tolist()
 
@@ -29,6 +31,8 @@ def test_it_is_right_about_nearly_all_held_out_images(digits):
 
 
 def test_training_shows_progress(capsys):
+    from examples.digits.model import Digits
+
     Digits(trees=50)
     shown = capsys.readouterr().err.splitlines()
     assert [line.split()[1] for line in shown[:-1]] == ["20", "40", "50"]
@@ -60,6 +64,8 @@ async def test_a_prediction_is_the_same_alone_and_with_others(digits, images):
 
 
 def test_an_image_of_the_wrong_shape_or_ink_is_refused():
+    from examples.digits.model import Image
+
     image = TypeAdapter(Image)
     blank = np.zeros((8, 8)).tolist()
     assert image.validate_python(blank) == blank

@@ -1,7 +1,6 @@
 """The demo's language model, as OpenAI's client is served by it."""
 
 import anyio.to_thread
-import openai
 import pytest
 from anyio import create_task_group
 
@@ -19,6 +18,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 def use_client(url):
     """What is written for a prompt: whole, streamed, several at once, and as a chat."""
+    import openai
+
     asked = {"model": "language-model", "max_tokens": 40, "temperature": 0}
     with openai.OpenAI(base_url=f"{url}v1", api_key="none", max_retries=0, timeout=15) as client:
         assert [model.id for model in client.models.list()] == ["language-model"]

@@ -13,7 +13,7 @@ from shoal.testing.asgi import ask
 np = pytest.importorskip("numpy")
 NDArray = pytest.importorskip("numpy.typing").NDArray
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
 
 def npy(array, **options):

@@ -168,6 +168,7 @@ async def test_each_form_goes_there_and_back_by_a_real_client():
         assert answer.json() == ["x.txt", 3]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("coding", "compress"),
     [
@@ -188,6 +189,7 @@ async def test_a_compressed_body_is_decompressed(app, coding, compress, path):
     assert answer.body == {"/echo": b"[1,2]", "/array": b"[2.0,4.0]", "/raw": b"]2,1["}[path]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("coding", ["br", "gzip, gzip", "compress", "x\x7fy"])
 async def test_an_unknown_coding_is_refused_with_those_that_are_known(app, coding):
     for path in ("/echo", "/raw", "/array"):
@@ -197,6 +199,7 @@ async def test_an_unknown_coding_is_refused_with_those_that_are_known(app, codin
         assert answer.headers["accept-encoding"] == "gzip, deflate, zstd"
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("coding", "body"),
     [
@@ -216,6 +219,7 @@ async def test_a_body_that_is_not_in_its_coding_is_refused(app, coding, body):
     assert (answer.status, answer.json()["type"][-22:]) == (400, "invalid-content-coding")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("coding", "compress"),
     [("gzip", gzip.compress), ("deflate", zlib.compress), ("zstd", zstd.compress)],
@@ -232,6 +236,7 @@ async def test_a_bomb_is_refused_before_it_is_large(app, coding, compress):
     assert peak < 24 * MIB
 
 
+@pytest.mark.one_loop
 async def test_what_becomes_a_hundred_times_larger_is_refused(app):
     headers = [("content-encoding", "gzip")]
     answer = await ask(app, "/length", body=gzip.compress(bytes(4 * MIB)), headers=headers)
@@ -240,6 +245,7 @@ async def test_what_becomes_a_hundred_times_larger_is_refused(app):
     assert answer.json() == MIB
 
 
+@pytest.mark.one_loop
 async def test_a_zstd_window_of_more_than_8_mib_is_refused(app):
     options = {zstd.CompressionParameter.window_log: 24, zstd.CompressionParameter.checksum_flag: 1}
     compressor = zstd.ZstdCompressor(options=options)
@@ -248,6 +254,7 @@ async def test_a_zstd_window_of_more_than_8_mib_is_refused(app):
     assert answer.status == 400
 
 
+@pytest.mark.one_loop
 async def test_a_get_may_name_a_coding(app):
     answer = await ask(app, "/length", method="GET", headers=[("content-encoding", "gzip")])
     assert answer.json() == 0
@@ -273,6 +280,7 @@ def msgpack_bodies():
     yield b"\xdc\x10\x00" + b"\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00" * 4095, 400
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(("body", "status"), [*msgpack_bodies()], ids=range(17))
 async def test_msgpack_is_bounded_before_it_is_read(app, body, status):
     headers = [("content-type", "application/msgpack")]
@@ -281,6 +289,7 @@ async def test_msgpack_is_bounded_before_it_is_read(app, body, status):
     assert status != 413 or "body-too-complex" in answer.json()["type"]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     "name", ["application/msgpack", "application/x-msgpack", "Application/vnd.msgpack; a=b"]
 )
@@ -299,6 +308,7 @@ async def test_msgpack_is_checked_by_the_same_type(app, name):
     assert (await ask(app, "/parts", body=body, headers=headers)).json() == ["ab", 2]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [
@@ -328,6 +338,7 @@ async def test_accept_says_how_an_array_is_answered(app, accept, kind):
     assert value == [2.0, 4.0]
 
 
+@pytest.mark.one_loop
 async def test_what_can_not_be_written_as_asked_is_json(app):
     for accept in ("application/x-npy", "application/msgpack"):
         answer = await ask(app, "/echo", 2**70, headers=[("accept", accept)])
@@ -370,6 +381,7 @@ def forms():
     yield form(part(b"x", b"\xff")), 400  # a field that is not text
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(("body", "status"), [*forms()], ids=range(23))
 async def test_forms_are_bounded_and_well_formed(app, body, status, caplog):
     headers = [("content-type", "multipart/form-data; boundary=b")]
@@ -378,6 +390,7 @@ async def test_forms_are_bounded_and_well_formed(app, body, status, caplog):
     assert caplog.records == []  # else a client could fill the log
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("boundary", ["", "; boundary=", '; boundary=""', "; boundary=" + "b" * 71])
 async def test_a_form_needs_a_boundary(app, boundary):
     headers = [("content-type", f"multipart/form-data{boundary}")]
@@ -385,6 +398,7 @@ async def test_a_form_needs_a_boundary(app, boundary):
     assert answer.status == 400
 
 
+@pytest.mark.one_loop
 async def test_a_form_is_for_code_that_takes_files(app):
     headers = [("content-type", "multipart/form-data; boundary=b")]
     for path in ("/echo", "/comment", "/array"):
@@ -395,6 +409,7 @@ async def test_a_form_is_for_code_that_takes_files(app):
     assert "multipart/form-data" in answer.json()["detail"]
 
 
+@pytest.mark.one_loop
 async def test_fields_of_a_form_go_to_parameters_of_their_type(app):
     headers = [("content-type", "multipart/form-data; boundary=b")]
     body = form(part(b"left", b"a"), part(b"right", b"\xc3\xa5"), part(b"times", b"5"))
@@ -404,6 +419,7 @@ async def test_fields_of_a_form_go_to_parameters_of_their_type(app):
     assert (answer.status, answer.json()["errors"][0]["loc"]) == (422, ["times"])
 
 
+@pytest.mark.one_loop
 async def test_the_json_of_a_part_is_bounded(app):
     headers = [("content-type", "multipart/form-data; boundary=b")]
     as_json = b"\r\nContent-Type: application/json"
@@ -412,6 +428,7 @@ async def test_the_json_of_a_part_is_bounded(app):
         assert (await ask(app, "/post", body=body, headers=headers)).status == status
 
 
+@pytest.mark.one_loop
 async def test_the_json_of_all_parts_together_is_bounded(app):
     as_json = b"\r\nContent-Type: application/json"
     lists = b"[" + b"[]," * 2000 + b"1]"
@@ -427,6 +444,7 @@ async def test_the_json_of_all_parts_together_is_bounded(app):
     assert (await ask(app, "/post", body=broken, headers=headers)).status == 400
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("text", ["x", b"x"])
 async def test_an_array_of_texts_is_refused_before_each_is_made_as_long_as_the_longest(text):
     texts = [MIB * text, *[text] * 1000]  # numpy would take 1 or 4 GiB for these

@@ -58,7 +58,7 @@ async def read_answer(client):
     return int(head.split()[1]), json.loads(body)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 3])
 async def test_batches_are_as_large_with_many_workers_as_with_one(app, held, workers):
     """The mean batch is the same, since there is one queue; of many, each would have a part."""
     async with live(app, workers=workers) as server, asking(server, 1):
@@ -168,31 +168,32 @@ async def test_an_endpoint_that_is_created_while_they_serve_is_served(app, held)
         assert (await server.talk(held_request("/new", headers=CLOSE))).startswith(b"HTTP/1.1 404 ")
 
 
-@pytest.mark.parametrize("size", [1000, 20_000, 600_000, 5_000_000])
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_bodies_of_all_sizes_come_whole_there_and_back(size, is_chunked):
+async def test_bodies_of_all_sizes_come_whole_there_and_back(is_chunked):
     app = shoal.App()
 
     @app.endpoint("/echo")
     async def echo(items: list[str]) -> list[str]:
         return items
 
-    text = "".join(chr(97 + nth % 26) for nth in range(size))
-    body = json.dumps(text).encode()
-    if is_chunked:
+    def sent(text):
+        body = json.dumps(text).encode()
+        if not is_chunked:
+            return held_request("/echo", body)
         head = ("Transfer-Encoding: chunked", "Content-Type: application/json")
-        sent = request("/echo", method="POST", headers=head)
+        whole = request("/echo", method="POST", headers=head)
         for start in range(0, len(body), 65_000):
             part = body[start : start + 65_000]
-            sent += b"%x\r\n%b\r\n" % (len(part), part)
-        sent += b"0\r\n\r\n"
-    else:
-        sent = held_request("/echo", body)
+            whole += b"%x\r\n%b\r\n" % (len(part), part)
+        return whole + b"0\r\n\r\n"
+
     async with live(app, workers=1) as server, await server.connect() as client:
-        for _ in range(3):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(client.send_all, sent)
-                assert await read_answer(client) == (200, text)
+        for size in (1000, 20_000, 600_000, 5_000_000):
+            text = ("abcdefghijklmnopqrstuvwxyz" * (size // 26 + 1))[:size]
+            for _ in range(2):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(client.send_all, sent(text))
+                    assert await read_answer(client) == (200, text)
 
 
 async def test_a_client_that_does_not_read_its_stream_holds_up_only_that(app, held):

@@ -121,6 +121,7 @@ async def told(app, path, item=None, **more):
 USUAL = [("x-tenant", "t"), ("cookie", "a=b; session=s"), ("accept-language", "de")]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("kind", [Comment, FromFastApi])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_model_is_made_from_all_parts_of_a_request(kind, method):
@@ -144,6 +145,7 @@ async def test_a_model_is_made_from_all_parts_of_a_request(kind, method):
         }
 
 
+@pytest.mark.one_loop
 async def test_what_is_missing_has_its_default():
     app = app_of("/users/{user:int}", listed(Comment))
     answer = await told(app, "/users/7", {"text": "x"}, headers=[("x-tenant", "t")])
@@ -151,6 +153,7 @@ async def test_what_is_missing_has_its_default():
     assert (made["limit"], made["tags"], made["session"]) == (10, [], None)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("path", "item", "headers", "locs"),
     [
@@ -170,6 +173,7 @@ async def test_an_error_says_which_part_of_the_request_is_wrong(path, item, head
     assert answer.json()["detail"].startswith(f"{locs[0]}: ")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("name", ["tenant", "tenantName"])
 async def test_a_body_never_sets_what_a_header_sets(name):
     for headers in ([], [("tenant", "theirs")]):
@@ -183,12 +187,14 @@ async def test_a_body_never_sets_what_a_header_sets(name):
     assert answer.json() == {"text": "x", "tenantName": "theirs"}
 
 
+@pytest.mark.one_loop
 async def test_validators_of_a_model_see_the_values():
     assert (await told(app_of("/e", listed(Checked)), "/e?low=1", {"high": 2})).status == 200
     answer = await told(app_of("/e", listed(Checked)), "/e?low=3", {"high": 2})
     assert (answer.status, "low is above high" in answer.json()["detail"]) == (422, True)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("kind", [Point, Row])
 async def test_dataclasses_and_typed_dicts_have_marks_too(kind):
     more = {"z": 1.5} if kind is Point else {}
@@ -198,6 +204,7 @@ async def test_dataclasses_and_typed_dicts_have_marks_too(kind):
     assert (await told(app, "/at/3?z=1.5&y=2")).json() == {"x": 3, "y": 2} | more
 
 
+@pytest.mark.one_loop
 async def test_an_item_without_a_body_has_none_to_read():
     app = app_of("/e", listed(OnlyMarked))
     assert (await told(app, "/e", headers=[("tenant", "t")])).json() == {"tenant": "t"}
@@ -231,6 +238,7 @@ def one_at_a_time(text: str, tenant: Annotated[str, Header()]):
     return [text, tenant]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("handler", "path", "item", "made"),
     [
@@ -253,6 +261,7 @@ async def test_parameters_have_marks_and_the_others_are_the_body(handler, path, 
     assert (answer.status, answer.json()) == (200, made)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("handler", "path", "item", "loc"),
     [
@@ -283,6 +292,7 @@ async def test_a_form_and_the_path_make_one_item_by_a_real_client():
         assert answer.json()["errors"][0]["loc"] == ["body", "album"]
 
 
+@pytest.mark.one_loop
 async def test_equal_bodies_with_different_marked_values_share_no_result():
     seen = []
 
@@ -305,6 +315,7 @@ class ByHeader(AuthenticationBackend):
         return None
 
 
+@pytest.mark.one_loop
 async def test_metadata_has_the_caller_that_middleware_has_found_out():
     def callers(items: list[int]) -> list:
         found = [request.metadata for request in shoal.current_batch().requests]
@@ -318,6 +329,7 @@ async def test_metadata_has_the_caller_that_middleware_has_found_out():
         assert (await ask(app, "/e", 1)).json() == ["", []]
 
 
+@pytest.mark.one_loop
 async def test_metadata_has_no_caller_without_such_middleware():
     def callers(items: list[int]) -> list:
         [one] = [request.metadata for request in shoal.current_batch().requests]
@@ -354,6 +366,7 @@ async def test_items_with_files_and_marks_reach_code_in_a_process():
     assert (answer.status, answer.json()) == (200, ["a", 3, 3, "t"])
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("route", "text"), [("int", "5"), ("float", "0.5"), ("uuid", str(UUID(int=7)))]
 )
@@ -481,6 +494,7 @@ def of_list(item: Listed) -> list[int]:
     return item.all
 
 
+@pytest.mark.one_loop
 async def test_a_validator_may_make_a_list_of_one_value():
     app = shoal.App()
 
@@ -492,6 +506,7 @@ async def test_a_validator_may_make_a_list_of_one_value():
         assert (await ask(app, "/sum/1,2,3", method="GET")).json() == 6
 
 
+@pytest.mark.one_loop
 async def test_a_list_takes_each_header_and_leaves_commas_alone():
     app = shoal.App()
 
@@ -546,6 +561,7 @@ def test_what_only_fastapi_obeys_is_refused(annotation, default, words, others):
         shoal.App().post("/x")(handler)
 
 
+@pytest.mark.one_loop
 async def test_a_dependency_is_never_what_a_caller_says():
     def trusting(user: Annotated[str, fastapi.Depends(str)]) -> str:
         return user

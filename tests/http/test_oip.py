@@ -157,6 +157,7 @@ class Named(BaseModel):
     size: int
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("annotation", "told"),
     [
@@ -443,6 +444,7 @@ def raw(datatype: str, values: list[Any]) -> bytes:
     return struct.pack(f"<{len(values)}{DATATYPES[datatype].code}", *values)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("datatype", RANGES)
 async def test_each_datatype_is_read_in_both_forms(datatype):
     values = RANGES[datatype]
@@ -467,6 +469,7 @@ async def test_each_datatype_is_read_in_both_forms(datatype):
                     assert item.dtype == np.dtype(DATATYPES[datatype].numpy_name)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("datatype", RANGES)
 async def test_elements_that_are_not_of_the_datatype_are_refused(datatype):
     wrong: list[Any] = [None, {}, [[]], "text", 0.5, 1, True]
@@ -498,6 +501,7 @@ async def test_data_may_be_nested_as_its_shape_says():
         assert (await infer(served.app, tensor([[], []], [2, 0, 2]))).status == 200
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("annotation", "given", "shape", "datatype", "items"),
     [
@@ -626,6 +630,7 @@ async def test_what_takes_no_tensors_is_refused():
 # Tensors out
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("results", "datatype", "shape", "data"),
     [
@@ -668,6 +673,7 @@ async def test_results_are_joined_to_tensors(results, datatype, shape, data):
     assert answer.body[length:] == raw(datatype, data)
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     "results",
     [
@@ -740,6 +746,7 @@ async def test_bytes_that_are_no_text_are_sent_as_binary_data_only():
 X = tensor([1], [1])
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     "body",
     [
@@ -810,6 +817,7 @@ async def test_a_malformed_request_is_refused(body):
     assert served.items == []
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("shape", "datatype", "data", "text"),
     [
@@ -849,6 +857,7 @@ async def test_large_tensors_are_taken_as_arrays():
     assert answer.body[length:] == data
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("length", ["-1", "x", "", "1" * 5000, 10_000, "1.0", "+5", "\u0661"])
 async def test_a_wrong_header_length_is_refused(length):
     served = Served()
@@ -950,6 +959,7 @@ def test_short_descriptions_without_elements_and_ids_are_kept_up_to_a_number():
     assert descriptions.of(json.dumps(A_PAIR).encode()) is not first
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("number", ["9223372036854775808", "18446744073709551616", "1e400", "NaN"])
 async def test_a_number_that_no_integer_of_a_tensor_can_be_is_refused(number):
     served = Served()

@@ -121,6 +121,7 @@ async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_as
         assert done == "[DONE]"
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("model", ["words", "upper", "writer"])
 @pytest.mark.parametrize(
@@ -443,6 +444,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.one_loop
 async def test_what_is_refused():
     app = openai_app()
     async with app.lifespan():
@@ -455,6 +457,7 @@ async def test_what_is_refused():
         } == {}
 
 
+@pytest.mark.one_loop
 async def test_what_changes_nothing_is_accepted():
     app = openai_app()
     nothing = {
@@ -613,6 +616,7 @@ async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_th
             assert is_own == (path != "/v1/own/")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("prefix", ["/v1", "/v1/audio", "/v2/models"])
 async def test_what_is_mounted_is_reached_below_the_path_of_a_protocol(prefix):
     app = shoal.App(protocols=["openai", "oip"])
@@ -649,6 +653,7 @@ async def test_tokens_of_a_prompt_that_can_not_be_counted_are_told_of_as_an_erro
             assert (answer.status, answer.json()["error"]["type"]) == (500, "server_error")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("form", ["float", "base64"])
 @pytest.mark.parametrize("result", [{"a": 1.0}, None, 1.0, [[1.0]], ["a"], np.zeros((2, 2))])
 async def test_what_is_no_vector_is_no_embedding(result, form):
@@ -664,6 +669,7 @@ async def test_what_is_no_vector_is_no_embedding(result, form):
         assert (status, error["param"]) == (400, "model")
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("result", [(1, 0.5), np.array([1.0, 0.5]), [np.float32(1), 0.5]])
 async def test_a_vector_may_be_of_any_type(result):
     app = shoal.App(protocols=["openai"])
@@ -692,6 +698,7 @@ NOT_FINITE = [
 ]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(
     ("result", "form"),
     [

@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 import anyio
 import anyio.to_thread
-import openai
 import pytest
 from live_server import live, read_until, request
 from openai_app import openai_app
@@ -33,6 +32,8 @@ def options(server):
 
 def use_client(given):
     """What a program does with the client."""
+    import openai
+
     with openai.OpenAI(**given) as client:
         names = [model.id for model in client.models.list()]
         assert "upper" in names
@@ -93,6 +94,8 @@ async def test_the_client(caplog):
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_the_async_client(caplog):
+    import openai
+
     async with served() as (_app, server), openai.AsyncOpenAI(**options(server)) as client:
         whole = await client.chat.completions.create(model="upper", messages=HI)
         assert whole.choices[0].message.content == "USER: HI YOU THERE\nASSISTANT:"

@@ -11,8 +11,6 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 from described_app import app as described
-from jsonschema import Draft202012Validator
-from openapi_spec_validator import OpenAPIV31SpecValidator
 from pydantic import BaseModel, FiniteFloat, GetCoreSchemaHandler
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -24,7 +22,7 @@ from shoal.http.openapi.served import LONGEST_TEXT, Documented, ServedEndpoint, 
 from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
 SOURCES = Path(inspect.getfile(shoal)).parent / "http" / "requests"
 
@@ -32,6 +30,8 @@ JSON_OR_MSGPACK = {"application/json", "application/msgpack"}
 
 
 async def document(app, **asked):
+    from openapi_spec_validator import OpenAPIV31SpecValidator
+
     answer = await ask(app, "/-/openapi.json", method="GET", **asked)
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/json"
@@ -186,6 +186,8 @@ def examples_in(part, schema=None):
 
 
 async def test_every_example_fits_its_schema():
+    from jsonschema import Draft202012Validator
+
     found = await document(described)
     examples = [*examples_in(found)]
     assert len(examples) > 10
@@ -225,6 +227,8 @@ async def test_several_parameters_are_one_object_which_has_no_other_members():
 
 
 async def test_raw_bodies_and_arrays_have_their_media_types():
+    from jsonschema import Draft202012Validator
+
     raw, _ = await operation(of_bytes)
     assert set(raw["requestBody"]["content"]) == {"application/octet-stream", "*/*"}
     arrays, found = await operation(of_arrays)

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import pytest
-from jsonschema import Draft202012Validator
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from test_openapi import document
@@ -14,7 +13,7 @@ from test_openapi import document
 import shoal
 from shoal.http import Cookie, Header, MediaType, Path, Query, Upload
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
 JSON, MSGPACK, FORM = "application/json", "application/msgpack", "multipart/form-data"
 BINARY = {"type": "string", "format": "binary"}
@@ -169,6 +168,8 @@ async def test_a_mark_replaces_the_common_parameter_of_its_header():
 
 
 async def test_the_time_limit_is_a_header_of_seconds():
+    from jsonschema import Draft202012Validator
+
     _, found = await described(of_parameters)
     schema = found["components"]["parameters"]["X-Request-Timeout"]["schema"]
     fits = Draft202012Validator(schema).is_valid

@@ -409,7 +409,16 @@ async def test_a_thread_replica_keeps_its_promises():
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)  # it starts some twenty processes
-@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize(
+    ("anyio_backend", "kind"),
+    [
+        ("trio", "async"),
+        ("asyncio", "plain"),
+        pytest.param("trio", "plain", marks=pytest.mark.soak),
+        pytest.param("asyncio", "async", marks=pytest.mark.soak),
+    ],
+    indirect=["anyio_backend"],
+)
 async def test_a_process_replica_keeps_its_promises(kind):
     end = partial(os._exit, 3)
     await check_replica(ProcessReplica, kinds=[kind], crash=end, patience_s=40)

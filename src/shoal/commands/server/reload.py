@@ -29,7 +29,7 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from importlib.util import find_spec
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -261,6 +261,8 @@ class Reloader:
                     say(f"Shoal {goes_on}is waiting for a change")
             await self._has_changed.wait()
             say(f"Shoal is reloading: {_listed(self._changed)} changed")
+            for path in self._changed:
+                _forget_bytecode(path)
             self._changed.clear()
 
     async def _wait_for_its_end(self, version: _Version) -> None:
@@ -305,6 +307,16 @@ class Reloader:
 async def _cancel_after(wait: Callable[[], Awaitable[object]], scope: anyio.CancelScope) -> None:
     await wait()
     scope.cancel()
+
+
+def _forget_bytecode(path: str) -> None:
+    """Removes what Python has compiled a file to, so that it is compiled anew.
+
+    Python takes bytecode for current if the size of the file is the same and its time of change is
+    in the same second. So a file that was saved twice within a second might be served as it was.
+    """
+    with suppress(OSError, NotImplementedError):  # there is none, or this Python keeps none
+        os.unlink(cache_from_source(path))
 
 
 def _listed(paths: Iterable[str]) -> str:
