@@ -144,6 +144,60 @@ async def test_the_pages_speak_for_all_workers(app, held):
         assert counted(app) == (8, 0)
 
 
+async def connections_told(server):
+    """What the metrics say of connections, by the address and the end of the name."""
+    received = await server.talk(request("/-/metrics", close=True))
+    found = {}
+    for line in received.decode().splitlines():
+        name, _, value = line.partition(" ")
+        metric, _, label = name.partition('{listener="')
+        if label == 'main"}':
+            found[metric.removeprefix("shoal_")] = float(value)
+    return found
+
+
+async def test_the_connections_of_all_workers_are_counted(app, held):
+    async with live(app, workers=2, max_connections=100) as server:
+        dead, other = workers_of()
+        kill(other, signal.SIGSTOP)
+        async with asking(server, 3):
+            await until(lambda: statistics(app).running + statistics(app).queued == 3)
+            kill(dead, signal.SIGSTOP)
+            kill(other, signal.SIGCONT)
+            async with asking(server, 2) as clients:
+                await until(lambda: statistics(app).running + statistics(app).queued == 5)
+                kill(dead, signal.SIGCONT)
+                first = await connections_told(server)
+                assert first["connections"] == 6
+                assert first["connection_limit"] == 100
+                assert first["accepted_connections_total"] == 6
+                assert first["received_bytes_total"] >= 5 * len(held_request())
+                held.go.set()
+                for client in clients:
+                    await read_answer(client)
+            kill(dead)
+            await until(lambda: len(set(workers_of()) - {dead}) == 2)
+            # It had the connections of three; those that it has accepted were accepted.
+            while (told := await connections_told(server))["connections"] > 1:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+            assert told["connections"] == 1
+            assert told["accepted_connections_total"] >= 7
+            assert told["received_bytes_total"] > first["received_bytes_total"]
+            assert told["sent_bytes_total"] > first["sent_bytes_total"]
+
+
+async def test_the_metrics_do_not_wait_long_for_a_worker_that_is_stopped(app):
+    async with live(app, workers=2) as server:
+        assert (await connections_told(server))["connections"] == 1
+        stopped, _ = workers_of()
+        kill(stopped, signal.SIGSTOP)
+        try:
+            told = await connections_told(server)
+        finally:
+            kill(stopped, signal.SIGCONT)
+        assert told["accepted_connections_total"] in (1, 2)
+
+
 async def test_what_clients_do_wrong_is_refused_and_counted_as_ever(app, held):
     async with live(app, workers=1) as server:
         for sent, status in (
