@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 import h2.events
@@ -98,6 +100,37 @@ async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, h
             assert await read_answer(client) == (200, 7)
         await until(lambda: len(set(workers_of()) - {dead}) == 2)
         assert other in workers_of()
+
+
+async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(app, held):
+    """Not when the garbage collector looks next, which a server at rest does not have look."""
+    held.go.set()
+    gc.collect()
+    gc.disable()
+    try:
+        async with live(app, workers=1) as server:
+            before = files_open()
+            for _ in range(3):
+                async with asking(server, 1, held_request(body=b"7" + b" " * 100_000)) as [client]:
+                    assert await read_answer(client) == (200, 7)
+                [dead] = workers_of()
+                kill(dead)
+                await until(lambda gone=dead: workers_of() not in ([], [gone]))
+            async with asking(server, 1) as [client]:  # so the last one can serve
+                await read_answer(client)
+            assert files_open() == before
+    finally:
+        gc.enable()
+
+
+def files_open():
+    """How many files this process has open that shared memory, processes or channels take."""
+    there = Path("/proc/self/fd")
+    found = []
+    for name in os.listdir(there):
+        with suppress(OSError):  # that of the folder
+            found.append(os.readlink(there / name).partition(":")[0])
+    return {kind: found.count(kind) for kind in ("/memfd", "anon_inode", "socket")}
 
 
 async def test_a_worker_that_is_terminated_lets_its_requests_finish(app, held):
