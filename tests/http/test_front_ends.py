@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import anyio
 import h2.events
@@ -100,6 +102,37 @@ async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, h
         assert other in workers_of()
 
 
+async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(app, held):
+    """Not when the garbage collector looks next, which a server at rest does not have look."""
+    held.go.set()
+    gc.collect()
+    gc.disable()
+    try:
+        async with live(app, workers=1) as server:
+            before = files_open()
+            for _ in range(3):
+                async with asking(server, 1, held_request(body=b"7" + b" " * 100_000)) as [client]:
+                    assert await read_answer(client) == (200, 7)
+                [dead] = workers_of()
+                kill(dead)
+                await until(lambda gone=dead: workers_of() not in ([], [gone]))
+            async with asking(server, 1) as [client]:  # so the last one can serve
+                await read_answer(client)
+            assert files_open() == before
+    finally:
+        gc.enable()
+
+
+def files_open():
+    """How many files this process has open that shared memory, processes or channels take."""
+    there = Path("/proc/self/fd")
+    found = []
+    for name in os.listdir(there):
+        with suppress(OSError):  # that of the folder
+            found.append(os.readlink(there / name).partition(":")[0])
+    return {kind: found.count(kind) for kind in ("/memfd", "anon_inode", "socket")}
+
+
 async def test_a_worker_that_is_terminated_lets_its_requests_finish(app, held):
     async with live(app, workers=1) as server:
         [old] = workers_of()
@@ -142,6 +175,60 @@ async def test_the_pages_speak_for_all_workers(app, held):
         document = await server.talk(request("/-/openapi.json", close=True))
         assert b'"/held"' in document
         assert counted(app) == (8, 0)
+
+
+async def connections_told(server):
+    """What the metrics say of connections, by the address and the end of the name."""
+    received = await server.talk(request("/-/metrics", close=True))
+    found = {}
+    for line in received.decode().splitlines():
+        name, _, value = line.partition(" ")
+        metric, _, label = name.partition('{listener="')
+        if label == 'main"}':
+            found[metric.removeprefix("shoal_")] = float(value)
+    return found
+
+
+async def test_the_connections_of_all_workers_are_counted(app, held):
+    async with live(app, workers=2, max_connections=100) as server:
+        dead, other = workers_of()
+        kill(other, signal.SIGSTOP)
+        async with asking(server, 3):
+            await until(lambda: statistics(app).running + statistics(app).queued == 3)
+            kill(dead, signal.SIGSTOP)
+            kill(other, signal.SIGCONT)
+            async with asking(server, 2) as clients:
+                await until(lambda: statistics(app).running + statistics(app).queued == 5)
+                kill(dead, signal.SIGCONT)
+                first = await connections_told(server)
+                assert first["connections"] == 6
+                assert first["connection_limit"] == 100
+                assert first["accepted_connections_total"] == 6
+                assert first["received_bytes_total"] >= 5 * len(held_request())
+                held.go.set()
+                for client in clients:
+                    await read_answer(client)
+            kill(dead)
+            await until(lambda: len(set(workers_of()) - {dead}) == 2)
+            # It had the connections of three; those that it has accepted were accepted.
+            while (told := await connections_told(server))["connections"] > 1:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+            assert told["connections"] == 1
+            assert told["accepted_connections_total"] >= 7
+            assert told["received_bytes_total"] > first["received_bytes_total"]
+            assert told["sent_bytes_total"] > first["sent_bytes_total"]
+
+
+async def test_the_metrics_do_not_wait_long_for_a_worker_that_is_stopped(app):
+    async with live(app, workers=2) as server:
+        assert (await connections_told(server))["connections"] == 1
+        stopped, _ = workers_of()
+        kill(stopped, signal.SIGSTOP)
+        try:
+            told = await connections_told(server)
+        finally:
+            kill(stopped, signal.SIGCONT)
+        assert told["accepted_connections_total"] in (1, 2)
 
 
 async def test_what_clients_do_wrong_is_refused_and_counted_as_ever(app, held):

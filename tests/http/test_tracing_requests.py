@@ -135,6 +135,61 @@ async def test_the_status_of_an_answer_is_noted(spans, way, path, body, name, st
 
 @WAYS
 @pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (asked("/double/a", body=b"1" * 2000), 413),
+        (asked("/double/a", "X-Request-Timeout: x"), 400),
+        (asked("/double/a", body=b"{"), 400),
+    ],
+)
+async def test_what_is_refused_before_it_is_a_request_of_a_batcher_has_one_span(
+    spans, way, sent, status
+):
+    of_app, of_server = options_of(way)
+    app = traced_app(spans, **of_app, max_body_bytes=1000)
+    async with live(app, **of_server) as server:
+        assert (await server.talk(sent)).startswith(b"HTTP/1.1 %d" % status)
+    (span,) = spans.exporter.get_finished_spans()
+    assert span.name == "POST /double/{name}"
+    assert span.attributes["http.response.status_code"] == status
+
+
+@WAYS
+@pytest.mark.real_time
+async def test_what_the_queue_has_no_room_for_is_refused_with_a_span_in_that_of_the_request(
+    spans, way
+):
+    of_app, of_server = options_of(way)
+    app = traced_app(spans, **of_app)
+    go = anyio.Event()
+
+    @app.endpoint("/full", max_batch_size=1, max_queued_requests=0)
+    async def full(items: list[int]) -> list[int]:
+        await go.wait()
+        return items
+
+    async with live(app, **of_server) as server, await server.connect() as client:
+        await client.send_all(asked("/full"))
+        await until_quiet()
+        answer = await server.talk(asked("/full"))
+        go.set()
+        await client.receive_some()
+    status = int(answer.split()[1])
+    assert status in (429, 503)
+    (refused,) = [
+        one
+        for one in spans.named("POST /full")
+        if one.attributes["http.response.status_code"] == status
+    ]
+    (left,) = [one for one in spans.named("full") if ids(one.parent) == ids(refused)]
+    assert left.attributes["shoal.request.outcome"] == "rejected"
+    assert left.attributes["shoal.request.id"]
+    assert not left.events
+
+
+@WAYS
+@pytest.mark.real_time
 async def test_a_client_that_leaves_ends_the_span(spans, way):
     of_app, of_server = options_of(way)
     async with live(traced_app(spans, **of_app), **of_server) as server:

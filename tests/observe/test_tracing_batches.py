@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from contextlib import suppress
+
 import anyio
 import pytest
 from opentelemetry import baggage, context, trace
@@ -12,6 +15,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
 import shoal
 from shoal.observe import instrument
+from shoal.observe.otel.batches import BatchTracer
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +32,9 @@ class Spans:
 
     def named(self, name):
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
+
+    def ending(self, name):
+        return [one for one in self.exporter.get_finished_spans() if one.name.endswith(name)]
 
     def one(self, name):
         (span,) = self.named(name)
@@ -268,6 +275,145 @@ async def test_tracing_can_be_turned_off(spans):
         await call(2)
     assert len(spans.named("echo")) == 1
     instrument(batcher, tracer_provider=spans.provider)
+
+
+@pytest.mark.parametrize(
+    ("why", "error"),
+    [
+        ("rejected", "shoal.errors.Overloaded"),
+        ("shed", "shoal.errors.Overloaded"),
+        ("expired", "shoal.errors.DeadlineExceeded"),
+        ("cancelled", None),
+    ],
+)
+async def test_a_request_that_no_batch_has_had_has_a_span(spans, why, error):
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(5)
+        return items
+
+    async def leave_unserved(call):
+        with (
+            spans.tracer.start_as_current_span("caller"),
+            anyio.move_on_after(2),
+            suppress(shoal.Overloaded, shoal.DeadlineExceeded),
+        ):
+            await call.options(deadline_s=1 if why == "expired" else None)(2)
+
+    options = {"overload": "shed_oldest"} if why == "shed" else {}
+    batcher = shoal.Batcher(
+        slow, max_batch_size=1, name="slow", max_queued_requests=int(why != "rejected"), **options
+    )
+    instrument(batcher, tracer_provider=spans.provider)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(call, 1)
+        await settle()
+        tasks.start_soon(leave_unserved, call)
+        await settle()
+        if why == "shed":
+            await call(3)
+    (left,) = [one for one in spans.named("slow") if "shoal.batch.id" not in one.attributes]
+    caller = spans.one("caller")
+    assert ids(left.parent) == ids(caller)
+    assert left.attributes["shoal.request.outcome"] == why
+    assert left.attributes.get("error.type") == error
+    assert left.status.status_code.name == ("UNSET" if error is None else "ERROR")
+    assert events(left) == ({} if why == "rejected" else {"queue": 0})
+    assert linked(left) == set()
+    lasted_s = {"rejected": 0, "shed": 0, "expired": 1, "cancelled": 2}[why]
+    assert (left.end_time - left.start_time) / 1e9 == pytest.approx(lasted_s, abs=1e-6)
+
+
+async def test_an_unserved_request_that_is_not_sampled_has_no_span():
+    off = Spans(ParentBased(ALWAYS_OFF))
+
+    async def echo(items: list[int]) -> list[int]:
+        return items
+
+    batcher = shoal.Batcher(echo, max_queued_requests=0, max_batch_size=1, name="echo")
+    instrument(batcher, tracer_provider=off.provider)
+    async with batcher as call:
+        with off.tracer.start_as_current_span("caller"), pytest.raises(shoal.DeadlineExceeded):
+            await call.options(deadline_s=0)(1)
+    assert off.exporter.get_finished_spans() == ()
+
+
+class Model:
+    @shoal.batch(max_batch_size=4)
+    async def predict(self, items: list[int]) -> list[int]:
+        return items
+
+
+async def test_the_batchers_of_a_batched_function_are_traced_before_and_after_they_open(spans):
+    @shoal.batch(max_batch_size=2)
+    async def early(items: list[int]) -> list[int]:
+        return items
+
+    @shoal.batch
+    async def late(items: list[int]) -> list[int]:
+        return items
+
+    first = instrument(early, tracer_provider=spans.provider)
+    for _ in range(2):  # another batcher each time
+        async with shoal.open_batchers():
+            assert await early(1) == 1
+            await late(1)
+            second = instrument(late, tracer_provider=spans.provider)
+            await late(2)
+            second.uninstrument()
+            await late(3)
+    assert len(spans.ending("early batch")) == 2
+    assert len(spans.ending("late batch")) == 2
+    async with shoal.open_batchers(early):
+        await early(1)
+        assert len(spans.ending("early batch")) == 3
+        first.uninstrument()
+        await early(1)
+    assert len(spans.ending("early")) == 3
+
+
+async def test_the_batchers_of_all_instances_are_traced_and_told_apart(spans):
+    go = anyio.Event()
+
+    class Holding(Model):
+        @shoal.batch(max_batch_size=4)
+        async def hold(self, items: list[int]) -> list[int]:
+            await go.wait()
+            return items
+
+    tracing = instrument(Holding.hold, tracer_provider=spans.provider)
+    one, other = Holding(), Holding()
+    async with shoal.open_batchers(), anyio.create_task_group() as tasks:
+        for item, model in enumerate((one, other)):
+            tasks.start_soon(model.hold, item)
+        await settle()
+        go.set()
+    batches, requests = spans.ending("Holding.hold batch"), spans.ending("Holding.hold")
+    assert len(batches) == len(requests) == 2
+    assert sorted(map(sorted, map(linked, batches))) == sorted([ids(one)] for one in requests)
+    tracing.uninstrument()
+
+
+def test_a_batched_function_is_instrumented_once_and_no_method_of_one_instance():
+    tracing = instrument(Model.predict)
+    with pytest.raises(RuntimeError, match="instrumented already"):
+        instrument(Model.predict)
+    tracing.uninstrument()
+    tracing.uninstrument()
+    instrument(Model.predict).uninstrument()
+    with pytest.raises(TypeError, match=r"instrument\(Model.predict\)"):
+        instrument(Model().predict)
+
+
+async def test_what_observes_does_not_keep_the_batchers_of_instances_that_are_gone(spans):
+    tracing = instrument(Model.predict, tracer_provider=spans.provider)
+    async with shoal.open_batchers():
+        for _ in range(3):
+            await Model().predict(1)
+            await settle()
+        gc.collect()
+        await settle()
+        assert len(Model.predict.watches._all[BatchTracer]._observed) <= 1
+    tracing.uninstrument()
 
 
 def test_only_what_has_batches_can_be_instrumented():

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.core.histogram import Histogram, HistogramSnapshot
     from shoal.core.occupancy import OccupancyStatistics
     from shoal.core.request_times import RequestTimes
-    from shoal.observe.connections import ConnectionCounts, ConnectionTotals
+    from shoal.observe.connections import ConnectionTotals, CountedConnections
     from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.status import (
         BackendStatus,
@@ -94,7 +94,7 @@ class ShoalCollector(Collector):
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self.listeners: Mapping[str, ConnectionCounts] = {}
+        self.listeners: Mapping[str, CountedConnections] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Yields the current metrics."""

@@ -11,11 +11,11 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 SERVER: Final = "shoal.server"
 """The name of the ASGI extension by which the server of this package passes on its listeners: a
-dict of `ConnectionCounts` by a fixed word."""
+dict of `CountedConnections` by a fixed word."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 # Where struct tcp_info has tcpi_bytes_received, and tcpi_bytes_sent followed by
@@ -41,6 +41,18 @@ class ConnectionTotals(NamedTuple):
     accepted: int
     received: int | None
     sent: int | None
+
+
+class CountedConnections(Protocol):
+    """The connections of one listener, whichever processes have them."""
+
+    async def refresh(self) -> None:
+        """Has processes that have connections tell what they have counted."""
+        ...
+
+    def totals(self) -> ConnectionTotals:
+        """Returns the counts, those of open connections included."""
+        ...
 
 
 class ConnectionCounts:
@@ -73,6 +85,9 @@ class ConnectionCounts:
                 self._tells = True
                 self._received += found[0]
                 self._sent += found[1]
+
+    async def refresh(self) -> None:
+        """Does nothing: this process has them."""
 
     def totals(self) -> ConnectionTotals:
         """Returns the counts, those of open connections included."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.intake import Intake
     from shoal.batching.decorator.registry import Opening
+    from shoal.batching.decorator.watches import Watches
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
@@ -151,6 +152,12 @@ class Decorated:
     def get_batch_wait_timeout_s(self) -> float | None:
         """Returns ``batch_wait_timeout_s``, in seconds: of the batcher here, or of the next one."""
         return self._opening.options(self._receiver).batch_wait_timeout_s
+
+    @property
+    def watches(self) -> Watches | None:
+        """Who observes the batchers of this function; None for a method of one instance."""
+        is_bound = self._opening.is_method and self._receiver is not None
+        return None if is_bound else self._opening.watches
 
     def opened(self) -> AbstractAsyncContextManager[None]:
         """Returns the context manager that keeps a batcher open for this function."""

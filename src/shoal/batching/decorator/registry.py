@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_context
+from shoal.batching.decorator.watches import Watches
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.loops.event_loop import EventLoop
@@ -90,6 +91,7 @@ class Opening:
         # The same by thread and receiver; nearly always one.
         self._in_thread: dict[tuple[int, int | None], list[OpenedBatcher]] = {}
         self.settings = Settings()
+        self.watches = Watches(lambda: [one.batcher for one in list(self.table.values())])
         self.entries: dict[int, Entry] = {}
         # The keys of the batchers opened by name, also while they are opening or closing.
         self._taken: set[object] = set()
@@ -250,6 +252,7 @@ class Opening:
             name=self.handler.name,
             **self._options_of(receiver),
         )
+        self.watches.opening(batcher)
         return batcher
 
     def face_of(self, receiver: object) -> Face:

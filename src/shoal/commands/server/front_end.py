@@ -31,6 +31,7 @@ from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.front_end import FrontEnd
 from shoal.http.front_ends.wire import MEMORY, FrontKind
 from shoal.http.server.server import serve
+from shoal.observe.connections import ConnectionCounts
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
@@ -77,7 +78,8 @@ async def _serve(
         None if regions is None else regions.requests,
         _raise,
     )
-    front_end = FrontEnd(channel)
+    counts = ConnectionCounts(options.max_connections)
+    front_end = FrontEnd(channel, counts.totals)
     code = 0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_heed_sigterm, front_end)
@@ -111,7 +113,9 @@ async def _serve(
                 lifespan=False,
                 # Where each process takes one at a time, all get their share.
                 accepts_at_once=1,
+                counts=counts,
             )
+            front_end.tell_connections()
         channel.flush()
         tasks.cancel_scope.cancel()
     return code

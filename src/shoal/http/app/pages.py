@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.observe.collector import ShoalCollector, StartTimes
+    from shoal.observe.connections import CountedConnections
     from shoal.observe.gpus import GpuCollector
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -193,7 +194,10 @@ class Pages:
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
         extensions: dict[str, Any] = exchange.scope.get("extensions") or {}
-        self._collector.listeners = extensions.get(SERVER, {})
+        listeners: Mapping[str, CountedConnections] = extensions.get(SERVER, {})
+        for listener in listeners.values():
+            await listener.refresh()
+        self._collector.listeners = listeners
         await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), _FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:

@@ -130,8 +130,11 @@ class Channel:
         self._connection.shut_down()
 
     def close(self) -> None:
-        """Closes the socket, once `run` has ended."""
+        """Closes the socket and frees the shared memory, once `run` has ended."""
         self._connection.close()
+        # Each end refers to the other's objects, so the garbage collector would find it only later.
+        self._codec = MessageCodec(None, None)
+        self._incoming = None
 
     async def _flush_when_posted(self) -> None:
         while True:

@@ -19,12 +19,13 @@ from shoal.http.front_ends.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.types import Receive, Scope, Send
 
     from shoal.http.direct_call import DirectCall
     from shoal.http.front_ends.channel import Channel
+    from shoal.observe.connections import ConnectionTotals
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
@@ -36,6 +37,7 @@ class FrontEnd:
 
     Args:
         channel: The channel to the server's process.
+        connections: Returns the counts of the connections.
 
     Attributes:
         may_serve: Set when clients may be accepted.
@@ -43,11 +45,12 @@ class FrontEnd:
         must_end: Set when all connections must be closed by force.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, connections: Callable[[], ConnectionTotals]) -> None:
         self.may_serve = anyio.Event()
         self.must_drain = anyio.Event()
         self.must_end = anyio.Event()
         self._channel = channel
+        self._connections = connections
         self._parking = parking_of_this_loop()
         self._requests: dict[int, PassedRequest] = {}
         self._ids = itertools.count(1)
@@ -104,6 +107,13 @@ class FrontEnd:
             self.must_drain.set()
         elif kind is FrontKind.ABORT:
             self.must_end.set()
+        elif kind is FrontKind.COUNT:
+            self.tell_connections()
+
+    def tell_connections(self) -> None:
+        """Tells the server's process the counts of the connections."""
+        told = tuple(self._connections())
+        self._channel.post(FrontKind.CONNECTIONS, body=dumps(told, 5))
 
     def lose(self) -> None:
         """Refuses all requests, since the server's process is gone."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from shoal.core.replicas.restarts import Restarts
+from shoal.http.front_ends.connections import FrontEndConnections
 from shoal.http.front_ends.remote_front_end import RemoteFrontEnd
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class FrontEnds:
 
     Attributes:
         bound, shared, started, url: As above.
+        connections: The connections of all of them.
         failure: Why none can serve any more; None as long as one may.
         ended: Set when all have ended, after a drain.
     """
@@ -77,6 +79,7 @@ class FrontEnds:
         self.shared = shared
         self.started = started
         self.url = url
+        self.connections = FrontEndConnections(shared.options.max_connections)
         self.failure: str | None = None
         self.ended = anyio.Event()
         self._options = options
@@ -164,12 +167,14 @@ class FrontEnds:
 
     async def _serve_by(self, front_end: RemoteFrontEnd) -> None:
         self._front_ends.add(front_end)
+        self.connections.began(front_end)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._welcome, front_end)
                 await front_end.run()
         finally:
             self._front_ends.discard(front_end)
+            self.connections.ended(front_end)
 
     async def _welcome(self, front_end: RemoteFrontEnd) -> None:
         await front_end.is_ready.wait()

@@ -24,6 +24,7 @@ from shoal.http.front_ends.wire import (
     size_of,
 )
 from shoal.http.server.log_errors import contained
+from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -120,7 +121,7 @@ class RemoteCall:
             offered["send_texts"] = self._send_texts
         # Extensions of the front end's server are not passed on, but those that ASGI requires.
         known: dict[str, Any] = {name: {} for name in self._head.offers if name != HEARTBEATS}
-        scope["extensions"] = {**known, "shoal.disconnect": offered}
+        scope["extensions"] = {**known, "shoal.disconnect": offered, SERVER: self._shared.counts}
         return scope
 
     def note_trace(self, ids: tuple[str, str]) -> None:

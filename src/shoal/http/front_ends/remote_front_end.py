@@ -15,6 +15,7 @@ import anyio
 from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.remote_call import RemoteCall
 from shoal.http.front_ends.wire import MEMORY, NUMBER, FrontKind
+from shoal.observe.connections import ConnectionTotals
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
@@ -44,6 +45,7 @@ class RemoteFrontEnd:
         pid: The id of its process.
         is_ready: Set when it can serve, or has ended.
         was_ready: Whether it could ever serve.
+        connections: The counts of its connections, as it has told them last.
 
     Raises:
         OSError: The process can't be started.
@@ -55,6 +57,8 @@ class RemoteFrontEnd:
         self._shared = shared
         self.is_ready = anyio.Event()
         self.was_ready = False
+        self.connections = ConnectionTotals(0, 0, 0, None, None)
+        self._asked: anyio.Event | None = None
         self._is_draining = False
         self._heads: dict[int, RequestHead] = {}
         self._calls: dict[int, RemoteCall] = {}
@@ -106,6 +110,7 @@ class RemoteFrontEnd:
             for call in tuple(self._calls.values()):
                 call.leave()
             self.is_ready.set()
+            self._told()
             self._shared.remove(self)
 
     async def _kill_at_end(self) -> None:
@@ -126,6 +131,18 @@ class RemoteFrontEnd:
     def serve(self) -> None:
         """Has it accept clients."""
         self._channel.post(FrontKind.SERVE)
+
+    def ask_connections(self) -> anyio.Event:
+        """Asks for the counts of its connections; returns what is set once it has told or ended."""
+        if self._asked is None:
+            self._asked = anyio.Event()
+            self._channel.post(FrontKind.COUNT)
+        return self._asked
+
+    def _told(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.set()
 
     # As the server's connections.
 
@@ -166,6 +183,9 @@ class RemoteFrontEnd:
         elif kind is FrontKind.READY:
             self.was_ready = True
             self.is_ready.set()
+        elif kind is FrontKind.CONNECTIONS:
+            self.connections = ConnectionTotals(*unpickled(body))
+            self._told()
         else:
             call = self._calls.get(id_)
             if call is not None:

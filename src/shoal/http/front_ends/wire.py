@@ -72,6 +72,8 @@ class FrontKind(IntEnum):
     end: the request is cut off, and may have some last words."""
     ABORT = 15
     """Close all connections by force, and end."""
+    COUNT = 16
+    """Tell how many connections there are."""
     # A front end to the server's process:
     READY = 20
     """It can serve."""
@@ -91,6 +93,8 @@ class FrontKind(IntEnum):
     """The client has taken so many bytes of the answer: `NUMBER`."""
     DRAINING = 28
     """The server drains, for a WebSocket whose application asked to be told."""
+    CONNECTIONS = 29
+    """The pickled `ConnectionTotals` of all connections so far, as a tuple."""
 
 
 class RequestHead(NamedTuple):

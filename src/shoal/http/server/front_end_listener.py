@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from shoal.http.server.connection_limit import LimitedListener
     from shoal.http.server.shared import Shared
+    from shoal.observe.connections import CountedConnections
 
 
 class FrontEndListener(Protocol):
@@ -30,6 +31,11 @@ class FrontEndListener(Protocol):
     url: str
     failure: str | None
     ended: anyio.Event
+
+    @property
+    def connections(self) -> CountedConnections:
+        """The connections of all of them."""
+        ...
 
     async def run(self) -> None:
         """Keeps the processes until the server drains and they have ended."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from shoal.http.server.front_end_listener import FrontEndListener, StartFrontEnds
     from shoal.http.server.sockets.transport import Poller
+    from shoal.observe.connections import CountedConnections
     from shoal.serving.http_options import HttpOptions
 
 __all__ = ["Drained", "serve"]
@@ -68,6 +69,7 @@ async def serve(
     load_later: Callable[[], object] = lambda: None,
     accepts_at_once: int = _ACCEPTED_AT_ONCE,
     front_ends: StartFrontEnds | None = None,
+    counts: ConnectionCounts | None = None,
 ) -> Drained:
     """Serves an ASGI application until it is shut down.
 
@@ -88,6 +90,7 @@ async def serve(
         accepts_at_once: How many clients are accepted in one pass of the event loop.
         front_ends: Makes the listener whose processes speak HTTP at the address of the options, in
             place of this one; None for no such processes.
+        counts: Counts the connections to the application; None for a new one.
 
     Returns:
         The outcome of the run.
@@ -110,6 +113,7 @@ async def serve(
             load_later,
             accepts_at_once,
             front_ends,
+            counts or ConnectionCounts(options.max_connections),
         )
         for listener in (main_listener, *extra_listeners):
             bound = LimitedListener(bind(listener.address), options.max_connections)
@@ -206,6 +210,7 @@ class _Server:
         load_later: Callable[[], object],
         accepts_at_once: int,
         front_ends: StartFrontEnds | None,
+        counts: ConnectionCounts,
     ) -> None:
         self._accepts_at_once = accepts_at_once
         self._to_start = front_ends
@@ -222,7 +227,9 @@ class _Server:
         self._parking = parking_of_this_loop()
         self._timeouts = Timeouts(self._parking)
         self._poller = new_poller(self._parking)
-        self._counts: dict[str, ConnectionCounts] = {}
+        # By a word for each address; and those of them that this process counts.
+        self._counts: dict[str, CountedConnections] = {}
+        self._own_counts = {"main": counts}
 
     def add(self, listener: AppListener, bound: LimitedListener) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""
@@ -287,9 +294,11 @@ class _Server:
         if is_main and self._to_start is not None:
             url = _url(bound, shared)
             self._front_ends = self._to_start(bound, shared, listener.started, url, self._shut_down)
+            self._counts["main"] = self._front_ends.connections
             return self._front_ends
         word = "main" if is_main else "admin"
-        counts = self._counts.setdefault(word, ConnectionCounts(self._options.max_connections))
+        counts = self._own_counts.setdefault(word, ConnectionCounts(self._options.max_connections))
+        self._counts[word] = counts
         at_once = self._accepts_at_once
         return _OpenListener(listener, bound, shared, self._poller, tls, counts, at_once)
 

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from shoal.http.server.hypercorn import Context
     from shoal.http.server.proxies import ProxyHeaders
     from shoal.http.server.sockets.timeouts import Timeouts
-    from shoal.observe.connections import ConnectionCounts
+    from shoal.observe.connections import CountedConnections
     from shoal.serving.http_options import HttpOptions
 
 
-NO_COUNTS: Final[Mapping[str, ConnectionCounts]] = {}
+NO_COUNTS: Final[Mapping[str, CountedConnections]] = {}
 """The connections of no server."""
 
 _WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -107,7 +107,7 @@ class Shared:
         scheme: str,
         guard: Guard | None = None,
         proxies: ProxyHeaders | None = None,
-        counts: Mapping[str, ConnectionCounts] = NO_COUNTS,
+        counts: Mapping[str, CountedConnections] = NO_COUNTS,
         is_local: bool = False,
     ) -> None:
         self._serve(app, options)

@@ -24,14 +24,15 @@ from typing_extensions import override
 
 from shoal.core.events import BatchObserver
 from shoal.core.request import State
+from shoal.errors import DeadlineExceeded, Overloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from opentelemetry.trace import Span, SpanContext, Tracer
 
     from shoal.core.batch import Batch
-    from shoal.core.events import BatchRecord
+    from shoal.core.events import BatchRecord, Unserved
     from shoal.core.request import Request
 
 BACKEND: Final = "shoal.backend"
@@ -43,6 +44,11 @@ REQUEST_ID: Final = "shoal.request.id"
 ERROR_TYPE: Final = "error.type"
 
 _LONGEST_ID: Final = 64
+_REFUSED: Final[Mapping[str, type[BaseException]]] = {
+    "rejected": Overloaded,
+    "shed": Overloaded,
+    "expired": DeadlineExceeded,
+}
 
 
 class Surroundings:
@@ -164,6 +170,25 @@ class BatchTracer(BatchObserver):
                 _fail(span, record.error)
             span.end(at)
 
+    @override
+    def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
+        clock = _Clock(now)
+        context, is_decided = _context_of(request)
+        if is_decided:
+            return
+        arrived_at = clock.at(request.arrived_at)
+        attributes = {BACKEND: batcher, OUTCOME: why}
+        span = self._tracer.start_span(
+            batcher, context, start_time=arrived_at, attributes=attributes
+        )
+        if span.is_recording():
+            _note_id(span, request)
+            if why != "rejected":
+                span.add_event("queue", timestamp=arrived_at)
+            if why in _REFUSED:
+                _fail(span, _REFUSED[why]())
+        span.end(clock.at(max(now, request.arrived_at)))
+
     def end(self) -> None:
         """Ends all spans that are open, because nothing more will be told."""
         while self._open:
@@ -189,11 +214,9 @@ class BatchTracer(BatchObserver):
         begun: list[Span] = []
         unsampled: Context | None = None
         for request in requests:
-            # A copy can be entered even if the handler is in the context at this moment.
-            context: Context = request.context.copy().run(get_current)
-            caller = trace.get_current_span(context).get_span_context()
-            if caller.is_valid and not caller.is_remote and not caller.trace_flags.sampled:
-                spans.requests[request] = None  # it has been decided on here
+            context, is_decided = _context_of(request)
+            if is_decided:
+                spans.requests[request] = None
                 unsampled = unsampled or context
                 continue
             span = self._request_span(batcher, batch, request, context, spans.clock, now)
@@ -241,9 +264,7 @@ class BatchTracer(BatchObserver):
             batcher, context, start_time=arrived_at, attributes={BACKEND: batcher, BATCH: batch.id}
         )
         if span.is_recording():
-            id_ = request.metadata.get("request_id")
-            if isinstance(id_, str):
-                span.set_attribute(REQUEST_ID, id_[:_LONGEST_ID])
+            _note_id(span, request)
             span.add_event("queue", timestamp=arrived_at)
             free_at = max(request.arrived_at, min(batch.free_at, now))
             span.add_event("wait", timestamp=clock.at(free_at))
@@ -254,6 +275,21 @@ class BatchTracer(BatchObserver):
         if spans.batch is not None:
             attributes = {"shoal.requests": requests, "shoal.batch.active": len(spans.requests)}
             spans.batch.add_event(event, attributes, spans.clock.at(now))
+
+
+def _context_of(request: Request) -> tuple[Context, bool]:
+    """Returns the context of a caller, and whether it has been decided here not to sample it."""
+    # A copy can be entered even if the handler is in the context at this moment.
+    context: Context = request.context.copy().run(get_current)
+    caller = trace.get_current_span(context).get_span_context()
+    is_decided = caller.is_valid and not caller.is_remote and not caller.trace_flags.sampled
+    return context, is_decided
+
+
+def _note_id(span: Span, request: Request) -> None:
+    id_ = request.metadata.get("request_id")
+    if isinstance(id_, str):
+        span.set_attribute(REQUEST_ID, id_[:_LONGEST_ID])
 
 
 def _bare(span: Span) -> Context:

@@ -1,7 +1,8 @@
-"""Turning tracing on for a batcher, a controller or an application."""
+"""Turning tracing on for a batcher, a batched function, a controller or an application."""
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.trace import Tracer, TracerProvider
 
-    from shoal.core.events import Observers
+    from shoal.core.events import BatchObserver, Observers
 
 SCOPE: Final = "shoal"
 """The name of the instrumentation scope."""
@@ -26,6 +27,28 @@ class Observed(Protocol):
     @property
     def observers(self) -> Observers:
         """What is told of its batches."""
+        ...
+
+
+@runtime_checkable
+class OfBatchers(Protocol):
+    """The observing of batchers that are opened and closed as a program runs."""
+
+    def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
+        """Gives each an observer of its own; raises `KeyError` if they have one of the kind."""
+        ...
+
+    def end(self, kind: object) -> list[BatchObserver]:
+        """Takes these away, and returns them."""
+        ...
+
+
+class Batched(Protocol):
+    """A function that is decorated with `shoal.batch`."""
+
+    @property
+    def watches(self) -> OfBatchers | None:
+        """Who observes its batchers; None for a method of one instance."""
         ...
 
 
@@ -51,9 +74,9 @@ class Instrumentation:
 
 
 def instrument(
-    target: Observed, *, tracer_provider: TracerProvider | None = None
+    target: Observed | Batched, *, tracer_provider: TracerProvider | None = None
 ) -> Instrumentation:
-    """Traces the batches and requests of a batcher, a controller or an application.
+    """Traces the batches and requests of a batcher, a function, a controller or an application.
 
     ::
 
@@ -65,29 +88,34 @@ def instrument(
     which is linked to those of its requests, and in which its handler runs. A `shoal.App` also has
     a span for each HTTP request and each WebSocket, which continues the trace of its caller.
 
+    Of a function that is decorated with `shoal.batch` all batchers are traced, those that are open
+    and those that will be, in each event loop; of a method (``instrument(Model.predict)``), those
+    of all instances.
+
     Args:
-        target: A `shoal.Batcher`, `shoal.Controller` or `shoal.App`.
+        target: A `shoal.Batcher`, a function decorated with `shoal.batch`, a `shoal.Controller` or
+            a `shoal.App`.
         tracer_provider: Makes the tracer; None for the global one, also if that is set later.
 
     Returns:
         What turns it off again.
 
     Raises:
-        TypeError: The target is nothing that has batches.
+        TypeError: The target is nothing that has batches, or a method of one instance.
         RuntimeError: It is instrumented already.
     """
+    tracer = trace.get_tracer(SCOPE, _version(), tracer_provider)
+    if hasattr(type(target), "watches"):
+        return _instrument_batchers(target, tracer)
     observers: Any = getattr(target, "observers", None)
     if not hasattr(observers, "all"):
         raise TypeError(
-            "instrument() takes a shoal.Batcher, shoal.Controller or shoal.App, such as\n"
-            f"    instrument(app)\nnot {type(target).__name__}"
+            "instrument() takes a shoal.Batcher, a function decorated with @shoal.batch, a "
+            f"shoal.Controller or a shoal.App, such as\n    instrument(app)\nnot "
+            f"{type(target).__name__}"
         )
     if any(isinstance(one, BatchTracer) for one in observers.all):
-        raise RuntimeError(
-            f"this {type(target).__name__} is instrumented already; call uninstrument() of what "
-            "the first instrument() returned"
-        )
-    tracer = trace.get_tracer(SCOPE, _version(), tracer_provider)
+        raise _instrumented_already(target)
     batches = BatchTracer(tracer)
     end: list[Callable[[], object]] = [batches.end, lambda: observers.remove(batches)]
     of_requests = getattr(target, "tracing", None)
@@ -95,6 +123,33 @@ def instrument(
         end.append(of_requests.begin(tracer))
     observers.add(batches)
     return Instrumentation(end)
+
+
+def _instrument_batchers(target: Any, tracer: Tracer) -> Instrumentation:
+    watches: OfBatchers | None = target.watches
+    if watches is None:
+        raise TypeError(
+            f"instrument() takes a method of all instances, such as\n    instrument("
+            f"{target.__qualname__})\nnot that of one instance"
+        )
+    try:
+        watches.begin(BatchTracer, partial(BatchTracer, tracer))
+    except KeyError:
+        raise _instrumented_already(target) from None
+
+    def end() -> None:
+        for observer in watches.end(BatchTracer):
+            if isinstance(observer, BatchTracer):
+                observer.end()
+
+    return Instrumentation([end])
+
+
+def _instrumented_already(target: object) -> RuntimeError:
+    return RuntimeError(
+        f"this {type(target).__name__} is instrumented already; call uninstrument() of what "
+        "the first instrument() returned"
+    )
 
 
 def _version() -> str | None:
