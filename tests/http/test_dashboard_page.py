@@ -214,6 +214,13 @@ def test_one_batcher_can_be_chosen_for_the_charts_and_the_timeline_be_paused(pag
     assert (pause.get_attribute("aria-pressed"), pause.text) == ("false", "Pause")
 
 
+def test_the_charts_show_the_busiest_batchers_and_say_so(page, server):
+    server.post_all("/last", 20)
+    page.until(lambda: "last" in page.text(".chart .legend").split())
+    assert "idle3" not in page.text(".chart .legend").split()
+    assert page.text("#chosen option") == "all batchers (lines: the 7 busiest)"
+
+
 def test_it_is_dark_where_the_reader_wants_that(page):
     def ground(scheme):
         feature = {"name": "prefers-color-scheme", "value": scheme}
