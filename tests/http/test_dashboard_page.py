@@ -246,7 +246,7 @@ def test_it_survives_the_end_of_its_server_and_comes_back_to_it(opened, server):
     page.until(lambda: page.text("#live") == "Live")
     server.post_all("/fours", 4)
     server.end()
-    page.until(lambda: page.text("#live") == "The server is away; trying again")
+    page.until(lambda: page.text("#live") == "The server is unreachable; trying again")
     server.start()
     page.until(lambda: page.text("#live") == "Live")
     page.until(lambda: "Requests\n0" in row_of(page, "backends", "fours"))

@@ -1,10 +1,11 @@
 // The page: it takes the messages of the feed, and shows them.
 
 import { Charts, MOST_LINES } from "./charts.js";
-import { watch } from "./feed.js";
+import { messages } from "./feed.js";
 import { showBackends, showEndpoints, showFailures, showFigures } from "./tables.js";
 import { count, element, mean, seconds } from "./text.js";
 import { colorsOf, DELAY_S, Lane, REASONS, stepOf } from "./timeline.js";
+import { watch } from "./watch.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -286,6 +287,7 @@ function allColors() {
 
 const page = new Page();
 watch(
+  messages,
   (message) => page.take(message),
   (state, text) => {
     if ($("live").textContent !== text) {
