@@ -18,10 +18,14 @@ _HEADERS = {
 
 
 class Page(StaticFiles):
-    """Serves the files of the page, with `index.html` at the root."""
+    """Serves the files of the page, with `index.html` at the root.
+
+    `watch.js`, which connects again to a server that was away, is that of Shoal's own dashboard.
+    """
 
     def __init__(self) -> None:
-        super().__init__(directory=FOLDER, html=True)
+        shared = [("shoal.http.dashboard", "static")]
+        super().__init__(directory=FOLDER, packages=shared, html=True)
 
     def file_response(
         self,

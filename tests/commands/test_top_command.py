@@ -111,11 +111,11 @@ def message(number=1, run="a", name="small", **more):
     }
 
 
-def drawn(view, *, width=160, encoding_is_plain=False, status="live", color=False):
+def drawn(view, *, width=160, rows=None, encoding_is_plain=False, status="live", color=False):
     console = Console(width=width, markup=False, highlight=False, emoji=False, force_terminal=color)
     with console.capture() as capture:
-        shown = picture(view, "default", Text(status), width=width, plain=encoding_is_plain)
-        console.print(shown)
+        plain = encoding_is_plain
+        console.print(picture(view, "default", Text(status), width=width, height=rows, plain=plain))
     return capture.get()
 
 
@@ -162,6 +162,47 @@ def test_few_columns_show_what_matters_most(view):
     heads = next(line for line in text.splitlines() if line.startswith("BATCHER"))
     assert heads.split() == ["BATCHER", "REQ/S", "FAIL/S", "P50", "P99", "BATCH", "QUEUED", "WHY"]
     assert "…" not in heads
+
+
+def test_long_names_leave_figures_whole_in_few_columns():
+    view = ServerView()
+    long = message(name="n" * 60)
+    (one,) = long["samples"][0]["batchers"].values()
+    long["samples"][0]["batchers"] = {"n" * 60: {**one, "p99": 0.0987}}
+    view.take(long)
+    text = drawn(view, width=80)
+    assert max(map(len, text.splitlines())) <= 80
+    figures, batcher = row_of(text, "BATCHER")
+    assert "…" not in "".join(figures)
+    assert batcher.split()[1:8] == ["120", "0.5", "10", "ms", "98.7", "ms", "12"]
+    _, backend = row_of(text, "BACKEND")
+    assert backend.split()[1:7] == ["degraded", "1/2", "7", "3", "98,765", "4"]
+    _, endpoint = row_of(text, "ENDPOINT")
+    assert "98,765" in endpoint
+
+
+@pytest.mark.parametrize(
+    ("rows", "heads"),
+    [
+        (12, ["BATCHER"]),
+        (24, ["BATCHER", "BACKEND", "ENDPOINT", "FAILED"]),
+        (40, ["BATCHER", "BACKEND", "ENDPOINT", "FAILED", "REPLICA"]),
+    ],
+)
+def test_each_table_has_its_part_of_few_rows(rows, heads):
+    view = ServerView()
+    many = message()
+    (one,) = many["samples"][0]["batchers"].values()
+    many["samples"][0]["batchers"] = {f"b{number}": one for number in range(30)}
+    many["state"]["backends"] *= 30
+    many["state"]["endpoints"] *= 30
+    many["state"]["failures"] *= 5
+    view.take(many)
+    lines = drawn(view, rows=rows).splitlines()
+    assert len(lines) <= rows
+    assert "120 answered a second" in lines[1]
+    words = [line.split()[0] for line in lines if line[:1].isalpha()]
+    assert [word for word in words if word.isupper()] == heads
 
 
 def test_ascii_will_do(view):
@@ -332,7 +373,8 @@ def Popen(terminal, arguments, slave):
 
 @pytest.mark.real_time
 def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(terminal):
-    terminal.told("start", "--detach", "--port", "0")
+    terminal.told("start", "--detach", "--port", "0", "--allow-module", "driven_models")
+    terminal.told("backends", "create", "b", "driven_models:add_one")
     screen = Screen(terminal)
     screen.until(b"live")
     screen.until(b"REFUSED/S")
@@ -356,6 +398,6 @@ def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(termi
 def test_a_dumb_terminal_gets_it_once(terminal):
     terminal.told("start", "--detach", "--port", "0")
     screen = Screen(terminal, TERM="dumb")
-    screen.until(b"BACKEND")
+    screen.until(b"no backends")
     assert screen.process.wait(HANG_S) == 0
     assert b"\x1b" not in screen.shown

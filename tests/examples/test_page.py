@@ -10,6 +10,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -441,6 +442,11 @@ class StandIn:
         class Handler(http.server.SimpleHTTPRequestHandler):
             def __init__(self, *args):
                 super().__init__(*args, directory=ROOT / "examples" / "demo" / "page")
+
+            def translate_path(self, path):
+                if path == "/watch.js":
+                    return str(files("shoal.http.dashboard") / "static" / "watch.js")
+                return super().translate_path(path)
 
             def do_POST(self):
                 self.send_response(200)

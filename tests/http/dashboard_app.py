@@ -1,4 +1,4 @@
-"""What `test_dashboard_page.py` watches: batches of four, a continuous batch, and ugly names."""
+"""What `test_dashboard_page.py` watches: batches of four, a continuous one, and ugly names."""
 
 import anyio
 
@@ -34,4 +34,8 @@ app.endpoint("/fours", name="fours", max_batch_size=4, batch_wait_timeout_s=None
 app.endpoint("/hostile", name="hostile")(hostile)
 app.endpoint("/write", name="write", fill="continuous", streams=True, max_batch_size=8)(write)
 app.backend("next", fours)
+app.endpoint("/long", name="n" * 64)(fours)
+for number in range(4):
+    app.endpoint(f"/idle{number}", name=f"idle{number}")(fours)
+app.endpoint("/last", name="last")(fours)
 app.shadow("fours", "next", 1, compare=lambda one, other: one == other)

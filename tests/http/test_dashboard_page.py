@@ -214,6 +214,13 @@ def test_one_batcher_can_be_chosen_for_the_charts_and_the_timeline_be_paused(pag
     assert (pause.get_attribute("aria-pressed"), pause.text) == ("false", "Pause")
 
 
+def test_the_charts_show_the_busiest_batchers_and_say_so(page, server):
+    server.post_all("/last", 20)
+    page.until(lambda: "last" in page.text(".chart .legend").split())
+    assert "idle3" not in page.text(".chart .legend").split()
+    assert page.text("#chosen option") == "all batchers (lines: the 7 busiest)"
+
+
 def test_it_is_dark_where_the_reader_wants_that(page):
     def ground(scheme):
         feature = {"name": "prefers-color-scheme", "value": scheme}
@@ -239,7 +246,7 @@ def test_it_survives_the_end_of_its_server_and_comes_back_to_it(opened, server):
     page.until(lambda: page.text("#live") == "Live")
     server.post_all("/fours", 4)
     server.end()
-    page.until(lambda: page.text("#live") == "The server is away; trying again")
+    page.until(lambda: page.text("#live") == "The server is unreachable; trying again")
     server.start()
     page.until(lambda: page.text("#live") == "Live")
     page.until(lambda: "Requests\n0" in row_of(page, "backends", "fours"))

@@ -82,6 +82,16 @@ async def test_a_time_without_samples_is_no_sample(sampler, batchers):
     assert len(sampler.samples) == MOST_SAMPLES
 
 
+async def test_samples_of_an_earlier_watch_are_not_what_happens_now(sampler, batchers):
+    for now in (0, 1, 2):
+        sampler.step(now)
+    assert [each["number"] for each in sampler.samples] == [1, 2]
+    assert sampler.step(100)
+    assert not sampler.since(0)
+    sampler.step(101)
+    assert [each["number"] for each in sampler.since(0)] == [3]
+
+
 async def test_a_batcher_that_replaces_another_counts_from_nothing(sampler, batchers):
     first, second = shoal.Batcher(slow, name="slow"), shoal.Batcher(slow, name="slow")
     async with first as one, second as two:

@@ -1,9 +1,8 @@
 // Communication with the server, for all parts of the page.
 
-/** An error response of the server, with the server's message. */
-export class Refused extends Error {}
+import { Refused } from "./watch.js";
 
-/** Sends a JSON body; throws Refused for an error response. */
+/** Sends a JSON body; throws Refused, with the server's message, for an error response. */
 export async function post(path, body, { accept = "application/json", signal } = {}) {
   const response = await fetch(path, {
     method: "POST",

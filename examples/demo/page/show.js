@@ -1,8 +1,9 @@
 // Connects both halves of the show to one feed, and to the button that pauses them.
 
 import { Crowd } from "./crowd.js";
-import { watch } from "./feed.js";
+import { frames } from "./feed.js";
 import { Lanes } from "./lanes.js";
+import { watch } from "./watch.js";
 
 const $ = (id) => document.getElementById(id);
 const crowd = new Crowd();
@@ -19,6 +20,7 @@ $("pause").addEventListener("click", () => {
 });
 
 watch(
+  frames,
   (frame, isFirst) => {
     if (beganAt !== null && frame.began_at !== beganAt) {
       crowd.disown();

@@ -34,7 +34,10 @@ _EXAMPLE: Final = """\
   shoal trace --seconds 600 -o trace.jsonl
   shoal simulate trace.jsonl --option max_batch_size=64 --html report.html
 
-  shoal trace --backend small --seconds 60 -o small.jsonl --url http://127.0.0.1:8000
+  shoal trace --backend small -o small.jsonl --url https://models.example.com --token-file token
+
+  At a server that was not started with `shoal start`, it needs the admin API: serve with
+  --admin-socket PATH, and trace with --url unix:PATH; or with --token-file, at both.
 """
 
 _RECORD: Final = b'"record":"'

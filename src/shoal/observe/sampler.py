@@ -87,9 +87,12 @@ class Sampler:
         latencies = {
             one.name: sorted(self._history.of(one.name).take_latencies()) for one in self.latest
         }
-        # Nobody has called it for long: a mean of that time would look like one second.
+        # Nobody has called it for long: a mean of that time would look like one second, and the
+        # last sample of an earlier time like what happens now.
         if passed_s <= _LONGEST_S:
             self._add(now, passed_s, latencies)
+        else:
+            self.samples.clear()
         self._before = {one.name: one.statistics for one in self.latest}
         self._before_at = now
         return True

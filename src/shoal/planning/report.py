@@ -64,6 +64,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th, td { padding: .25rem .8rem; text-align: right; border-bottom: 1px solid var(--faint) }
+thead + tbody > tr > * { white-space: nowrap }
 th:first-child { text-align: left; font-weight: 500 }
 thead th { font-weight: 600; vertical-align: bottom }
 code { background: var(--shade); padding: .1rem .3rem; border-radius: 3px }

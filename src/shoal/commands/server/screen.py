@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Final, Self
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
 
     from shoal.commands.server.view import ServerView
 
+T = TypeVar("T")
+
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 _LONGEST: Final = 32
 _WIDE: Final = 125
 _PIPED_WIDTH: Final = 160
 _MOST_ROWS: Final = 20
+_FEWEST_ROWS: Final = 2
 _MOST_FAILURES: Final = 5
 _FIGURES: Final = (
     *("REQ/S", "FAIL/S", "REFUSED/S", "P50", "P95", "P99", "BATCH", "LIMIT", "WAIT", "RUN"),
@@ -80,7 +84,7 @@ class Screen:
     def printed(self, view: ServerView) -> str:
         """Returns the picture as text."""
         with self._console.capture() as capture:
-            self._console.print(self._picture(view, Text("now")))
+            self._console.print(self._picture(view, Text("now"), None))
         return "\n".join([line.rstrip() for line in capture.get().splitlines()])
 
     def draw(self, view: ServerView, gone_s: float | None) -> None:
@@ -93,20 +97,20 @@ class Screen:
         status = Text("live", "green")
         if gone_s is not None:
             status = Text(f"not reachable for {gone_s:.0f} s, trying again", "bold red")
-        self._live.update(self._picture(view, status), refresh=True)
+        self._live.update(self._picture(view, status, self._console.height), refresh=True)
 
     def is_resized(self) -> bool:
         """Returns whether the terminal has another size than at the last call."""
         before, self._size = self._size, self._console.size
         return before != self._size
 
-    def _picture(self, view: ServerView, status: Text) -> RenderableType:
+    def _picture(self, view: ServerView, status: Text, height: int | None) -> RenderableType:
         width, plain = self._console.width, self._console.options.ascii_only
-        return picture(view, self._source, status, width=width, plain=plain)
+        return picture(view, self._source, status, width=width, height=height, plain=plain)
 
 
 def picture(
-    view: ServerView, source: str, status: Text, *, width: int, plain: bool
+    view: ServerView, source: str, status: Text, *, width: int, height: int | None, plain: bool
 ) -> RenderableType:
     """Returns what is shown.
 
@@ -115,6 +119,7 @@ def picture(
         source: Its name or its URL.
         status: Whether it can be reached.
         width: How many columns there are; some figures are left out where there are few.
+        height: How many lines there are, which the tables divide among them; None for many.
         plain: Whether only ASCII can be shown.
     """
     wide = width >= _WIDE
@@ -122,18 +127,76 @@ def picture(
     parts: list[RenderableType] = [head]
     if view.state is None:
         return Group(*parts, Text("\nwaiting for the server ..."))
-    parts += [_summary(view, plain=plain), Text(), _batchers(view, wide=wide)]
-    parts += [Text(), _backends(view.state["backends"], wide=wide)]
-    replicas = [one for backend in view.state["backends"] for one in backend["replicas"]]
-    if replicas:
-        parts += [Text(), _replicas(replicas)]
-    if view.state["endpoints"]:
-        parts += [Text(), _endpoints(view.state["endpoints"])]
-    if view.state["failures"]:
-        parts += [Text(), _failures(view.state["failures"])]
-    if view.state["hidden"]:
-        parts.append(Text(f"\n{view.state['hidden']:,} more are not shown", "dim"))
+    summary = _summary(view, plain=plain)
+    parts.append(summary)
+    tables = _tables(view, view.state, wide=wide)
+    hidden = view.state["hidden"]
+    taken = 1 + len(summary.split("\n")) + (2 if hidden else 0)
+    room = None if height is None else height - taken
+    lines = lines_of_tables([len(table.rows) for table in tables], room)
+    for table, count in zip(tables, lines, strict=True):
+        if count:
+            parts += [Text(), _drawn(table, count)]
+    if not view.state["backends"]:
+        parts.append(Text("\nno backends", "dim"))
+    if hidden:
+        parts.append(Text(f"\n{hidden:,} more are not shown", "dim"))
     return Group(*parts)
+
+
+def lines_of_tables(rows: Sequence[int], room: int | None) -> list[int]:
+    """Divides lines among tables, the most important first.
+
+    Args:
+        rows: How many rows each table has.
+        room: How many lines there are, with an empty one and the head of each table; None for many.
+
+    Returns:
+        How many lines each table has for its rows, 0 if it is not shown.
+    """
+    if room is None:
+        return list(rows)
+    lines = [0] * len(rows)
+    for number, count in enumerate(rows):
+        if not count:
+            continue
+        fewest = min(count, _FEWEST_ROWS)
+        if room < fewest + 2:
+            break
+        lines[number] = fewest
+        room -= fewest + 2
+    while room > 0:
+        short = [number for number, count in enumerate(rows) if 0 < lines[number] < count]
+        if not short:
+            break
+        for number in short[:room]:
+            lines[number] += 1
+        room -= len(short)
+    return lines
+
+
+class _Table(NamedTuple):
+    """A table as text.
+
+    Attributes:
+        columns: The head of each column, and whether figures are below it.
+        rows: Its rows; where there are more than `_MOST_ROWS`, one more than that.
+    """
+
+    columns: Sequence[tuple[str, bool]]
+    rows: Sequence[Sequence[Text | str]]
+
+
+def _tables(view: ServerView, state: Mapping[str, Any], *, wide: bool) -> list[_Table]:
+    """Returns the tables, the most important first, some of them empty."""
+    replicas = (one for backend in state["backends"] for one in backend["replicas"])
+    return [
+        _batchers(view, wide=wide),
+        _backends(state["backends"], wide=wide),
+        _endpoints(state["endpoints"]),
+        _failures(state["failures"]),
+        _replicas(replicas),
+    ]
 
 
 def cleaned(text: Any, longest: int = _LONGEST) -> str:
@@ -154,7 +217,9 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
             text.append(f"  {_rate(now[name])} {name}", style)
     times = "  ".join(f"{name} {_time(now[name])}" for name in ("p50", "p95", "p99"))
     text.append(f"\nlatency {times}")
-    text.append(f"\n{_rate(now['batches'])} batches a second, of {three_digits(now['size'])}")
+    text.append(f"\n{_rate(now['batches'])} batches a second")
+    if now["batches"]:
+        text.append(f", of {three_digits(now['size'])}")
     text.append(f"; {now['queued']:,} queued, {now['running']:,} running")
     if now["streams"]:
         text.append(f", {now['streams']:,} streams open")
@@ -163,11 +228,11 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
     return text
 
 
-def _batchers(view: ServerView, *, wide: bool) -> Table:
+def _batchers(view: ServerView, *, wide: bool) -> _Table:
     columns = [(name, True) for name in (_FIGURES if wide else _FEW_FIGURES)]
-    table = _table(("BATCHER", False), *columns, ("WHY", False))
+    rows: list[Sequence[Text | str]] = []
     batchers: Mapping[str, Mapping[str, Any]] = view.latest.get("batchers", {})
-    for name, one in _first(batchers.items(), table):
+    for name, one in _first(batchers.items()):
         limit, is_open = view.limits.get(name, (one["limit"], False))
         ran = bool(one["batches"])
         shown: dict[str, Text | str] = {
@@ -185,8 +250,8 @@ def _batchers(view: ServerView, *, wide: bool) -> Table:
             "RUNNING": f"{one['running']:,}",
         }
         figures_shown = [shown[figure] for figure, _ in columns]
-        table.add_row(Text(cleaned(name)), *figures_shown, _reasons(one["reasons"]))
-    return table
+        rows.append((cleaned(name), *figures_shown, _reasons(one["reasons"])))
+    return _Table((("BATCHER", False), *columns, ("WHY", False)), rows)
 
 
 def _queued(one: Mapping[str, Any]) -> str:
@@ -195,58 +260,59 @@ def _queued(one: Mapping[str, Any]) -> str:
     return f"{one['queued']:,}" + (f" ({' '.join(levels)})" if len(levels) > 1 else "")
 
 
-def _backends(backends: Sequence[Mapping[str, Any]], *, wide: bool) -> Table:
+def _backends(backends: Sequence[Mapping[str, Any]], *, wide: bool) -> _Table:
     figures = ["queued", "running", "requests", "errors"]
     if wide:
         figures += ["deaths", "restarts"]
     columns = [(name.upper(), True) for name in ("ready", *figures)]
-    table = _table(("BACKEND", False), ("STATE", False), *columns, ("FAILURE", False))
-    for one in _first(backends, table):
+    rows: list[Sequence[Text | str]] = []
+    for one in _first(backends):
         ready = sum(replica["state"] == "ready" for replica in one["replicas"])
-        table.add_row(
-            Text(cleaned(one["name"])),
-            _state(one["state"]),
-            f"{ready}/{one['wanted']}",
-            *[f"{one[name]:,}" for name in figures],
-            Text(cleaned(one["failure"] or "-"), "red" if one["failure"] else ""),
+        rows.append(
+            (
+                cleaned(one["name"]),
+                _state(one["state"]),
+                f"{ready}/{one['wanted']}",
+                *[f"{one[name]:,}" for name in figures],
+                Text(cleaned(one["failure"] or "-"), "red" if one["failure"] else ""),
+            )
         )
-    return table
+    return _Table((("BACKEND", False), ("STATE", False), *columns, ("FAILURE", False)), rows)
 
 
-def _replicas(replicas: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(
-        ("REPLICA", False), ("STATE", False), ("RUNNING", True), ("BATCHES", True), ("MEMORY", True)
-    )
-    for one in _first(replicas, table):
+def _replicas(replicas: Iterable[Mapping[str, Any]]) -> _Table:
+    figures = [(name, True) for name in ("RUNNING", "BATCHES", "MEMORY")]
+    rows: list[Sequence[Text | str]] = []
+    for one in _first(replicas):
         memory = one["memory_bytes"]
-        table.add_row(
-            Text(cleaned(one["name"])),
-            _state(one["state"]),
-            f"{one['running']:,}",
-            f"{one['batches']:,}",
-            "-" if memory is None else f"{memory / 2**20:,.0f} MiB",
+        rows.append(
+            (
+                cleaned(one["name"]),
+                _state(one["state"]),
+                f"{one['running']:,}",
+                f"{one['batches']:,}",
+                "-" if memory is None else f"{memory / 2**20:,.0f} MiB",
+            )
         )
-    return table
+    return _Table((("REPLICA", False), ("STATE", False), *figures), rows)
 
 
-def _endpoints(endpoints: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(
-        ("ENDPOINT", False),
-        ("ROUTE", False),
-        *[(name, True) for name in ("HELD", "REQUESTS", "ERRORS")],
-        ("TRAFFIC", False),
-        ("SHADOWS", False),
-    )
-    for one in _first(endpoints, table):
+def _endpoints(endpoints: Sequence[Mapping[str, Any]]) -> _Table:
+    figures = [(name, True) for name in ("HELD", "REQUESTS", "ERRORS")]
+    rows: list[Sequence[Text | str]] = []
+    for one in _first(endpoints):
         traffic = [f"{cleaned(name)} {percent(share)}" for name, share in one["traffic"].items()]
-        table.add_row(
-            Text(cleaned(one["name"])),
-            Text(cleaned(one["route"] or "-")),
-            *[f"{one[name]:,}" for name in ("held", "requests", "errors")],
-            Text(", ".join(traffic) or "held", "" if traffic else "yellow"),
-            Text(", ".join(map(_shadow, one["shadows"])) or "-"),
+        rows.append(
+            (
+                cleaned(one["name"]),
+                cleaned(one["route"] or "-"),
+                *[f"{one[name]:,}" for name in ("held", "requests", "errors")],
+                Text(", ".join(traffic) or "held", "" if traffic else "yellow"),
+                ", ".join(map(_shadow, one["shadows"])) or "-",
+            )
         )
-    return table
+    columns = ("ENDPOINT", False), ("ROUTE", False), *figures
+    return _Table((*columns, ("TRAFFIC", False), ("SHADOWS", False)), rows)
 
 
 def _shadow(shadow: Mapping[str, Any]) -> str:
@@ -255,36 +321,47 @@ def _shadow(shadow: Mapping[str, Any]) -> str:
     return f"{text}, {percent(shadow['agreed'] / compared)} agree" if compared else text
 
 
-def _failures(failures: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table(
-        ("FAILED", False), ("BATCHER", False), ("REQUESTS", True), ("ERROR", False), ("IDS", False)
-    )
+def _failures(failures: Sequence[Mapping[str, Any]]) -> _Table:
+    rows: list[Sequence[Text | str]] = []
     for one in failures[:_MOST_FAILURES]:
         ids = ", ".join(cleaned(each, 16) for each in one["ids"][:3])
-        table.add_row(
-            f"{duration(max(1, round(one['age_s'])))} ago",
-            Text(cleaned(one["batcher"])),
-            f"{one['count']:,}",
-            Text(cleaned(one["error"]), "red"),
-            Text(ids or "-"),
+        rows.append(
+            (
+                f"{duration(max(1, round(one['age_s'])))} ago",
+                cleaned(one["batcher"]),
+                f"{one['count']:,}",
+                Text(cleaned(one["error"]), "red"),
+                ids or "-",
+            )
         )
-    return table
+    columns = ("FAILED", False), ("BATCHER", False), ("REQUESTS", True)
+    return _Table((*columns, ("ERROR", False), ("IDS", False)), rows)
 
 
-def _table(*columns: tuple[str, bool]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-    for name, is_figure in columns:
-        table.add_column(name, justify="right" if is_figure else "left", no_wrap=True)
-    return table
+def _first(rows: Iterable[T]) -> Iterable[T]:
+    return islice(rows, _MOST_ROWS + 1)
 
 
-def _first(rows: Iterable[Any], table: Table) -> Iterable[Any]:
-    """Yields the first rows, and tells in the table if there are more."""
-    for number, row in enumerate(rows):
-        if number == _MOST_ROWS:
-            table.add_row(Text("...", "dim"))
-            return
-        yield row
+def _drawn(table: _Table, lines: int) -> Table:
+    """Draws a table, with at most so many lines of rows; a last one tells that there are more."""
+    drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+    for name, is_figure in table.columns:
+        # Where there are too few columns, names are cut, and figures stay whole.
+        justify = "right" if is_figure else "left"
+        drawn.add_column(_whole(name), justify=justify, no_wrap=is_figure)
+    has_more = len(table.rows) > min(lines, _MOST_ROWS)
+    for row in table.rows[: lines - 1 if has_more else lines]:
+        drawn.add_row(*map(_whole, row))
+    if has_more:
+        drawn.add_row(Text("...", "dim"))
+    return drawn
+
+
+def _whole(cell: Text | str) -> Text:
+    """Returns a cell that is cut where it does not fit, and takes no second line."""
+    shown = cell if isinstance(cell, Text) else Text(cell)
+    shown.no_wrap, shown.overflow = True, "ellipsis"
+    return shown
 
 
 def _state(state: str) -> Text:

@@ -41,6 +41,7 @@ FILES: Final = (
         "tables.js",
         "text.js",
         "timeline.js",
+        "watch.js",
     ),
     *("uPlot.iife.min.js", "uPlot.min.css"),
 )

@@ -6,7 +6,7 @@ import { count, seconds } from "./text.js";
 const SHOWN_S = 180;
 const FEWEST_S = 60;
 const GAP_S = 3; // Without samples for so long, lines are interrupted.
-const MOST_LINES = 7;
+export const MOST_LINES = 7;
 const HEIGHT = 170;
 
 const CHARTS = [
@@ -200,10 +200,13 @@ function top([at, ...columns], last) {
   return most > 0 ? most * 1.12 : 1;
 }
 
-/** The batchers of the last sample, the busiest first. */
+/** The batchers that finished most in the time shown, in the server's order. */
 function busiest(samples) {
-  const latest = Object.entries(samples.at(-1)?.batchers ?? {});
-  return latest.map(([name]) => name).slice(0, MOST_LINES);
+  const names = Object.keys(samples.at(-1)?.batchers ?? {});
+  const finished = (name) => samples.reduce((sum, { batchers }) => sum + (batchers[name]?.finished ?? 0), 0);
+  const ranked = names.map((name) => [name, finished(name)]).sort(([, one], [, other]) => other - one);
+  const chosen = new Set(ranked.slice(0, MOST_LINES).map(([name]) => name));
+  return names.filter((name) => chosen.has(name));
 }
 
 function byBatcher(samples, colors, value) {

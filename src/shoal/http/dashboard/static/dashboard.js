@@ -1,15 +1,17 @@
 // The page: it takes the messages of the feed, and shows them.
 
-import { Charts } from "./charts.js";
-import { watch } from "./feed.js";
+import { Charts, MOST_LINES } from "./charts.js";
+import { messages } from "./feed.js";
 import { showBackends, showEndpoints, showFailures, showFigures } from "./tables.js";
 import { count, element, mean, seconds } from "./text.js";
 import { colorsOf, DELAY_S, Lane, REASONS, stepOf } from "./timeline.js";
+import { watch } from "./watch.js";
 
 const $ = (id) => document.getElementById(id);
 
 const WINDOWS = [1, 3, 10, 60]; // Seconds.
 const QUIET_S = 60; // A batcher without a batch for so long is a line of text.
+const MANY = 12; // With more batchers, each has less space.
 const MOST_BARS = 45; // At first, so many bars of a lane are shown at most: they can be told apart.
 
 class Page {
@@ -119,11 +121,13 @@ class Page {
       }
     }
     $("lanes-empty").hidden = lanes.length > 0;
+    $("lanes").classList.toggle("many", lanes.length > MANY);
     const chosen = $("chosen");
     const names = ["", ...there];
     if (JSON.stringify([...chosen.options].map(({ value }) => value)) !== JSON.stringify(names)) {
       const before = chosen.value;
-      chosen.replaceChildren(...names.map((name) => new Option(name || "all batchers", name)));
+      const all = there.size > MOST_LINES ? `all batchers (lines: the ${MOST_LINES} busiest)` : "all batchers";
+      chosen.replaceChildren(...names.map((name) => new Option(name || all, name)));
       chosen.value = there.has(before) ? before : "";
       this.#charts.choose(chosen.value);
     }
@@ -232,15 +236,15 @@ class Page {
     }
     this.#explained.add(reason);
     const shown = Object.keys(REASONS).filter((each) => this.#explained.has(each));
-    const key = (name, text) => {
+    const key = (name, text, kind = "li") => {
       const mark = element("i");
       mark.style.background = `var(--${name})`;
-      return element("li", mark, text);
+      return element(kind, mark, text);
     };
     $("legend").replaceChildren(
       element("li", "Dispatched because"),
       ...shown.map((each) => key(each, REASONS[each])),
-      key("failed", "with a failed request"),
+      key("failed", "with a failed request", "li.apart"),
       key("empty", "unused room"),
     );
   }
@@ -283,6 +287,7 @@ function allColors() {
 
 const page = new Page();
 watch(
+  messages,
   (message) => page.take(message),
   (state, text) => {
     if ($("live").textContent !== text) {
