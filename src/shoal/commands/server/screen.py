@@ -347,8 +347,7 @@ def _drawn(table: _Table, lines: int) -> Table:
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name, is_figure in table.columns:
         # Where there are too few columns, names are cut, and figures stay whole.
-        justify = "right" if is_figure else "left"
-        drawn.add_column(_whole(name), justify=justify, no_wrap=is_figure)
+        drawn.add_column(_whole(name), justify="right" if is_figure else "left", no_wrap=is_figure)
     has_more = len(table.rows) > min(lines, _MOST_ROWS)
     for row in table.rows[: lines - 1 if has_more else lines]:
         drawn.add_row(*map(_whole, row))
