@@ -346,7 +346,7 @@ def _drawn(table: _Table, lines: int) -> Table:
     """Draws a table, with at most so many lines of rows; a last one tells that there are more."""
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name, is_figure in table.columns:
-        # Where there are too few columns, names are cut, and figures stay whole.
+        # Where there are too few columns, names become shorter, and figures stay whole.
         drawn.add_column(_whole(name), justify="right" if is_figure else "left", no_wrap=is_figure)
     has_more = len(table.rows) > min(lines, _MOST_ROWS)
     for row in table.rows[: lines - 1 if has_more else lines]:
@@ -357,7 +357,7 @@ def _drawn(table: _Table, lines: int) -> Table:
 
 
 def _whole(cell: Text | str) -> Text:
-    """Returns a cell that is cut where it does not fit, and takes no second line."""
+    """Returns a cell that takes one line, whatever there is room for."""
     shown = cell if isinstance(cell, Text) else Text(cell)
     shown.no_wrap, shown.overflow = True, "ellipsis"
     return shown
