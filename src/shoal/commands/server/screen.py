@@ -356,9 +356,9 @@ def _drawn(table: _Table, lines: int) -> Table:
     return drawn
 
 
-def _whole(cell: Text | str) -> Text:
-    """Returns a cell that takes one line, whatever there is room for."""
-    shown = cell if isinstance(cell, Text) else Text(cell)
+def _whole(entry: Text | str) -> Text:
+    """Returns an entry that takes one line, whatever there is room for."""
+    shown = entry if isinstance(entry, Text) else Text(entry)
     shown.no_wrap, shown.overflow = True, "ellipsis"
     return shown
 
