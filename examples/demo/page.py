@@ -24,8 +24,7 @@ class Page(StaticFiles):
     """
 
     def __init__(self) -> None:
-        shared = [("shoal.http.dashboard", "static")]
-        super().__init__(directory=FOLDER, packages=shared, html=True)
+        super().__init__(directory=FOLDER, packages=[("shoal.http.dashboard", "static")], html=True)
 
     def file_response(
         self,

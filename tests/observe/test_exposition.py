@@ -186,8 +186,10 @@ FAILING = 'shoal_request_seconds_count{instance="a", endpoint="e", protocol="jso
 
 @needs_promtool
 def test_an_alert_is_raised_by_what_it_is_about_and_by_nothing_else(tmp_path):
-    """Runs two of the alerts over made-up series."""
+    """Runs three of the alerts over made-up series."""
     quiet = {"alertname": "ShoalRequestsFail", "eval_time": "4m", "exp_alerts": []}
+    # A probe is told that the server is not ready: no endpoint refuses anything.
+    of_pages = {"alertname": "ShoalRequestsUnavailable", "eval_time": "15m", "exp_alerts": []}
     raised = {
         "alertname": "ShoalReplicasMissing",
         "eval_time": "15m",
@@ -212,6 +214,11 @@ def test_an_alert_is_raised_by_what_it_is_about_and_by_nothing_else(tmp_path):
                     {"series": FAILING + '"ok"}', "values": "0+60x20"},
                     {"series": FAILING + '"failed"}', "values": "0+60x3 180x17"},
                     {
+                        "series": 'shoal_request_seconds_count{instance="a", endpoint="-", '
+                        'protocol="other", outcome="unavailable"}',
+                        "values": "0+60x20",
+                    },
+                    {
                         "series": 'shoal_replicas{instance="a", backend="b", state="ready"}',
                         "values": "1x20",
                     },
@@ -220,7 +227,7 @@ def test_an_alert_is_raised_by_what_it_is_about_and_by_nothing_else(tmp_path):
                         "values": "2x20",
                     },
                 ],
-                "alert_rule_test": [quiet, raised],
+                "alert_rule_test": [quiet, of_pages, raised],
             }
         ],
     }

@@ -346,9 +346,8 @@ def _drawn(table: _Table, lines: int) -> Table:
     """Draws a table, with at most so many lines of rows; a last one tells that there are more."""
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name, is_figure in table.columns:
-        # Where there are too few columns, names are cut, and figures stay whole.
-        justify = "right" if is_figure else "left"
-        drawn.add_column(_whole(name), justify=justify, no_wrap=is_figure)
+        # Where there are too few columns, names become shorter, and figures stay whole.
+        drawn.add_column(_whole(name), justify="right" if is_figure else "left", no_wrap=is_figure)
     has_more = len(table.rows) > min(lines, _MOST_ROWS)
     for row in table.rows[: lines - 1 if has_more else lines]:
         drawn.add_row(*map(_whole, row))
@@ -357,9 +356,9 @@ def _drawn(table: _Table, lines: int) -> Table:
     return drawn
 
 
-def _whole(cell: Text | str) -> Text:
-    """Returns a cell that is cut where it does not fit, and takes no second line."""
-    shown = cell if isinstance(cell, Text) else Text(cell)
+def _whole(entry: Text | str) -> Text:
+    """Returns an entry that takes one line, whatever there is room for."""
+    shown = entry if isinstance(entry, Text) else Text(entry)
     shown.no_wrap, shown.overflow = True, "ellipsis"
     return shown
 
