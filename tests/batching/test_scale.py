@@ -143,7 +143,7 @@ def no_collector() -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize("many", [MANY // 5, pytest.param(MANY, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("many", [MANY // 10, pytest.param(MANY, marks=pytest.mark.soak)])
 async def test_very_many_callers_wait_and_leave(many: int) -> None:
     async def echo(items: list[Any]) -> list[Any]:
         return items
@@ -226,7 +226,7 @@ async def test_callers_that_come_and_go_behind_a_busy_slot_leave_nothing_behind(
 @pytest.mark.anyio
 async def test_a_request_in_the_queue_is_small() -> None:
     """What a call takes beyond a task that is parked and does nothing else."""
-    callers = 2000
+    callers = 1000
 
     async def parked() -> None:
         if trio.lowlevel.in_trio_task():

@@ -1,6 +1,6 @@
 """Sends an application what nobody meant, and checks that nothing is kept of it.
 
-Two hundred requests of each kind in virtual time, half of them on each event loop, and the same in
+A hundred requests of each kind in virtual time, half of them on each event loop, and the same in
 each run; 20,000 (``SHOAL_SOAK_PROGRAMS``), others in each run, in the soak. The requests go to the
 server of this package, whose calls take the direct way, or come by ASGI; some clients leave early.
 """
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     import shoal
 
 LOOPS = ("trio", "asyncio")
-QUICK_CASES = 100
+QUICK_CASES = 50
 SOAK_CASES = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
 HANG_S = 10
-# What 200 requests may add to the memory when they are made again and again, in bytes.
+# What these requests may add to the memory when they are made again and again, in bytes.
 MOST_KEPT = 2**16
 
 QUICKLY = settings(
