@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
     from shoal.core.simulation.results import Simulation
 
+pytestmark = pytest.mark.slow
+
 # They vary, so that no two batches end at one instant, when the order in an event loop is random.
 RUN_TIME = Linear(0.0113, 0.00171, jitter=0.05)
 SAME_TIME_S = 1e-6

@@ -26,6 +26,8 @@ from shoal.http import Cookie, Header, Path, Query, Upload
 from shoal.http.requests.compressed import CompressedStream
 from shoal.http.requests.stream_forms import JSON_LINES
 
+pytestmark = pytest.mark.slow
+
 MIB = 2**20
 
 

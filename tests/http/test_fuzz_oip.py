@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import shoal
 from shoal.http.oip.datatypes import DATATYPES
 
+pytestmark = pytest.mark.slow
+
 np = pytest.importorskip("numpy")
 NDArray = pytest.importorskip("numpy.typing").NDArray
 

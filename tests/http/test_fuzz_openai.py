@@ -7,6 +7,8 @@ from fuzzing import Sent, checking, fuzz_at_length, fuzz_quickly, sent_by
 from hypothesis import strategies as st
 from openai_app import events, openai_app
 
+pytestmark = pytest.mark.slow
+
 NAMES = [
     "words",
     "upper",

@@ -15,6 +15,8 @@ from pydantic import BaseModel
 import shoal
 from socket_in_memory import OFFERED, Socket
 
+pytestmark = pytest.mark.slow
+
 CODES = {1003, 1007, 1008, 1009}
 
 

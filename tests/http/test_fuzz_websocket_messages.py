@@ -17,6 +17,8 @@ from shoal.http.websocket.messages import (
     read_text,
 )
 
+pytestmark = pytest.mark.slow
+
 MOST = 1000
 
 values = st.recursive(

@@ -6,6 +6,8 @@ import pytest
 
 from test_docs import ROOT, run_page
 
+pytestmark = pytest.mark.slow
+
 PAGE = ROOT / "docs" / "discussion" / "scale.md"
 
 

@@ -12,6 +12,8 @@ from shoal.core.options.options import BatchOptions
 from shoal.planning.measuring import Measured
 from shoal.planning.tuning import Search
 
+pytestmark = pytest.mark.slow
+
 # 10 ms and 1 ms an item.
 RUNS = Measured({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}, 0.01, 0.001)
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from shoal.core.policy import BatchPolicy
     from shoal.core.request import Request
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "size alone": {},
     "a window": {"batch_wait_timeout_s": 0.5},
