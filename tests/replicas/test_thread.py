@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextvars
 import sqlite3
 import threading
+import time
 import weakref
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import anyio
 import anyio.from_thread
 import pytest
 
+import shoal
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
@@ -20,6 +22,7 @@ from shoal.replicas.local.thread import ThreadReplica
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
+HANG_S = 10
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE")
 
 
@@ -305,3 +308,55 @@ async def test_an_idle_thread_holds_on_to_nothing():
             while watch() is not None:  # noqa: ASYNC110 - until the thread has turned from it
                 await anyio.sleep(0.001)
         assert watch() is None
+
+
+async def test_an_item_does_not_wait_for_another_batch_in_the_thread(monkeypatch):
+    """The next step does, since there is one thread."""
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)  # so each step seems to have waited
+    released = threading.Event()
+
+    class Code:
+        def __call__(self, item):
+            released.wait(HANG_S)
+            return item
+
+        def steps(self, item):
+            yield "first"
+            yield "second"
+
+    passed_on = []
+    first_came = anyio.Event()
+
+    def take(item):
+        passed_on.append(item)
+        first_came.set()
+        return True
+
+    async with serving(replica := replica_of(Code)):
+
+        async def steps(items):
+            async with aclosing(replica.run_stream("steps", items)) as each:
+                async for step in each:
+                    if not passed_on:  # now the other call is in the thread before the next step
+                        tasks.start_soon(replica.run, "__call__", [1])
+                        await anyio.wait_all_tasks_blocked()
+                    yield step
+
+        async with (
+            shoal.Batcher(steps) as call,
+            anyio.create_task_group() as tasks,
+            call("x") as stream,
+        ):
+            stream.pass_on(take)
+            tasks.start_soon(read_to_its_end, stream)
+            with anyio.fail_after(HANG_S / 2):
+                await first_came.wait()
+            assert not released.is_set()
+            released.set()
+            while len(passed_on) < 2:
+                await anyio.sleep(0)
+    assert passed_on == ["first", "second"]
+
+
+async def read_to_its_end(stream):
+    assert [item async for item in stream] == []

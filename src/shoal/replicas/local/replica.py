@@ -24,7 +24,6 @@ import anyio.to_thread
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
-from shoal.batching.handlers.stepping import running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.code.instance import Instance, is_async
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.handlers.handler import Handler
+    from shoal.batching.handlers.stepping import Stepping
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
 
@@ -132,7 +132,7 @@ class LocalReplica(Replica):
                         await steps.aclose()
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
-        stepping = running_steps.get(None)
+        stepping = self._stepping()
 
         def take() -> Any:
             return _as_plain(plain.next() if stepping is None else stepping.take(plain.next))
@@ -186,6 +186,13 @@ class LocalReplica(Replica):
 
     def _release_threads(self) -> None:
         """Lets the threads end: no more jobs will come."""
+
+    @abstractmethod
+    def _stepping(self) -> Stepping | None:
+        """Returns what takes the steps of a stream, if no step waits for other work to end.
+
+        Where one may, items of the last step must not wait for it to begin.
+        """
 
     @abstractmethod
     def _begin(self, job: Job) -> None:
