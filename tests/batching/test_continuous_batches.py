@@ -821,6 +821,8 @@ async def test_a_step_with_something_wrong_is_not_sent_at_all() -> None:
         bad.finish()
         with pytest.raises(RuntimeError, match="send an item"):
             await batch.send({good: 2, bad: 3})
+        with pytest.raises(TypeError, match="a dict of an item for each request"):
+            await batch.send([(good, 4)])
         with anyio.CancelScope() as scope:
             scope.cancel()
             await batch.send({good: 4})
@@ -832,6 +834,27 @@ async def test_a_step_with_something_wrong_is_not_sent_at_all() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         readers = await read_all(tasks, call("good"), call("bad"))
     assert [(reader.items, reader.outcome) for reader in readers] == [([5], "end"), ([], "end")]
+
+
+async def test_a_request_of_another_batcher_is_not_sent_to() -> None:
+    foreign: list[Any] = []
+
+    async def other(batch: Any) -> None:
+        foreign.extend(await joined_of(batch, 1))
+        await batch.join()
+        foreign[0].finish()
+
+    async def handler(batch: Any) -> None:
+        (own,) = await joined_of(batch, 1)
+        with pytest.raises(ValueError, match="another batcher"):
+            await batch.send({own: 1, foreign[0]: 1})
+        own.finish()
+
+    kind = Kind(streams=True)
+    async with of(other, kind) as call_other, of(handler, kind) as call, call_other("x"):
+        await settle()
+        async with call("y") as stream:
+            assert [item async for item in stream] == []
 
 
 async def test_an_end_and_an_error_come_after_the_items() -> None:

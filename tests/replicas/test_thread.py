@@ -325,7 +325,7 @@ async def test_an_item_does_not_wait_for_another_batch_in_the_thread(monkeypatch
             yield "second"
 
     passed_on = []
-    first_came = anyio.Event()
+    first_came, has_ended = anyio.Event(), anyio.Event()
 
     def take(item):
         passed_on.append(item)
@@ -348,15 +348,15 @@ async def test_an_item_does_not_wait_for_another_batch_in_the_thread(monkeypatch
             call("x") as stream,
         ):
             stream.pass_on(take)
-            tasks.start_soon(read_to_its_end, stream)
+            tasks.start_soon(read_to_its_end, stream, has_ended)
             with anyio.fail_after(HANG_S / 2):
                 await first_came.wait()
             assert not released.is_set()
             released.set()
-            while len(passed_on) < 2:
-                await anyio.sleep(0)
+            await has_ended.wait()
     assert passed_on == ["first", "second"]
 
 
-async def read_to_its_end(stream):
+async def read_to_its_end(stream, has_ended):
     assert [item async for item in stream] == []
+    has_ended.set()

@@ -6,6 +6,7 @@ The handler answers each request separately, at any time. The worker slot adds r
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
@@ -20,7 +21,7 @@ from shoal.core.request import State
 from shoal.errors import Unfinished
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from shoal.batching.loops.parking import Scope
     from shoal.batching.open.joining import Joining
@@ -97,7 +98,7 @@ class OpenRequest(Generic[T, R]):
         Cancellation: the item is not sent. Checkpoint: always. For a step that has items for
         several requests, `OpenBatch.send` takes one checkpoint for all.
         """
-        await self._run.send([self.takes(chunk)])
+        await self._run.send([self.takes(chunk, self._run)])
 
     def finish(self, value: R | None = None) -> None:
         """Ends the request with its result, or ends its stream.
@@ -124,8 +125,10 @@ class OpenRequest(Generic[T, R]):
         self._run.fail(self._request, error)
         self._has_ended = was_running
 
-    def takes(self, chunk: R) -> tuple[Request, R]:
-        """Checks that an item may be sent now; returns what `OpenRun.send` takes."""
+    def takes(self, chunk: R, run: OpenRun) -> tuple[Request, R]:
+        """Checks that an item may be sent now by a run; returns what `OpenRun.send` takes."""
+        if run is not self._run:
+            raise ValueError(f"{self!r} is of another batcher: send by its own batch")
         self._check_open("send an item")
         self._run.check_item(chunk)
         return self._request, chunk
@@ -200,12 +203,16 @@ class OpenBatch(Generic[T, R]):
             chunks: The items, by request.
 
         Raises:
-            TypeError: Calls are not answered with streams.
-            RuntimeError: One of the requests has been finished or failed; nothing is sent.
+            TypeError: Calls are not answered with streams, or the items are in no mapping.
+            ValueError: One of the requests is of another batcher.
+            RuntimeError: One of the requests has been finished or failed.
 
-        Cancellation: nothing is sent. Checkpoint: always.
+        Cancellation, or an error: nothing is sent. Checkpoint: always.
         """
-        await self._run.send([request.takes(chunk) for request, chunk in chunks.items()])
+        if not isinstance(chunks, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(f"send() takes a dict of an item for each request, not {chunks!r:.80}")
+        run = self._run
+        await run.send([request.takes(chunk, run) for request, chunk in chunks.items()])
 
     def leave(self) -> None:
         """Takes no more requests, and ends when the present ones have ended.
