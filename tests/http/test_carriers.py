@@ -31,7 +31,7 @@ import pytest
 from backports import zstd
 from carried_app import carried_app
 from httpx_sse import connect_sse
-from websockets.sync.client import connect, unix_connect
+from websockets.asyncio.client import connect, unix_connect
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, TextMessage
@@ -454,19 +454,45 @@ class ExtendedConnect:
             self._read()
 
 
+class BlockingWebSocket:
+    """Sends and receives in the event loop that a WebSocket belongs to."""
+
+    def __init__(self, portal, websocket):
+        self.subprotocol = websocket.subprotocol
+        self._portal = portal
+        self._websocket = websocket
+
+    def send(self, message):
+        self._portal.call(self._websocket.send, message)
+
+    def recv(self):
+        return self._portal.call(self._recv)
+
+    async def _recv(self):
+        with anyio.fail_after(HANG_S):
+            return await self._websocket.recv()
+
+
 @contextmanager
-def open_websocket(carrier, path, **more):
-    """A WebSocket of the client `websockets`, which speaks HTTP/1.1."""
-    options = {"subprotocols": ["shoal.v1"], "compression": None, "proxy": None, **more}
+def open_websocket(carrier, path):
+    """A WebSocket of the client `websockets`, which speaks HTTP/1.1.
+
+    Not of `websockets.sync`: it reads in one thread and writes in another, and an SSL socket of
+    CPython loses handshakes then (python/cpython#151508).
+    """
+    options = {"subprotocols": ["shoal.v1"], "compression": None, "proxy": None}
     if carrier.path == "unix":
-        opened = unix_connect(
+        opening = unix_connect(
             carrier.served.urls["unix"].removeprefix("unix:"), f"ws://localhost{path}", **options
         )
     else:
         url = carrier.url.replace("http", "ws", 1)
-        opened = connect(f"{url}{path}", ssl=carrier.served.trusting(), **options)
-    with opened as socket:
-        yield socket
+        opening = connect(f"{url}{path}", ssl=carrier.served.trusting(), **options)
+    with (
+        anyio.from_thread.start_blocking_portal("asyncio") as portal,
+        portal.wrap_async_context_manager(opening) as websocket,
+    ):
+        yield BlockingWebSocket(portal, websocket)
 
 
 HTTP1 = [name for name, (_, is_http2) in CARRIERS.items() if not is_http2]
@@ -480,15 +506,15 @@ def test_a_websocket_is_carried_by_http1(served, name):
         assert socket.subprotocol == "shoal.v1"
         socket.send('{"id": 1, "item": 100, "credit": 60}')
         socket.send('{"id": 2, "item": 2}')
-        check_streams(lambda: json.loads(socket.recv(HANG_S)), socket.send)
+        check_streams(lambda: json.loads(socket.recv()), socket.send)
     with open_websocket(carrier, "/double") as socket:
         socket.send(b'{"id": 1}\n' + npy_of([1.5]))
-        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "result": [3.0]}
+        assert json.loads(socket.recv()) == {"id": 1, "result": [3.0]}
     item = next(NUMBERS)
     left = served.app.held.left[item]
     with open_websocket(carrier, "/held") as socket:
         socket.send(json.dumps({"id": 1, "item": item}))
-        assert json.loads(socket.recv(HANG_S)) == {"id": 1, "next": item}
+        assert json.loads(socket.recv()) == {"id": 1, "next": item}
         assert not left.is_set()
     assert left.wait(HANG_S)
 
