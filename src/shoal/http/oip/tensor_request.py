@@ -118,8 +118,10 @@ def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
     Clients of the protocol send JSON, ``application/octet-stream``, or no type. Without a type only
     the header Origin tells that a page sends it.
     """
-    given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if given not in (JSON, BINARY) and (given or b"origin" in headers):
+    given = headers.get(b"content-type", b"")
+    if not given and b"origin" not in headers:
+        return
+    if given.partition(b";")[0].strip().lower() not in _MEDIA_TYPES:
         raise Refused(
             Problem(
                 415,

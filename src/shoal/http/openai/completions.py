@@ -18,7 +18,6 @@ from shoal.http.openai.models import BodyRoute
 from shoal.http.openai.text_calls import (
     MergedTexts,
     TextCall,
-    TextJob,
     UnwatchedCaller,
     gathered,
     refusal_of,
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.openai.models import Models
+    from shoal.http.openai.text_job import TextJob, TextResult
     from shoal.http.openai.text_request import TextReader
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.http_options import HttpOptions
@@ -45,27 +44,24 @@ class TextRoute(BodyRoute):
     """Answers requests for texts.
 
     Args:
-        models: The models.
         reader: Reads the bodies.
         options: The options of the server.
     """
 
-    def __init__(self, models: Models, reader: TextReader, options: HttpOptions) -> None:
+    def __init__(self, reader: TextReader, options: HttpOptions) -> None:
         super().__init__()
-        self._models = models
         self._reader = reader
         self._options = options
 
     @override
     def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
-        asked = self._reader.read(exchange, body)
-        model = self._models.of(asked.model)
-        exchange.endpoint = model.endpoint.name
-        job = TextJob(exchange, model, asked)
+        job = self._reader.read(exchange, body)
+        model = job.model
+        exchange.counted = model.counted
         if job.texts > 1:
             return self._answer_with_several(exchange, job)
         # The stream itself watches whether the client leaves.
-        call = EndpointCall(model.calls, UnwatchedCaller(exchange) if asked.stream else exchange)
+        call = EndpointCall(model.calls, UnwatchedCaller(exchange) if job.streams else exchange)
         try:
             batcher = call.found(call_headers(exchange.headers))
             if batcher is None:
@@ -90,22 +86,23 @@ class TextRoute(BodyRoute):
     def _make(
         self, call: EndpointCall, exchange: Exchange, job: TextJob, batcher: Batcher[Any]
     ) -> Coroutine[Any, Any, None] | None:
-        text = job.text(call, batcher, 0)
-        if job.asked.stream:
-            return self._answer_with_stream(call, exchange, job, text)
-        if call.streams:
+        item, end = job.item(call, batcher)
+        if job.streams or call.streams:
+            text = TextCall(job, call, batcher, item, end)
+            if job.streams:
+                return self._answer_with_stream(call, exchange, job, text)
             return _answer_with_collected(exchange, job, text)
-        if call.is_suspended(text.item, job.metadata):
-            exchange.suspend(self, _resumed, text)
+        if call.is_suspended(item, job.metadata):
+            exchange.suspend(self, _resumed, job.result(call, end))
             return None
         if call.has_ended:
-            return text.answer(call.pending_result())
-        return _wait(exchange, job, text)
+            return job.result(call, end).answer(exchange)
+        return _wait(exchange, job, TextCall(job, call, batcher, item, end))
 
     async def _answer_with_stream(
         self, call: EndpointCall, exchange: Exchange, job: TextJob, text: TextCall
     ) -> None:
-        form = OneText(job.form(), text.end, job.prompt_tokens, with_usage=job.asked.include_usage)
+        form = OneText(job.form(), text.end, job.prompt_tokens, with_usage=job.with_usage)
         await answer_with_stream(
             exchange,
             text.stream(),
@@ -116,12 +113,12 @@ class TextRoute(BodyRoute):
         )
 
     async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
-        if not job.asked.stream:
+        if not job.streams:
             found = await run_unless_left(exchange.departure, partial(gathered, job))
             await exchange.answer(200, JSON, job.whole(found))
             return
         form = job.form()
-        with_usage = job.asked.include_usage
+        with_usage = job.with_usage
         merged = MergedTexts(job, form)
         await answer_with_stream(
             exchange,
@@ -159,11 +156,11 @@ async def _answer_with_collected(exchange: Exchange, job: TextJob, text: TextCal
 
 def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
-    text: TextCall
-    text, exchange.kept = exchange.kept, None
-    call = text.call
+    result: TextResult
+    result, exchange.kept = exchange.kept, None
+    call = result.call
     try:
-        rest = text.answer(call.pending_result())
+        rest = result.answer(exchange)
     except NotText as error:
         raise refusal_of(error) from None
     except BaseException:

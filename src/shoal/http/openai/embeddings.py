@@ -71,7 +71,7 @@ class EmbeddingsRoute(BodyRoute):
             raise of_invalid_item(refusal) from None
         inputs = self._inputs(given["input"])
         model = self._models.of(given["model"])
-        exchange.endpoint = model.endpoint.name
+        exchange.counted = model.counted
         job = _Job(exchange, model, inputs, given)
         call = EndpointCall(model.calls, exchange)
         try:

@@ -13,8 +13,9 @@ from typing_extensions import override
 from shoal.http.openai.errors import error_json, refused
 from shoal.http.openai.items import ItemMaker
 from shoal.http.openai.messages import AnswerForms
+from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import JSON, Counted
 from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:
@@ -44,9 +45,11 @@ class Model:
     Attributes:
         name: As above.
         count: As above.
+        prompt_count: Counts the tokens of a prompt, which are words if nothing counts them.
         name_json: The name in JSON.
         endpoint: As above.
         calls: Makes the endpoint's calls.
+        counted: What its requests are counted under.
         chats: The forms of its answers to chats.
         completions: The forms of its answers to completions.
     """
@@ -62,9 +65,11 @@ class Model:
         self.name = name
         self._template = template
         self.count = count
+        self.prompt_count = count or count_words
         self.name_json = orjson.dumps(name)
         self.endpoint = endpoint
         self.calls = EndpointCalls(endpoint, options)
+        self.counted = Counted(endpoint.name, OpenAIRoute.protocol)
         self.chats = AnswerForms(name, chat=True)
         self.completions = AnswerForms(name, chat=False)
         self._makers: WeakKeyDictionary[Batcher[Any], ItemMaker] = WeakKeyDictionary()
@@ -97,10 +102,13 @@ class Model:
             Refused: The template refuses the messages, or gives no text, which could fail a batch.
         """
         try:
-            prompt: object = self._template(messages)
+            prompt: Any = self._template(messages)
         except ValueError as error:
             raise refused(str(error), param="messages") from error
-        return _checked_prompt(prompt)
+        if not isinstance(prompt, str):
+            kind = type(prompt).__name__
+            raise refused(f"The chat template gave no text, but {kind}", status=500)
+        return prompt
 
     @property
     def takes_text(self) -> bool:
@@ -114,13 +122,6 @@ class Model:
                     return False
                 return True
         return False
-
-
-def _checked_prompt(prompt: object) -> str:
-    if not isinstance(prompt, str):
-        kind = type(prompt).__name__
-        raise refused(f"The chat template gave no text, but {kind}", status=500)
-    return prompt
 
 
 def unknown(name: str) -> Exception:

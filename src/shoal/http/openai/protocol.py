@@ -106,9 +106,9 @@ class OpenAI(HttpProtocol):
         ]
         for path, chat in (("/completions", False), ("/chat/completions", True)):
             reader = TextReader(
-                chat=chat, most_messages=self._max_messages, most_choices=self._max_choices
+                models, chat=chat, most_messages=self._max_messages, most_choices=self._max_choices
             )
-            route = TextRoute(models, reader, options)
+            route = TextRoute(reader, options)
             routes.append((_PREFIX + path, "POST", route))
         return _Routes(routes)
 

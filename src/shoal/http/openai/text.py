@@ -30,15 +30,11 @@ class TextEnd:
         count: Returns the number of tokens of a text; None if each piece is one token.
 
     Attributes:
-        counts: Whether a function counts the tokens.
-        plain_below: While its number of tokens is below this, a piece that `is_clear` is one token,
-            and is taken as it is. So `take` need not be called for it if `tokens` is increased.
         tokens: The number of tokens so far.
         reason: Why the text has ended, ``"stop"`` or ``"length"``; None if it goes on.
     """
 
     # What most texts do not change.
-    plain_below: float = 0
     reason: str | None = None
     tokens = 0
     _firsts: frozenset[str] = frozenset()
@@ -50,11 +46,23 @@ class TextEnd:
         self._stops = stops
         self._most = most
         self._count = count
-        self.counts = count is not None
         if stops:
             self._firsts = frozenset(stop[0] for stop in stops)
-        if count is None:
-            self.plain_below = math.inf if most is None else most
+
+    @property
+    def counts(self) -> bool:
+        """Whether a function counts the tokens."""
+        return self._count is not None
+
+    @property
+    def plain_below(self) -> float:
+        """While its number of tokens is below this, a piece that `is_clear` is one token.
+
+        It is taken as it is: `take` need not be called for it if `tokens` is increased.
+        """
+        if self._count is not None:
+            return 0
+        return math.inf if self._most is None else self._most
 
     def is_clear(self, piece: str) -> bool:
         """Returns whether no stop sequence can begin in a piece, or go on in it."""

@@ -12,36 +12,26 @@ from shoal.batching.calls.leaving import Departure
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.openai.errors import refused
-from shoal.http.openai.messages import (
-    AnswerForms,
-    ChoiceMessages,
-    MessageForm,
-    NotText,
-    checked_text,
-    text_of,
-)
-from shoal.http.openai.text import TextEnd, count_words
+from shoal.http.openai.messages import ChoiceMessages, NotText, checked_text, text_of
 from shoal.http.requests.call import EndpointCall
-from shoal.http.requests.call_route import answered
 from shoal.http.requests.endpoint import call_headers
-from shoal.http.requests.exchange import JSON
-from shoal.http.requests.metadata import HttpMetadata
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Coroutine
     from types import TracebackType
 
     from anyio.abc import TaskGroup
     from starlette.types import Scope
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.openai.models import Model
-    from shoal.http.openai.text_request import TextRequest
+    from shoal.http.openai.messages import MessageForm
+    from shoal.http.openai.text import TextEnd
+    from shoal.http.openai.text_job import TextJob
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.metadata import HttpMetadata
     from shoal.http.requests.problem import Refused
     from shoal.http.requests.streaming import ItemStream
-    from shoal.observe.metrics import ItemTimes
 
 T = TypeVar("T")
 
@@ -72,104 +62,6 @@ class UnwatchedCaller:
     def departure(self) -> Departure:
         """Tells nothing."""
         return Departure(anyio.sleep_forever, lambda _: None)
-
-
-class TextJob:
-    """One request for texts, and what its calls share.
-
-    Args:
-        exchange: The request.
-        model: The model that is asked.
-        asked: What is asked for.
-
-    Attributes:
-        exchange: As above.
-        model: As above.
-        asked: As above.
-        texts: The number of texts of the answer.
-        metadata: The metadata of the calls.
-    """
-
-    __slots__ = ("_prompt", "asked", "exchange", "metadata", "model", "texts")
-
-    def __init__(self, exchange: Exchange, model: Model, asked: TextRequest) -> None:
-        self.exchange = exchange
-        self.model = model
-        self.asked = asked
-        self.texts = asked.n * (len(asked.prompts) or 1)
-        self.metadata = HttpMetadata(model.endpoint.name, exchange)
-        self._prompt: str | None = None
-
-    @property
-    def times(self) -> ItemTimes:
-        """Where the times of the pieces are counted."""
-        return self.exchange.item_times(self.model.endpoint.name)
-
-    def form(self) -> MessageForm:
-        """Returns the form of the messages of a stream."""
-        return self._forms().messages(self.exchange.id)
-
-    def _forms(self) -> AnswerForms:
-        return self.model.chats if self.asked.messages is not None else self.model.completions
-
-    def whole(self, texts: Sequence[tuple[str, TextEnd]]) -> bytes:
-        """Returns the body of the answer with the whole texts, and their ends."""
-        return self._forms().whole(self.exchange.id, texts, self.prompt_tokens())
-
-    def prompt_tokens(self) -> int:
-        """Returns the number of tokens of the prompts."""
-        count = self.model.count or count_words
-        if self.asked.messages is None:
-            return sum([count(prompt) for prompt in self.asked.prompts])
-        if self._prompt is not None:
-            return count(self._prompt)
-        return sum([count(str(one["content"])) for one in self.asked.messages])
-
-    def text(self, call: EndpointCall, batcher: Batcher[Any], nth: int) -> TextCall:
-        """Returns the call for one of the texts.
-
-        Args:
-            call: The call, whose batcher was found.
-            batcher: The batcher.
-            nth: The index of the text.
-
-        Raises:
-            Refused: The request does not fit the handler's parameters.
-        """
-        asked = self.asked
-        maker = self.model.maker(batcher)
-        asked.check_fields(maker.fields)
-        which, sample = divmod(nth, asked.n) if nth else (0, 0)
-        if asked.messages is None:
-            prompt: str | None = asked.prompts[which]
-        else:
-            prompt = None if maker.takes_messages else self._chat_prompt(asked.messages)
-        given = asked.given
-        if sample and (seed := given.get("seed")) is not None:  # else all would be the same text
-            given = {**given, "seed": seed + sample}
-        item = maker.item(prompt, given)
-        count, most = self.model.count, asked.max_tokens
-        if most is None and maker.fields:
-            most = maker.limit(item)
-        if count is None and not call.streams:
-            count = count_words
-            if "max_tokens" in maker.fields:
-                most = None  # the model has counted its own tokens, which words are not
-        return TextCall(self, call, batcher, item, TextEnd(asked.stops, most, count))
-
-    async def found_text(self, call: EndpointCall, nth: int) -> TextCall:
-        """Finds the batcher of a call; returns the call for one of the texts.
-
-        Raises:
-            Exception: As `EndpointCall.find`, and as `text`.
-        """
-        headers = call_headers(self.exchange.headers)
-        return self.text(call, await call.find(headers), nth)
-
-    def _chat_prompt(self, messages: Sequence[Any]) -> str:
-        if self._prompt is None:
-            self._prompt = self.model.prompt(messages)
-        return self._prompt
 
 
 class TextCall:
@@ -204,20 +96,6 @@ class TextCall:
         if self.call.streams:
             return self.call.stream(self.item, self._job.metadata)
         return _OneResult(self.call, self.item, self._job.metadata)
-
-    def answer(self, result: Any) -> Coroutine[Any, Any, None] | None:
-        """Answers the request, which has no other text, with the call's result.
-
-        Returns:
-            What must be awaited for that.
-
-        Raises:
-            NotText: It is not text.
-            TypeError: It can't be written.
-        """
-        whole = self.end.whole(text_of(result))
-        job = self._job
-        return answered(job.exchange, JSON, job.whole(((whole, self.end),)))
 
     async def collected(self) -> str:
         """Makes the call; returns the whole text.
@@ -266,6 +144,16 @@ class TextCall:
                     break
         texts.append(end.rest())
         return checked_text("".join(texts))
+
+
+async def _found_text(job: TextJob, call: EndpointCall, nth: int) -> TextCall:
+    """Finds the batcher of a call; returns the call for one of the texts.
+
+    Raises:
+        Exception: As `EndpointCall.find`, and as `TextJob.item`.
+    """
+    batcher = await call.find(call_headers(job.exchange.headers))
+    return TextCall(job, call, batcher, *job.item(call, batcher, nth))
 
 
 class _OneResult:
@@ -328,7 +216,7 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
     async def run(nth: int) -> None:
         try:
             with EndpointCall(job.model.calls, UnwatchedCaller(job.exchange)) as call:
-                text = await job.found_text(call, nth)
+                text = await _found_text(job, call, nth)
                 found[nth] = await refusing(text.collected()), text.end
         except Exception as error:
             failures.append(error)
@@ -408,7 +296,7 @@ class MergedTexts:
     async def _run(self, nth: int) -> None:
         try:
             with EndpointCall(self._job.model.calls, UnwatchedCaller(self._job.exchange)) as call:
-                text = await self._job.found_text(call, nth)
+                text = await _found_text(self._job, call, nth)
                 await refusing(self._pass_on(text, nth))
         except Exception as error:
             self._failure = self._failure or error
@@ -418,7 +306,7 @@ class MergedTexts:
     async def _pass_on(self, text: TextCall, nth: int) -> None:
         end, stream = text.end, text.stream()
         self.ends.append(end)
-        messages = ChoiceMessages(self._form, nth, end, with_usage=self._job.asked.include_usage)
+        messages = ChoiceMessages(self._form, nth, end, with_usage=self._job.with_usage)
         tick = self._job.times.clock(parking_of_this_loop().now)
         async with stream:
             async for piece in stream:

@@ -6,7 +6,6 @@ are not kept here, are refused.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
@@ -14,12 +13,14 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from shoal.http.openai.errors import of_invalid_item, refused
+from shoal.http.openai.text_job import TextJob
 from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal.http.openai.models import Models
     from shoal.http.requests.exchange import Exchange
 
 MOST_STOPS: Final = 4
@@ -66,77 +67,6 @@ class _Chat(_Text):
     max_completion_tokens: NotRequired[_Count | None]
 
 
-# What the answers have no form for, whatever the model takes.
-_NEVER: Final = frozenset(
-    {
-        *("tools", "functions", "function_call", "tool_choice", "logprobs", "top_logprobs"),
-        *("audio", "modalities", "echo", "best_of", "web_search_options"),
-    }
-)
-# What a model may take itself.
-_BY_MODEL: Final = frozenset({"response_format", "logit_bias", "suffix", "prediction"})
-_SPECIAL: Final = _NEVER | _BY_MODEL
-
-
-def _changes_nothing(name: str, value: Any, n: int) -> bool:
-    """Returns whether an answer without the parameter is what was asked for."""
-    if name == "response_format":
-        return bool(value == {"type": "text"})
-    if name == "modalities":
-        return bool(value == ["text"])
-    if name in ("tool_choice", "function_call"):
-        return bool(value in ("none", "auto"))  # without tools
-    if name == "best_of":
-        return type(value) is int and value == n
-    # A number that says how many logprobs of a completion are wanted may be 0, and means some.
-    return value is False or value in ("", [], {}, None) or (name == "top_logprobs" and value == 0)
-
-
-@dataclass(slots=True)
-class TextRequest:
-    """What a request for texts asks for.
-
-    Attributes:
-        model: The name of the model.
-        given: All parameters of the request; null is as if they were absent.
-        prompts: The prompts; empty for a chat.
-        messages: The messages of a chat; None for a completion.
-        n: The number of texts for each prompt.
-        stops: The stop sequences.
-        max_tokens: The most tokens of a text; None if it is not given.
-        stream: Whether the texts are streamed.
-        include_usage: Whether a stream ends with the numbers of tokens.
-    """
-
-    model: str
-    given: Mapping[str, Any]
-    prompts: Sequence[str]
-    messages: Sequence[Mapping[str, Any]] | None
-    n: int
-    stops: Sequence[str]
-    max_tokens: int | None
-    stream: bool
-    include_usage: bool
-
-    def check_fields(self, fields: frozenset[str]) -> None:
-        """Checks that what the request asks for is answered by a model.
-
-        Args:
-            fields: The names of the parameters that the model takes.
-
-        Raises:
-            Refused: It is not.
-        """
-        if _SPECIAL.isdisjoint(self.given):
-            return
-        for name in _SPECIAL.intersection(self.given):
-            is_models = name in _BY_MODEL and name in fields
-            if not is_models and not _changes_nothing(name, self.given[name], self.n):
-                raise refused(
-                    f"The parameter {name} is not supported here", param=name, code="unsupported"
-                )
-
-
 @cache
 def _type(*, chat: bool) -> JsonType:
     """Returns the type of the bodies, once for all applications: it takes milliseconds to build."""
@@ -147,22 +77,26 @@ class TextReader:
     """Reads the bodies of one of the two paths.
 
     Args:
+        models: The models.
         chat: Whether that is the one for chats.
         most_messages: The most messages of a chat.
         most_choices: The most texts of an answer.
     """
 
-    def __init__(self, *, chat: bool, most_messages: int, most_choices: int) -> None:
+    def __init__(
+        self, models: Models, *, chat: bool, most_messages: int, most_choices: int
+    ) -> None:
+        self._models = models
         self._chat = chat
         self._most_messages = most_messages
         self._most_choices = most_choices
         self._type = _type(chat=chat)
 
-    def read(self, exchange: Exchange, body: bytes) -> TextRequest:
+    def read(self, exchange: Exchange, body: bytes) -> TextJob:
         """Returns what a request asks for.
 
         Raises:
-            Refused: It is malformed, or asks for too much.
+            Refused: It is malformed, or asks for too much, or for a model that there is not.
         """
         try:
             given: dict[str, Any] = self._type.parsed(exchange, body)
@@ -177,38 +111,36 @@ class TextReader:
                 given["max_tokens"] = most
         else:
             prompts = _prompts(given["prompt"])
-        if n != 1 or len(prompts) > 1:
-            self._check_number(n, len(prompts))
+        texts = 1 if n == 1 and len(prompts) <= 1 else self._texts(n, len(prompts))
         stops: Sequence[str] = ()
         if (stop := given.get("stop")) is not None:
             stops = given["stop"] = _stops(stop)
-        options = given.get("stream_options")
-        return TextRequest(
-            given["model"],
-            given,
-            prompts,
-            messages,
-            n,
-            stops,
-            given.get("max_tokens"),
-            bool(given.get("stream")),
-            options is not None and bool(options.get("include_usage")),
-        )
+        model = self._models.of(given["model"])
+        return TextJob(exchange, model, given, prompts, messages, stops, n, texts)
 
-    def _check_number(self, n: int, prompts: int) -> None:
-        if n * max(1, prompts) > self._most_choices:
+    def _texts(self, n: int, prompts: int) -> int:
+        texts = n * max(1, prompts)
+        if texts > self._most_choices:
             param = "n" if n > 1 else "prompt"
             raise refused(f"An answer has {self._most_choices} choices at most", param=param)
+        return texts
 
     def _messages(self, given: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         messages: list[dict[str, Any]] = given["messages"]
         if len(messages) > self._most_messages:
             raise refused(f"A chat has {self._most_messages} messages at most", param="messages")
-        for nth, message in enumerate(messages):
-            content = message.get("content")
-            if type(content) is not str:
-                message["content"] = _text_of(content, f"messages.{nth}.content")
+        for message in messages:
+            if type(message.get("content")) is not str:
+                _make_texts(messages)
+                break
         return messages
+
+
+def _make_texts(messages: Sequence[dict[str, Any]]) -> None:
+    for nth, message in enumerate(messages):
+        content = message.get("content")
+        if not isinstance(content, str):
+            message["content"] = _text_of(content, f"messages.{nth}.content")
 
 
 def _text_of(content: list[dict[str, Any]] | None, param: str) -> str:

@@ -147,12 +147,13 @@ class RouteDispatcher:
     def _count(self, exchange: Exchange, route: Route) -> None:
         """Counts a request that has ended, unless it has no answer."""
         if exchange.status:
-            if route.name != NO_ENDPOINT:  # else the request may choose the endpoint
-                new = self.times.new_of(route.name, route.protocol, exchange.status)
-                route.new_times[exchange.status] = new
+            counted = exchange.counted or route
+            if counted.name != NO_ENDPOINT:  # else the request may choose the endpoint
+                new = self.times.new_of(counted.name, counted.protocol, exchange.status)
+                counted.new_times[exchange.status] = new
             self.times.count(
-                exchange.endpoint or route.name,
-                route.protocol,
+                counted.name,
+                counted.protocol,
                 exchange.status,
                 exchange.began_at,
                 exchange.headers,
@@ -170,7 +171,7 @@ class RouteDispatcher:
                     raise error
                 error = ShutDown("the server ends")
             with _HOLDING:
-                name = exchange.endpoint or route.name
+                name = (exchange.counted or route).name
                 problem = explained(error, self.settings, name, exchange.request_id)
             if exchange.status:
                 exchange.status = 500  # for who counts it: the client does not get the rest
@@ -209,7 +210,7 @@ class RouteDispatcher:
             return self.take_step(exchange, route, lambda _: rest)
         if exchange.status:
             try:
-                new = route.new_times[exchange.status]
+                new = (exchange.counted or route).new_times[exchange.status]
             except KeyError:
                 self._count(exchange, route)
             else:  # as `_count` does, in half as many bytecodes

@@ -83,6 +83,27 @@ class Dispatcher(Protocol):
         ...
 
 
+class Counted:
+    """What requests are counted under whose route is not that of one endpoint.
+
+    Args:
+        name: The name of the endpoint that is called.
+        protocol: The protocol; one of `PROTOCOLS`.
+
+    Attributes:
+        name: As above.
+        protocol: As above.
+        new_times: As a route's.
+    """
+
+    __slots__ = ("name", "new_times", "protocol")
+
+    def __init__(self, name: str, protocol: str) -> None:
+        self.name = name
+        self.protocol = protocol
+        self.new_times: dict[int, list[float]] = {}
+
+
 class Exchange:
     """One HTTP request, and the sending of its answer.
 
@@ -95,7 +116,7 @@ class Exchange:
     Attributes:
         began_at: The reading of `time.perf_counter` when it came.
         direct: As above.
-        endpoint: The name of the endpoint that is called, if the route is not that of one.
+        counted: What the request is counted under, if not under its route.
         method: The method of the request.
         headers: The request's headers; the last one of those with the same name.
         kept: What `suspend` was given to keep.
@@ -106,7 +127,7 @@ class Exchange:
 
     __slots__ = (
         *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_route", "_scope"),
-        *("_send", "_step", "began_at", "direct", "endpoint", "headers", "kept", "method"),
+        *("_send", "_step", "began_at", "counted", "direct", "headers", "kept", "method"),
         *("settings", "status"),
     )
 
@@ -126,7 +147,7 @@ class Exchange:
         self._send: Send | None = None
         self._path_params = path_params
         self.status = 0
-        self.endpoint: str | None = None
+        self.counted: Counted | None = None
         self.settings = dispatcher.settings
         self._id: bytes | None = None
         self._dispatcher = dispatcher

@@ -1,0 +1,196 @@
+"""One request for texts: the items of its calls, and its answer with whole texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.http.openai.messages import NotText
+from shoal.http.openai.text import TextEnd, count_words
+from shoal.http.openai.unsupported import SPECIAL, check_supported
+from shoal.http.requests.call_route import answered
+from shoal.http.requests.exchange import JSON
+from shoal.http.requests.metadata import HttpMetadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.openai.messages import AnswerForms, MessageForm
+    from shoal.http.openai.models import Model
+    from shoal.http.requests.call import EndpointCall
+    from shoal.http.requests.exchange import Exchange
+    from shoal.observe.metrics import ItemTimes
+
+
+class TextJob:
+    """One request for texts, and what its calls share.
+
+    Args:
+        exchange: The request.
+        model: The model that is asked.
+        given: All parameters of the request; null is as if they were absent.
+        prompts: The prompts; empty for a chat.
+        messages: The messages of a chat; None for a completion.
+        stops: The stop sequences.
+        n: The number of texts for each prompt.
+        texts: The number of texts of the answer.
+
+    Attributes:
+        exchange: As above.
+        forms: The forms of the answers.
+        metadata: The metadata of the calls.
+        model: As above.
+        streams: Whether the texts are streamed.
+        texts: As above.
+    """
+
+    __slots__ = (
+        *("_given", "_messages", "_n", "_prompts", "_stops", "exchange", "forms", "metadata"),
+        *("model", "streams", "texts"),
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: Model,
+        given: Mapping[str, Any],
+        prompts: Sequence[str],
+        messages: Sequence[Mapping[str, Any]] | None,
+        stops: Sequence[str],
+        n: int,
+        texts: int,
+    ) -> None:
+        self.exchange = exchange
+        self.model = model
+        self.metadata = HttpMetadata(model.endpoint.name, exchange)
+        self.forms = model.completions if messages is None else model.chats
+        self.streams: bool = given.get("stream") or False
+        self.texts = texts
+        self._given = given
+        # The texts whose tokens are those of the prompt: of a chat, once an item was made.
+        self._prompts = prompts
+        self._messages = messages
+        self._n = n
+        self._stops = stops
+
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with the numbers of tokens."""
+        options = self._given.get("stream_options")
+        return options is not None and bool(options.get("include_usage"))
+
+    @property
+    def times(self) -> ItemTimes:
+        """Where the times of the pieces are counted."""
+        return self.exchange.item_times(self.model.endpoint.name)
+
+    def form(self) -> MessageForm:
+        """Returns the form of the messages of a stream."""
+        return self.forms.messages(self.exchange.id)
+
+    def whole(self, texts: Sequence[tuple[str, TextEnd]]) -> bytes:
+        """Returns the body of the answer with the whole texts, and their ends."""
+        return self.forms.whole(self.exchange.id, texts, self.prompt_tokens())
+
+    def prompt_tokens(self) -> int:
+        """Returns the number of tokens of the prompts, once an item was made."""
+        return _tokens_of(self._prompts, self.model.prompt_count)
+
+    def result(self, call: EndpointCall, end: TextEnd) -> TextResult:
+        """Returns what answers the request, which has one text, with the result of its call."""
+        return TextResult(call, end, self.forms, self._prompts, self.model.prompt_count)
+
+    def item(self, call: EndpointCall, batcher: Batcher[Any], nth: int = 0) -> tuple[Any, TextEnd]:
+        """Returns the item of the call for one of the texts, and what finds the text's end.
+
+        Args:
+            call: The call, whose batcher was found.
+            batcher: The batcher.
+            nth: The index of the text.
+
+        Raises:
+            Refused: The request does not fit the handler's parameters.
+        """
+        model, given = self.model, self._given
+        maker = model.maker(batcher)
+        if not SPECIAL.isdisjoint(given):
+            check_supported(given, self._n, maker.fields)
+        which, sample = divmod(nth, self._n) if nth else (0, 0)
+        prompt: str | None
+        if self._messages is None:
+            prompt = self._prompts[which]
+        elif maker.takes_messages:
+            prompt = None
+            self._prompts = [str(message["content"]) for message in self._messages]
+        else:
+            if not self._prompts:
+                self._prompts = (model.prompt(self._messages),)
+            prompt = self._prompts[0]
+        if sample and (seed := given.get("seed")) is not None:  # else all would be the same text
+            given = {**given, "seed": seed + sample}
+        item = maker.item(prompt, given)
+        count, most = model.count, given.get("max_tokens")
+        if most is None and maker.fields:
+            most = maker.limit(item)
+        if count is None and not call.streams:
+            count = count_words
+            if "max_tokens" in maker.fields:
+                most = None  # the model has counted its own tokens, which words are not
+        return item, TextEnd(self._stops, most, count)
+
+
+def _tokens_of(prompts: Sequence[str], count: Callable[[str], int]) -> int:
+    if len(prompts) == 1:
+        return count(prompts[0])
+    return sum([count(prompt) for prompt in prompts])
+
+
+class TextResult:
+    """Answers a request for one text with the result of its call.
+
+    While the call waits, it keeps no more of the request than the answer needs.
+
+    Args:
+        call: The call, which has one result.
+        end: Finds the end of the text.
+        forms: The forms of the answers.
+        prompts: The texts whose tokens are those of the prompt.
+        count: Returns the number of tokens of a text.
+
+    Attributes:
+        call: As above.
+    """
+
+    __slots__ = ("_count", "_end", "_forms", "_prompts", "call")
+
+    def __init__(
+        self,
+        call: EndpointCall,
+        end: TextEnd,
+        forms: AnswerForms,
+        prompts: Sequence[str],
+        count: Callable[[str], int],
+    ) -> None:
+        self.call = call
+        self._end = end
+        self._forms = forms
+        self._prompts = prompts
+        self._count = count
+
+    def answer(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
+        """Answers the request; returns what must be awaited for that.
+
+        Raises:
+            NotText: The result is not text.
+            TypeError: It can't be written.
+            Exception: The call's error.
+        """
+        result = self.call.pending_result()
+        if not isinstance(result, str):
+            raise NotText(result)
+        end = self._end
+        text = end.whole(result)
+        prompt_tokens = _tokens_of(self._prompts, self._count)
+        return answered(
+            exchange, JSON, self._forms.whole_of_one(exchange.id, text, end, prompt_tokens)
+        )
