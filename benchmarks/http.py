@@ -47,7 +47,7 @@ def main() -> None:
     report.print_environment()
     wrk = http_load.wrk_path()
     _print_peers(wrk)
-    effort = Effort(wrk, 1, 1, 1, 1, 0.2) if arguments.quick else Effort(wrk, 15, 1, 4, 2, 0.5)
+    effort = Effort(wrk, 1, 1, 1, 1, 0.2) if arguments.quick else Effort(wrk, 15, 1, 8, 2, 0.5)
     tables: list[Table] = []
     for name in arguments.only:
         found = _measure(name, effort, is_quick=arguments.quick)

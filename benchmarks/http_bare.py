@@ -121,14 +121,18 @@ class Gathered(Generic[T]):
             with trio.move_on_after(self._wait_s):
                 while len(self._queue) < MAX_BATCH_SIZE:
                     await self._more()
-            self._taker = None
         batch = self._queue[:MAX_BATCH_SIZE]
         del self._queue[:MAX_BATCH_SIZE]
         return batch
 
     async def _more(self) -> None:
         self._taker = current_task()
-        await wait_task_rescheduled(aborted)
+        await wait_task_rescheduled(self._given_up)
+
+    def _given_up(self, _: object) -> Abort:
+        """Ends the wait: from now on no request may wake the task, which is awake."""
+        self._taker = None
+        return Abort.SUCCEEDED
 
 
 class TokenLoop:
