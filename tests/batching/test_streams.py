@@ -12,6 +12,7 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, OfUnhashableKind, Steps, read_all, settle
+from shoal.batching.handlers.stepping import FEWEST_BESIDE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -306,11 +307,13 @@ class _Beside:
 
     def __init__(self, *, waits: bool) -> None:
         self._waits = waits
+        self.given: list[str] = []
         self._begun = [threading.Event() for _ in range(6)]
         self.taken: list[tuple[int, bool]] = []
         """Each item that was passed on, and whether the next step had begun by then."""
 
     def handler(self, items: list[str]) -> Iterator[list[int]]:
+        self.given = items
         for nth in range(5):
             self._begun[nth].set()
             yield [nth] * len(items)
@@ -323,17 +326,28 @@ class _Beside:
 
 
 @pytest.mark.real_time
-@pytest.mark.parametrize("waits", [True, False], ids=["waits", "computes"])
+@pytest.mark.parametrize(
+    ("waits", "readers"),
+    [(True, FEWEST_BESIDE), (False, FEWEST_BESIDE), (True, FEWEST_BESIDE - 1)],
+    ids=["waits", "computes", "waits for few"],
+)
 async def test_items_are_passed_on_while_the_next_step_waits(
-    monkeypatch: pytest.MonkeyPatch, *, waits: bool
+    monkeypatch: pytest.MonkeyPatch, readers: int, *, waits: bool
 ) -> None:
     monkeypatch.setattr(time, "thread_time", (lambda: 0.0) if waits else time.perf_counter)
-    beside = _Beside(waits=waits)
-    async with shoal.Batcher(beside.handler) as call, call("x") as stream:
-        stream.pass_on(beside.take)
-        assert [item async for item in stream] == []
-    assert [item for item, _ in beside.taken] == [0, 1, 2, 3, 4]
-    assert [has_begun for _, has_begun in beside.taken] == [waits] * 5
+    are_beside = waits and readers >= FEWEST_BESIDE
+    beside = _Beside(waits=are_beside)
+    async with (
+        shoal.Batcher(beside.handler, max_batch_size=readers, batch_wait_timeout_s=60) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        read = await read_all(tasks, *[call("x") for _ in range(readers - 1)])
+        async with call("x") as stream:
+            stream.pass_on(beside.take)
+            assert [item async for item in stream] == []
+    assert len(beside.given) == readers
+    assert [reader.items for reader in read] == [[0, 1, 2, 3, 4]] * (readers - 1)
+    assert beside.taken == [(nth, are_beside) for nth in range(5)]
 
 
 async def test_an_item_that_is_not_passed_on_yet_comes_before_the_end() -> None:

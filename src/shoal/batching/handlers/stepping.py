@@ -11,13 +11,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+FEWEST_BESIDE: Final = 4
+"""Fewer items are passed on before the next step: to be woken for them takes as long."""
+
 
 class Stepping:
     """The steps of one run of a plain generator.
 
     To pass on the items of a step may take longer than to make them, and the next step need not
     wait for that. But a step that computes in Python would hold up each of the items in turn, since
-    Python runs one thread at a time. So it is done beside steps that wait.
+    Python runs one thread at a time. So it is done beside steps that wait, if it is worth that.
 
     Args:
         began: Called in the thread of each step as it begins.
