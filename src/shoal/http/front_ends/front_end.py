@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.http.direct_call import TRACE
 from shoal.http.front_ends.passed_request import PassedRequest
 from shoal.http.front_ends.wire import (
     HEARTBEATS,
@@ -88,7 +90,11 @@ class FrontEnd:
             is_kept=False,
         )
         kind = "websocket.http" if scope["type"] == "websocket" else "http"
-        id_, request = self._new(None, extensions.get("shoal.disconnect", {}), kind)
+        offered = {
+            **extensions.get("shoal.disconnect", {}),
+            "note_trace": partial(scope.__setitem__, TRACE),  # where the access log looks
+        }
+        id_, request = self._new(None, offered, kind)
         self._channel.post(FrontKind.HEAD, number, dumps(head, 5))
         self._channel.post(FrontKind.OPEN, id_, NUMBER.pack(number))
         if self._channel.is_closed:

@@ -35,7 +35,8 @@ class PassedRequest:
         id_: The number of the request.
         ended: Called with the number at the end.
         call: The request as this package's server has it; None for one that comes by ASGI only.
-        offered: What the server offers beyond ASGI, by its extension of ASGI.
+        offered: What the server offers beyond ASGI, by its extension of ASGI, and ``note_trace``;
+            empty if there is a call.
         kind: What the messages of a whole answer begin with: "http", or "websocket.http".
     """
 
@@ -125,6 +126,10 @@ class PassedRequest:
             beat = self._offered.get("heartbeat") if self._call is None else self._call.heartbeat
             if beat is not None:
                 beat(SECONDS.unpack_from(body)[0], body[SECONDS.size :])
+        elif kind is FrontKind.TRACE:
+            trace_id, _, span_id = body.decode("ascii").partition(" ")
+            note = self._offered["note_trace"] if self._call is None else self._call.note_trace
+            note((trace_id, span_id))
         elif kind is FrontKind.WATCH_DRAIN:
             watch = self._offered.get("when_draining")
             if watch is not None:

@@ -112,6 +112,7 @@ class RemoteCall:
             "is_cut_off": self.is_cut_off,
             "send_timeout_s": self._shared.send_timeout_s,
             "is_local": self._shared.is_local,
+            "note_trace": self.note_trace,
         }
         if HEARTBEATS in self._head.offers:
             offered["heartbeat"] = self.heartbeat
@@ -125,7 +126,9 @@ class RemoteCall:
         return scope
 
     def note_trace(self, ids: tuple[str, str]) -> None:
-        """Does nothing: the worker writes the access log, and it has no traces."""
+        """Tells the front end the ids of the request's trace and span, if it logs the request."""
+        if self._shared.options.access_log:
+            self._post(FrontKind.TRACE, " ".join(ids).encode("ascii"))
 
     async def receive(self) -> Message:
         """Returns the next message of the client; see ASGI."""

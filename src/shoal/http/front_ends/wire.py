@@ -74,6 +74,8 @@ class FrontKind(IntEnum):
     """Close all connections by force, and end."""
     COUNT = 16
     """Tell how many connections there are."""
+    TRACE = 17
+    """The ids of the request's trace and span, with a space between them, for the access log."""
     # A front end to the server's process:
     READY = 20
     """It can serve."""

@@ -14,6 +14,7 @@ from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.protocol.ws_stream import ASGIWebsocketState
 from wsproto.connection import ConnectionState
 
+from shoal.http.direct_call import TRACE
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained
 from shoal.http.server.streams.frames import text_frames
@@ -187,6 +188,8 @@ class StreamCalls:
             "is_cut_off": inbox.is_cut_off,
             "send_timeout_s": self._shared.send_timeout_s,
             "is_local": self._shared.is_local,
+            # Where the access log looks; the application may have been given a copy.
+            "note_trace": partial(app_scope.__setitem__, TRACE),
         }
         app_scope["extensions"]["shoal.disconnect"] = offered
         app_scope["extensions"][SERVER] = self._shared.counts
