@@ -128,6 +128,12 @@ class RemoteFrontEnd:
                 return f"was killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended its process."""
+        code = self._process.returncode
+        return code is not None and code < 0
+
     def serve(self) -> None:
         """Has it accept clients."""
         self._channel.post(FrontKind.SERVE)
