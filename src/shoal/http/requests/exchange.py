@@ -101,7 +101,7 @@ class Exchange:
         kept: What `suspend` was given to keep.
         settings: The options of the server.
         status: The status of the answer; 0 until it has begun. If it can't be completed, it is set
-            to what the request is to be counted by.
+            to what the request is to be counted by; and to 0 at the end if it is not to be counted.
     """
 
     __slots__ = (
