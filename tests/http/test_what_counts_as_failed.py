@@ -11,12 +11,12 @@ import anyio
 import httpx
 import pytest
 from live_server import live
-from socket_in_memory import opened
 from starlette.exceptions import HTTPException
 from test_dashboard import messages_of, state_of, viewer
 
 import shoal
 from shoal.testing.asgi import ask, calling
+from socket_in_memory import opened
 
 pytestmark = pytest.mark.anyio
 
