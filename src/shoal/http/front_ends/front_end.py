@@ -15,6 +15,7 @@ from shoal.http.front_ends.passed_request import PassedRequest
 from shoal.http.front_ends.wire import (
     HEARTBEATS,
     NUMBER,
+    REFUSAL,
     FrontKind,
     RequestHead,
     sendable,
@@ -100,6 +101,10 @@ class FrontEnd:
         if self._channel.is_closed:
             request.lose()
         await request.run(receive, send)
+
+    def count_refusal(self, status: int, took_s: float) -> None:
+        """Has the server's process count a request that the server here has answered itself."""
+        self._channel.post(FrontKind.REFUSED, body=REFUSAL.pack(status, took_s))
 
     def take(self, kind: FrontKind, id_: int, body: bytes) -> None:
         """Handles a message from the server's process."""

@@ -172,8 +172,15 @@ class PassedRequest:
             self._channel.post(FrontKind.CUT, self._id)
         elif not self._is_over:
             self._is_over = True
-            self._channel.post(FrontKind.LEFT, self._id)
+            self._post_left()
             self._queue(FrontKind.LEFT)
+
+    def _post_left(self) -> None:
+        if self._call is None:
+            status = self._offered.get("refused_with", int)()
+        else:
+            status = self._call.refused_with
+        self._channel.post(FrontKind.LEFT, self._id, NUMBER.pack(status))
 
     def _tell_draining(self) -> None:
         self._channel.post(FrontKind.DRAINING, self._id)
@@ -273,7 +280,7 @@ class PassedRequest:
     def _end(self) -> None:
         if not self._is_over:
             self._is_over = True
-            self._channel.post(FrontKind.LEFT, self._id)  # counts for nothing if it has ended
+            self._post_left()  # counts for nothing if it has ended
         self._ended(self._id)
 
 

@@ -14,7 +14,7 @@ import anyio
 
 from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.remote_call import RemoteCall
-from shoal.http.front_ends.wire import MEMORY, NUMBER, FrontKind
+from shoal.http.front_ends.wire import MEMORY, NUMBER, REFUSAL, FrontKind
 from shoal.observe.connections import ConnectionTotals
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.messages import unpickled
@@ -189,6 +189,8 @@ class RemoteFrontEnd:
         elif kind is FrontKind.READY:
             self.was_ready = True
             self.is_ready.set()
+        elif kind is FrontKind.REFUSED:
+            self._shared.refusals.count(*REFUSAL.unpack(body))
         elif kind is FrontKind.CONNECTIONS:
             self.connections = ConnectionTotals(*unpickled(body))
             self._told()
@@ -208,7 +210,7 @@ class RemoteFrontEnd:
     def _tell(self, call: RemoteCall, kind: FrontKind, body: bytes) -> None:
         match kind:
             case FrontKind.LEFT:
-                call.leave()
+                call.leave(NUMBER.unpack(body)[0])
             case FrontKind.CUT:
                 call.end_early()
             case FrontKind.TAKEN:

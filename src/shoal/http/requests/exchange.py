@@ -53,6 +53,11 @@ class _Offered:
         self.when_left: Callable[[Callable[[], object] | None], object] = offered["when_left"]
         self.heartbeat: Callable[[float, bytes], object] | None = offered.get("heartbeat")
         self.is_cut_off: Callable[[], bool] = offered.get("is_cut_off", bool)
+        self._refused_with: Callable[[], int] = offered.get("refused_with", int)
+
+    @property
+    def refused_with(self) -> int:
+        return self._refused_with()
 
 
 class Dispatcher(Protocol):
@@ -220,6 +225,11 @@ class Exchange:
     def is_cut_off(self) -> bool:
         """Whether `CallerLeft` means that the server ends, and a last answer can still be sent."""
         return self._offered is not None and self._offered.is_cut_off()
+
+    @property
+    def refused_with(self) -> int:
+        """The status that the server has answered with in place of the application; 0 for none."""
+        return 0 if self._offered is None else self._offered.refused_with
 
     async def body(self) -> bytes:
         """Reads the whole body.

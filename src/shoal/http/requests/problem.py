@@ -126,9 +126,11 @@ def is_failure(error: BaseException) -> bool:
     """
     if isinstance(error, Refused):
         return error.problem.status >= 500
-    starlette: Any = sys.modules.get("starlette.exceptions")  # else nobody has raised one
-    if starlette is not None and isinstance(error, starlette.HTTPException):
-        return bool(error.status_code >= 500)
+    if "starlette.exceptions" in sys.modules:  # else nobody has raised one
+        from starlette.exceptions import HTTPException
+
+        if isinstance(error, HTTPException):
+            return error.status_code >= 500
     return not isinstance(error, ItemTooLarge)
 
 

@@ -149,6 +149,8 @@ class StreamCalls:
         if stream.closed:
             return
         stream.closed = True
+        if not _has_begun(stream):
+            inbox.refused_with = status
         if status == 408:
             self._gave_up()
         inbox.disconnect()
@@ -186,6 +188,7 @@ class StreamCalls:
         offered: dict[str, Any] = {
             "when_left": inbox.when_left,
             "is_cut_off": inbox.is_cut_off,
+            "refused_with": partial(getattr, inbox, "refused_with"),
             "send_timeout_s": self._shared.send_timeout_s,
             "is_local": self._shared.is_local,
             # Where the access log looks; the application may have been given a copy.
