@@ -106,11 +106,11 @@ class FrontEnd:
         """Has the server's process count a request that the server here has answered itself."""
         self._channel.post(FrontKind.REFUSED, body=REFUSAL.pack(status, took_s))
 
-    def take(self, kind: FrontKind, id_: int, body: bytes) -> None:
+    def take(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
         """Handles a message from the server's process."""
         request = self._requests.get(id_)
         if request is not None:
-            request.take(kind, body)
+            request.take(kind, body, data)
         elif kind is FrontKind.SERVE:
             self.may_serve.set()
         elif kind is FrontKind.DRAIN:

@@ -64,7 +64,7 @@ class PassedRequest:
         self._call = call
         self._offered = offered
         self._kind = kind
-        self._frames: deque[tuple[FrontKind, bytes]] = deque()
+        self._frames: deque[tuple[FrontKind, bytes, bytes]] = deque()
 
     def wait(self, call: DirectCall) -> None:
         """Lets the server's task go until the answer comes; the request was passed on whole."""
@@ -77,10 +77,10 @@ class PassedRequest:
     def _resumed(self) -> Coroutine[Any, Any, None] | None:
         call = self._call
         assert call is not None
-        kind, body = self._frames[0]
+        kind = self._frames[0][0]
         if kind is FrontKind.ANSWER:
             self._ended(self._id)
-            _answer(call, body)
+            _answer(call, *self._frames.popleft()[1:])
             return None
         if kind in (FrontKind.LEFT, FrontKind.ENDED, FrontKind.CUT):
             self._ended(self._id)
@@ -116,8 +116,8 @@ class PassedRequest:
 
     # What comes from the server's process.
 
-    def take(self, kind: FrontKind, body: bytes) -> None:
-        """Handles a frame."""
+    def take(self, kind: FrontKind, body: bytes, data: bytes) -> None:
+        """Handles a message; see `shoal.http.front_ends.channel.Handler`."""
         if kind is FrontKind.WANT:
             self._wanted += NUMBER.unpack(body)[0]
             if self._wants is not None:
@@ -135,7 +135,7 @@ class PassedRequest:
             if watch is not None:
                 watch(self._tell_draining)
         elif not self._is_over:
-            self._queue(kind, body)
+            self._queue(kind, body, data)
 
     def lose(self) -> None:
         """Ends the request, since the server's process is gone."""
@@ -143,7 +143,7 @@ class PassedRequest:
             self._queue(FrontKind.CUT)
             self._is_over = True
 
-    def _queue(self, kind: FrontKind, body: bytes = b"") -> None:
+    def _queue(self, kind: FrontKind, body: bytes = b"", data: bytes = b"") -> None:
         call = self._call
         if (
             kind is FrontKind.PART
@@ -156,7 +156,7 @@ class PassedRequest:
             call.put(body)
             self._count(len(body))
             return
-        self._frames.append((kind, body))
+        self._frames.append((kind, body, data))
         if self._waiter is not None:
             self._parking.wake(self._waiter)
         elif call is not None:
@@ -215,13 +215,13 @@ class PassedRequest:
                     await self._waiter
                 finally:
                     self._waiter = None
-            kind, body = self._frames.popleft()
+            kind, body, data = self._frames.popleft()
             match kind:
                 case FrontKind.BEGIN:
                     size = NUMBER.unpack_from(body)[0]
                     start = NUMBER.size
                     status, headers, is_last = unpickled(body[start : start + size])
-                    data = body[start + size :]
+                    data = data or body[start + size :]
                     self._has_begun = True
                     begin = {"type": "http.response.start", "status": status, "headers": headers}
                     await send(begin)
@@ -246,7 +246,7 @@ class PassedRequest:
                     self._count(sum(map(len, texts)))
                 case FrontKind.ANSWER:
                     assert self._call is not None
-                    _answer(self._call, body)
+                    _answer(self._call, body, data)
                     return
                 case FrontKind.CUT:
                     await self._refuse(send)
@@ -284,10 +284,10 @@ class PassedRequest:
         self._ended(self._id)
 
 
-def _answer(call: DirectCall, body: bytes) -> None:
+def _answer(call: DirectCall, body: bytes, data: bytes) -> None:
     status, size = WHOLE_ANSWER.unpack_from(body)
     start = WHOLE_ANSWER.size
-    call.answer(status, body[start : start + size], body[start + size :])
+    call.answer(status, body[start : start + size], data or body[start + size :])
 
 
 def _part(data: bytes, *, is_last: bool) -> Message:

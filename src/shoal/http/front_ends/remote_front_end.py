@@ -177,9 +177,9 @@ class RemoteFrontEnd:
 
     # What it sends.
 
-    def _take(self, kind: FrontKind, id_: int, body: bytes) -> None:
+    def _take(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
         if kind is FrontKind.REQUEST:
-            self._begin(id_, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
+            self._begin(id_, NUMBER.unpack_from(body)[0], data or body[NUMBER.size :])
         elif kind is FrontKind.OPEN:
             self._begin(id_, NUMBER.unpack(body)[0], None)
         elif kind is FrontKind.HEAD:
