@@ -222,7 +222,8 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
             front_ends=None if run.workers is None else _front_ends(run, run.workers),
         )
     except LifespanFailed as failure:
-        say(failure.details.rstrip())
+        if len(failure.details.splitlines()) > 1:  # one line is in the message
+            say(failure.details.rstrip())
         if (hint := hint_for(failure.details)) is not None:
             say(f"shoal: {hint}")
         raise CommandError(str(failure), 1) from None

@@ -155,12 +155,14 @@ class FrontEnds:
                     self.shared, self._options.command, self.bound.fileno, self._options.start
                 )
             except OSError as error:
-                how = f"can't be started: {error}"
+                how = f"can't be started: {error.strerror or error}"
             else:
                 await self._serve_by(front_end)
                 if self._ends():
                     return
                 how, was_ready = front_end.how_it_ended(), front_end.was_ready
+                if not was_ready:
+                    how += " before it could serve"
                 was_killed = front_end.was_killed
             await self._deal_with(how, began_at, was_ready=was_ready, was_killed=was_killed)
 
@@ -205,7 +207,7 @@ class FrontEnds:
         else:  # one that could not start has said why, and another one could not either
             ends = self._restarts.is_open or not (was_ready or was_killed)
         if ends:
-            self.failure = f"a worker {how}" + ("" if was_ready else " before it could serve")
+            self.failure = f"a worker {how}"
             self._failed()
             return
         _log.error("a worker %s; another one is started in its place", how)
