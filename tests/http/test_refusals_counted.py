@@ -188,10 +188,13 @@ async def test_a_handshake_that_is_none_is_counted(app, lines, workers):
     assert shown(line) == ("WebSocket", "GET", "/", 400)
 
 
+@pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize("http2", [False, True])
-async def test_an_application_that_fails_is_logged_with_the_status_that_was_sent(lines, http2):
+async def test_an_application_that_does_not_answer_is_logged_as_it_was_answered_for(
+    lines, http2, raises
+):
     async def failing(scope, receive, send):
-        if scope["type"] == "http":
+        if scope["type"] == "http" and raises:
             raise ValueError
 
     async with live(failing, access_log=True) as server:
@@ -205,6 +208,28 @@ async def test_an_application_that_fails_is_logged_with_the_status_that_was_sent
             assert (await server.talk(request("/x"))).startswith(b"HTTP/1.1 500 ")
     [line] = lines()
     assert line["status"] == 500
+
+
+async def test_an_application_that_fails_as_its_client_has_left_was_not_answered_for(lines):
+    began, left = anyio.Event(), anyio.Event()
+
+    async def failing(scope, receive, send):
+        if scope["type"] == "http":
+            began.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+            raise ValueError
+
+    async with live(failing, access_log=True) as server:
+        client = Http2Client(await server.connect())
+        client.ask(b"/x")
+        await client.flush()
+        await began.wait()
+        await client.stream.aclose()
+        await left.wait()
+    [line] = lines()
+    assert line["status"] is None
 
 
 async def test_a_client_behind_a_proxy_is_named(app, lines, workers):

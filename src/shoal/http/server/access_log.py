@@ -17,6 +17,8 @@ import orjson
 from shoal.http.direct_call import TRACE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGGER: Final = "shoal.access"
@@ -43,10 +45,13 @@ class AccessLog:
 
     Args:
         app: The application.
+        has_left: Returns whether the client is gone; else the server answers 500 in place of an
+            application that does not.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, has_left: Callable[[], bool] = lambda: True) -> None:
         self._app = app
+        self._has_left = has_left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the application."""
@@ -54,6 +59,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         entry = Entry()
+        has_ended = False
 
         async def noting(message: Message) -> None:
             entry.note(message)
@@ -61,12 +67,15 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, noting)
+            has_ended = True
         except Exception:
-            entry.note_status(500)
+            has_ended = True
             raise
-        finally:
+        finally:  # also where it was cancelled
             offered = scope.get("extensions", {}).get("shoal.disconnect", {})
             entry.note_status(offered.get("refused_with", int)())
+            if has_ended and not self._has_left():
+                entry.note_status(500)
             method = scope.get("method", "GET")
             entry.trace_ids = scope.get(TRACE)
             entry.write(protocol_of(scope), method, scope["path"], scope.get("client"))

@@ -10,7 +10,6 @@ import anyio
 
 from shoal.batching.loops.event_loop import EventLoop
 from shoal.http.direct_call import answerer_of
-from shoal.http.server.access_log import AccessLog
 from shoal.http.server.client_faults import ClientFaults
 from shoal.http.server.refusals import Refusals
 from shoal.http.server.turns import Turns
@@ -71,7 +70,6 @@ class Shared:
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
-        logged_app: The same, within the access log if that is enabled; HTTP/1.1 has its own.
         answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
         state, timeouts, tasks, scheme, guard, proxies, counts, is_local: As above.
         options: The options of the server.
@@ -112,7 +110,7 @@ class Shared:
         counts: Mapping[str, CountedConnections] = NO_COUNTS,
         is_local: bool = False,
     ) -> None:
-        self._serve(app, options)
+        self._serve(app)
         self.refusals = Refusals(app, proxies, is_logged=options.access_log)
         self.state = state
         self.timeouts = timeouts
@@ -176,13 +174,12 @@ class Shared:
 
     def end_early(self) -> None:
         """Answers requests with 503 from now on, and asks all calls to end their answers."""
-        self._serve(self._refuse, self.options)
+        self._serve(self._refuse)
         for connection in tuple(self.connections):
             connection.end_early()
 
-    def _serve(self, app: ASGIApp, options: HttpOptions) -> None:
+    def _serve(self, app: ASGIApp) -> None:
         self.app = app
-        self.logged_app = AccessLog(app) if options.access_log else app
         self.answer_directly = answerer_of(app)
 
     async def _refuse(self, scope: Scope, _receive: Receive, send: Send) -> None:
