@@ -330,7 +330,7 @@ class RemoteCall:
 
     def leave(self, status: int = 0) -> None:
         """Handles that the client is gone; or was answered by the server, with this status."""
-        self.refused_with = status
+        self.refused_with = status or self.refused_with
         self.has_left = True
         self._call_back()
         self._wake()
