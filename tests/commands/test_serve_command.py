@@ -255,3 +255,15 @@ def test_an_application_with_middleware_around_it_is_checked_served_and_operated
         assert "double" in terminal.told("status")
         assert origin_allowed(port) == "https://page.example"
         terminal.told("stop")
+
+
+def test_code_that_no_state_file_can_keep_is_told_in_a_line(terminal, directory):
+    (directory / "app.py").write_text(
+        "import shoal\n\napp = shoal.App()\n\n\n@app.endpoint('/x', name='x')\n"
+        "def double(items: list[int]) -> list[int]:\n    return items\n"
+    )
+    code, _, err = terminal.run("serve", "app:app", "--port", "0", "--state", "file.db")
+    assert code == 1
+    assert err.startswith("shoal: the application did not start: the endpoint /x could not be ")
+    assert "'package.module:double'" in err
+    assert len(err.splitlines()) == 1

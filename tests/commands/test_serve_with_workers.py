@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -222,3 +223,23 @@ def test_a_version_that_is_reloaded_has_its_workers(terminal, directory):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=HANG_S)
     assert not any(map(is_worker, workers))
+
+
+def test_a_worker_whose_certificate_is_gone_says_so_in_a_line(serving, directory):
+    files = directory / "cert.pem", directory / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    about = ["-nodes", "-keyout", str(files[1]), "-out", str(files[0]), "-subj", "/CN=localhost"]
+    try:
+        subprocess.run([*make, *about], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    given = ("--certfile", str(files[0]), "--keyfile", str(files[1]))
+    with serving("--workers", "1", *given) as (process, _):
+        files[0].unlink()
+        [worker] = workers_of(process.pid)
+        os.kill(worker, signal.SIGKILL)
+        _, said = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1
+    assert "Traceback" not in said
+    assert f"shoal: a worker can't use the certificate in {files[0]}" in said
+    assert "a worker exited with code 1 before it could serve" in said

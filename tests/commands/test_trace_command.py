@@ -139,3 +139,17 @@ def test_mistakes_are_told_in_one_line(url, run, tmp_path):
         assert told in err
         assert err.count("\n") == 1
         assert not (tmp_path / "other.jsonl").exists()
+
+
+@pytest.mark.usefixtures("traffic")
+def test_a_disk_that_is_full_is_told_in_one_line(url, run, tmp_path):
+    """Also where the last lines are written only when the file is closed."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, limits[1]))
+    try:
+        code, _, err = run("trace", "--seconds", "1", "--url", url)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, err) == (1, "shoal: can't write trace.jsonl: File too large\n")
+    assert (tmp_path / "trace.jsonl").stat().st_size == 600

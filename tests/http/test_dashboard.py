@@ -185,6 +185,31 @@ async def test_failures_are_noted_before_anybody_watches_and_without_their_texts
     assert b"secret" not in watching.body
 
 
+async def counted(app):
+    """The outcomes that requests to no endpoint are counted by, and how many of each."""
+    text = (await ask(app, "/-/metrics", method="GET")).body.decode()
+    series = r'^shoal_request_seconds_count\{endpoint="-",outcome="(\w+)",protocol="other"\} (\S+)'
+    return dict(re.findall(series, text, re.MULTILINE))
+
+
+async def test_a_viewer_counts_as_a_request_only_if_it_is_refused(app, monkeypatch):
+    monkeypatch.setattr("shoal.http.dashboard.feed.MOST_PUBLIC", 1)
+    async with app.lifespan():
+        watching = viewer(app)
+        async with calling(watching):
+            await watching.until(lambda call: call.body)
+            assert (await ask(app, f"{DASHBOARD}/feed", method="GET")).status == 503
+            watching.leave()
+            await watching.returned.wait()
+        assert await counted(app) == {"unavailable": "1.0"}
+        ended = viewer(app)
+        async with calling(ended):
+            await ended.until(lambda call: call.body)
+            app.begin_drain()
+            await ended.returned.wait()
+        assert await counted(app) == {"unavailable": "1.0", "ok": "1.0"}  # that of the metrics
+
+
 async def test_nothing_is_observed_while_nobody_watches(app):
     first, second = viewer(app), viewer(app)
     async with app.lifespan(), anyio.create_task_group() as tasks:

@@ -30,8 +30,8 @@ class End:
         self.received = []
         self._came = anyio.Event()
 
-    def take(self, kind, id_, body):
-        self.received.append((kind, id_, body))
+    def take(self, kind, id_, body, data):
+        self.received.append((kind, id_, body + data))
         self._came.set()
 
     async def wait_for(self, count):

@@ -149,7 +149,7 @@ class Recorded:
                 self.has_begun = True
             self._file.write(line + b"\n")
         except OSError as error:
-            raise CommandError(f"can't write {self._path}: {error.strerror}", 1) from None
+            raise CommandError(self._cant_write(error), 1) from None
 
     def interrupt(self) -> None:
         """Notes that the user has ended the recording."""
@@ -158,10 +158,16 @@ class Recorded:
             self.add(json.dumps(self._last, separators=(",", ":")).encode())
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the file; notes if it could not be written."""
         _clear_progress(self._shown_at)
         if self._file is not None:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:  # of what was not written yet
+                self.failure = self.failure or self._cant_write(error)
+
+    def _cant_write(self, error: OSError) -> str:
+        return f"can't write {self._path}: {error.strerror}"
 
     def as_data(self) -> dict[str, Any]:
         """Returns the result for programs."""

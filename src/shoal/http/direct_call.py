@@ -89,6 +89,11 @@ class DirectCall(Protocol):
         """Returns whether the server ends, and waits a moment for the end of the answer."""
         ...
 
+    @property
+    def refused_with(self) -> int:
+        """The status that the server has answered with in place of the application; 0 for none."""
+        ...
+
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time; as in the extension of ASGI."""
         ...
@@ -153,3 +158,19 @@ def answerer_of(app: object) -> Callable[[DirectCall], Awaitable[None] | None] |
         if "__call__" in vars(kind):
             break
     return None
+
+
+def refusal_counter_of(app: object) -> Callable[[int, float], object] | None:
+    """Returns what counts a request that the server has answered itself; None for nothing.
+
+    It is the application's method ``count_refusal``. It takes the status of the answer, and how
+    long the request took, in seconds.
+
+    Args:
+        app: The application.
+    """
+    if not hasattr(type(app), "count_refusal"):
+        return None
+    application: Any = app
+    counter: Callable[[int, float], object] = application.count_refusal
+    return counter

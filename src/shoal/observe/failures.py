@@ -16,7 +16,7 @@ from shoal.core.events import BatchObserver
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
@@ -55,29 +55,39 @@ class Failure:
 class FailureLog(BatchObserver):
     """Keeps the last failures.
 
+    Args:
+        is_failure: Returns whether an error of code is one; an answer that it chose is none.
+
     Attributes:
         kept: These failures, the oldest first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_failure: Callable[[BaseException], bool] = lambda _: True) -> None:
+        self._is_failure = is_failure
         self.kept: deque[Failure] = deque(maxlen=MOST_KEPT)
 
     @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         if record.error is None or record.is_open:  # those of open batches were told one by one
             return
-        failure = Failure(record.ended_at, record.batcher, record.id, name_of(record.error))
-        failure.count = record.failed
-        failure.ids = [
-            found
+        errors = [
+            (request, request.error or record.error)
             for request in requests
-            if request.state is State.FAILED and (found := id_of(request))
-        ][:MOST_IDS]
+            if request.state is State.FAILED
+        ]
+        failed = [(request, error) for request, error in errors if self._is_failure(error)]
+        if not failed:
+            return
+        failure = Failure(record.ended_at, record.batcher, record.id, name_of(failed[0][1]))
+        failure.count = len(failed)
+        failure.ids = [found for request, _ in failed if (found := id_of(request))][:MOST_IDS]
         self.kept.append(failure)
 
     @override
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
         if request.state is not State.FAILED:
+            return
+        if request.error is not None and not self._is_failure(request.error):
             return
         error = name_of(request.error)
         last = self.kept[-1] if self.kept else None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.commands.server.process import run_in, settle_memory, write_logs
+from shoal.commands.server.process import cant_listen, run_in, settle_memory, write_logs
 from shoal.commands.server.workers import FrontEndStart
 from shoal.commands.support.mistake import say
 from shoal.http.front_ends.channel import Channel
@@ -61,6 +61,14 @@ def main(arguments: Sequence[str]) -> int:
     start = FrontEndStart(**unpickled(frame.body))
     options = replace(HttpOptions(**start.options), fd=listening)
     write_logs(start.log_level, start.log_format, options)
+    if options.certfile is not None:
+        from shoal.http.server.hypercorn import tls_context
+
+        try:
+            tls_context(options)
+        except OSError as error:  # it was changed since the server has read it
+            say(f"shoal: a worker {cant_listen(options, error)}")
+            return 1
     regions = SharedMemory(memory[0], MEMORY) if memory else None
     return run_in(start.event_loop, partial(_serve, options, sock, reader, regions))
 

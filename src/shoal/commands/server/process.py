@@ -222,14 +222,15 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
             front_ends=None if run.workers is None else _front_ends(run, run.workers),
         )
     except LifespanFailed as failure:
-        say(failure.details.rstrip())
+        if len(failure.details.splitlines()) > 1:  # one line is in the message
+            say(failure.details.rstrip())
         if (hint := hint_for(failure.details)) is not None:
             say(f"shoal: {hint}")
         raise CommandError(str(failure), 1) from None
     except WorkersFailed as failure:
         raise CommandError(str(failure), 1) from None
     except OSError as error:
-        raise CommandError(_cant_listen(run, error), 1) from None
+        raise CommandError(cant_listen(run.options, error), 1) from None
     return _report(drained, signals.first)
 
 
@@ -277,15 +278,16 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
     return app, others
 
 
-def _cant_listen(run: ServerProcess, error: OSError) -> str:
+def cant_listen(options: HttpOptions, error: OSError) -> str:
+    """Returns why a server can't listen, as the end of a sentence."""
     why = error.strerror or error
-    if run.options.certfile is not None and run.options.certfile in str(error.filename):
+    if options.certfile is not None and options.certfile in str(error.filename):
         return f"can't use the certificate in {error.filename}: {why}"
     if error.filename is not None:
         return f"can't listen at {error.filename}: {why}"
-    if run.options.fd is not None:
-        return f"can't listen at file descriptor {run.options.fd}: {why}"
-    return f"can't listen at {run.options.host} port {run.options.port}: {why}"
+    if options.fd is not None:
+        return f"can't listen at file descriptor {options.fd}: {why}"
+    return f"can't listen at {options.host} port {options.port}: {why}"
 
 
 def _report(drained: Drained, signum: int | None) -> int:

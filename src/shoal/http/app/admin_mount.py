@@ -49,6 +49,10 @@ class AppAdmin:
             return self(call.scope(), call.receive, call.send)
         return admin.answer_directly(call)
 
+    def count_refusal(self, status: int, took_s: float) -> None:
+        """Counts a request that the server has answered itself; see `shoal.http.direct_call`."""
+        self._app.count_refusal(status, took_s)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
         admin = self._admin_listener or self._open()

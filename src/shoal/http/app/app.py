@@ -417,6 +417,10 @@ class App:
                     return self._dispatcher.answer_directly(call, route, found.params)
         return self(call.scope(), call.receive, call.send)
 
+    def count_refusal(self, status: int, took_s: float) -> None:
+        """Counts a request that this package's server has answered itself, in the metrics."""
+        self._dispatcher.count_refusal(status, took_s)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
         kind = scope["type"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import NameTaken, NotAllowed, NotDurable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -11,14 +13,18 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Send
 
+# They say what to change; where they were raised says nothing about that.
+_MISTAKES: Final = (NameTaken, NotAllowed, NotDurable)
+
 
 async def run_lifespan(
     lifespan: Callable[[], AbstractAsyncContextManager[None]], receive: Receive, send: Send
 ) -> None:
     """Opens and closes an application at the messages of its server.
 
-    A failure is reported to the server with its traceback. It is not raised as well: servers would
-    treat that as an application without support for the protocol.
+    A failure is reported to the server with its traceback, unless it is a mistake in what was
+    declared. It is not raised as well: servers would treat that as an application without support
+    for the protocol.
     """
     await receive()
     stage = "startup"
@@ -28,7 +34,10 @@ async def run_lifespan(
             stage = "shutdown"
             await receive()
     except Exception as error:
-        message = "".join(traceback.format_exception(error))
+        if isinstance(error, _MISTAKES):
+            message = traceback.format_exception_only(error)[-1].rstrip()
+        else:
+            message = "".join(traceback.format_exception(error))
         await send({"type": f"lifespan.{stage}.failed", "message": message})
     else:
         await send({"type": "lifespan.shutdown.complete"})

@@ -216,6 +216,7 @@ class _TracedCall:
 
     def _end_unless_suspended(self) -> None:
         if not self._is_suspended:
+            self._answer.status = self._answer.status or self._call.refused_with
             self._answer.end()
 
     @property
@@ -255,6 +256,10 @@ class _TracedCall:
 
     def is_cut_off(self) -> bool:
         return self._call.is_cut_off()
+
+    @property
+    def refused_with(self) -> int:
+        return self._call.refused_with
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
         self._call.heartbeat(after_s, data)

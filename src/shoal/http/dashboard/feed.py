@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
@@ -96,13 +97,15 @@ class Feed:
     async def answer(self, exchange: Exchange, *, is_public: bool = False) -> None:
         """Answers one viewer, until it leaves or the server drains.
 
+        An answer that has begun is not counted among the requests: it takes as long as somebody
+        looks, and who closes the page has not failed.
+
         Args:
             exchange: The viewer's request.
             is_public: Whether it has come to the application's own address.
 
         Raises:
             Refused: The application is not open, or there are too many viewers.
-            CallerLeft: The viewer has left, or did not read in time.
         """
         if self._controller() is None:
             raise Refused(not_open(self._settings))
@@ -116,13 +119,17 @@ class Feed:
         try:
             await run_unless_left(exchange.departure, lambda: self._show(exchange))
         except CallerLeft:
-            if not exchange.is_cut_off:
-                raise
+            has_left = not exchange.is_cut_off
+        else:
+            has_left = False
         finally:
             self._viewers -= 1
             if not self._viewers:
                 self._watch(None)
-        await exchange.end(b"")
+        if not has_left:
+            with suppress(CallerLeft):
+                await exchange.end(b"")
+        exchange.status = 0
 
     def _controller(self) -> Controller | None:
         """Returns the controller, unless it ends."""

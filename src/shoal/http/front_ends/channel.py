@@ -32,8 +32,9 @@ _MOST_TOGETHER: Final = 2**17
 _MESSAGE: Final = struct.Struct("<BIQ")  # the kind, the size, the id
 _KINDS: Final = {int(kind): kind for kind in FrontKind}
 
-Handler = Callable[[FrontKind, int, bytes], object]
-"""Takes the kind of a message, its id, and its body."""
+Handler = Callable[[FrontKind, int, bytes, bytes], object]
+"""Takes the kind of a message, its id, and its body; of a large one that was posted in two parts,
+the first part and the rest, which would have to be copied to join them."""
 
 
 class Channel:
@@ -154,11 +155,13 @@ class Channel:
             if isinstance(data, tuple):
                 assert self._incoming is not None
                 data = self._incoming.as_bytes(data)
-            handle(frame.kind, frame.id, b"".join((body, data)))
+            data = bytes(data)
+            frame.buffers.clear()
+            handle(frame.kind, frame.id, body or data, data if body else b"")
             return
         at, end = 0, len(body)
         while at < end:
             kind, size, id_ = _MESSAGE.unpack_from(body, at)
             start = at + _MESSAGE.size
             at = start + size
-            handle(_KINDS[kind], id_, body[start:at])
+            handle(_KINDS[kind], id_, body[start:at], b"")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.http.direct_call import TRACE
 from shoal.http.front_ends.passed_request import PassedRequest
 from shoal.http.front_ends.wire import (
     HEARTBEATS,
     NUMBER,
+    REFUSAL,
     FrontKind,
     RequestHead,
     sendable,
@@ -88,18 +91,26 @@ class FrontEnd:
             is_kept=False,
         )
         kind = "websocket.http" if scope["type"] == "websocket" else "http"
-        id_, request = self._new(None, extensions.get("shoal.disconnect", {}), kind)
+        offered = {
+            **extensions.get("shoal.disconnect", {}),
+            "note_trace": partial(scope.__setitem__, TRACE),  # where the access log looks
+        }
+        id_, request = self._new(None, offered, kind)
         self._channel.post(FrontKind.HEAD, number, dumps(head, 5))
         self._channel.post(FrontKind.OPEN, id_, NUMBER.pack(number))
         if self._channel.is_closed:
             request.lose()
         await request.run(receive, send)
 
-    def take(self, kind: FrontKind, id_: int, body: bytes) -> None:
+    def count_refusal(self, status: int, took_s: float) -> None:
+        """Has the server's process count a request that the server here has answered itself."""
+        self._channel.post(FrontKind.REFUSED, body=REFUSAL.pack(status, took_s))
+
+    def take(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
         """Handles a message from the server's process."""
         request = self._requests.get(id_)
         if request is not None:
-            request.take(kind, body)
+            request.take(kind, body, data)
         elif kind is FrontKind.SERVE:
             self.may_serve.set()
         elif kind is FrontKind.DRAIN:

@@ -57,7 +57,8 @@ class FrontEnds:
         shared: What their requests share.
         started: Called with the URL once clients can connect.
         url: The URL.
-        failed: Called if none of them can serve any more, or one could not at the start.
+        failed: Called if none of them can serve any more, or one could not start before the server
+            has served, unless it was killed.
 
     Attributes:
         bound, shared, started, url: As above.
@@ -148,18 +149,22 @@ class FrontEnds:
     async def _keep_one(self) -> None:
         while not self._ends():
             began_at = anyio.current_time()
+            was_ready = was_killed = False
             try:
                 front_end = RemoteFrontEnd(
                     self.shared, self._options.command, self.bound.fileno, self._options.start
                 )
             except OSError as error:
-                how, was_ready = f"can't be started: {error}", False
+                how = f"can't be started: {error.strerror or error}"
             else:
                 await self._serve_by(front_end)
                 if self._ends():
                     return
                 how, was_ready = front_end.how_it_ended(), front_end.was_ready
-            await self._deal_with(how, began_at, was_ready=was_ready)
+                if not was_ready:
+                    how += " before it could serve"
+                was_killed = front_end.was_killed
+            await self._deal_with(how, began_at, was_ready=was_ready, was_killed=was_killed)
 
     def _ends(self) -> bool:
         """Returns whether no front end is started any more."""
@@ -186,7 +191,9 @@ class FrontEnds:
         elif sum(one.was_ready for one in self._front_ends) == self._options.count:
             self._is_up.set()
 
-    async def _deal_with(self, how: str, began_at: float, *, was_ready: bool) -> None:
+    async def _deal_with(
+        self, how: str, began_at: float, *, was_ready: bool, was_killed: bool
+    ) -> None:
         """Handles that a front end has ended by itself; returns when the next may be started."""
         now = anyio.current_time()
         point = random.random()  # noqa: S311 - no secret
@@ -194,9 +201,13 @@ class FrontEnds:
             next_at = self._restarts.died(now, point)
         else:
             next_at = self._restarts.failed(now, point, began_at=began_at)
-        is_last = not any(one.was_ready for one in self._front_ends)
-        if not self._may_serve or (self._restarts.is_open and is_last):
-            self.failure = f"a worker {how}" + ("" if was_ready else " before it could serve")
+        if self._may_serve:
+            is_last = not any(one.was_ready for one in self._front_ends)
+            ends = self._restarts.is_open and is_last
+        else:  # one that could not start has said why, and another one could not either
+            ends = self._restarts.is_open or not (was_ready or was_killed)
+        if ends:
+            self.failure = f"a worker {how}"
             self._failed()
             return
         _log.error("a worker %s; another one is started in its place", how)

@@ -35,7 +35,8 @@ class PassedRequest:
         id_: The number of the request.
         ended: Called with the number at the end.
         call: The request as this package's server has it; None for one that comes by ASGI only.
-        offered: What the server offers beyond ASGI, by its extension of ASGI.
+        offered: What the server offers beyond ASGI, by its extension of ASGI, and ``note_trace``;
+            empty if there is a call.
         kind: What the messages of a whole answer begin with: "http", or "websocket.http".
     """
 
@@ -63,7 +64,7 @@ class PassedRequest:
         self._call = call
         self._offered = offered
         self._kind = kind
-        self._frames: deque[tuple[FrontKind, bytes]] = deque()
+        self._frames: deque[tuple[FrontKind, bytes, bytes]] = deque()
 
     def wait(self, call: DirectCall) -> None:
         """Lets the server's task go until the answer comes; the request was passed on whole."""
@@ -76,10 +77,10 @@ class PassedRequest:
     def _resumed(self) -> Coroutine[Any, Any, None] | None:
         call = self._call
         assert call is not None
-        kind, body = self._frames[0]
+        kind = self._frames[0][0]
         if kind is FrontKind.ANSWER:
             self._ended(self._id)
-            _answer(call, body)
+            _answer(call, *self._frames.popleft()[1:])
             return None
         if kind in (FrontKind.LEFT, FrontKind.ENDED, FrontKind.CUT):
             self._ended(self._id)
@@ -115,8 +116,8 @@ class PassedRequest:
 
     # What comes from the server's process.
 
-    def take(self, kind: FrontKind, body: bytes) -> None:
-        """Handles a frame."""
+    def take(self, kind: FrontKind, body: bytes, data: bytes) -> None:
+        """Handles a message; see `shoal.http.front_ends.channel.Handler`."""
         if kind is FrontKind.WANT:
             self._wanted += NUMBER.unpack(body)[0]
             if self._wants is not None:
@@ -125,12 +126,16 @@ class PassedRequest:
             beat = self._offered.get("heartbeat") if self._call is None else self._call.heartbeat
             if beat is not None:
                 beat(SECONDS.unpack_from(body)[0], body[SECONDS.size :])
+        elif kind is FrontKind.TRACE:
+            trace_id, _, span_id = body.decode("ascii").partition(" ")
+            note = self._offered["note_trace"] if self._call is None else self._call.note_trace
+            note((trace_id, span_id))
         elif kind is FrontKind.WATCH_DRAIN:
             watch = self._offered.get("when_draining")
             if watch is not None:
                 watch(self._tell_draining)
         elif not self._is_over:
-            self._queue(kind, body)
+            self._queue(kind, body, data)
 
     def lose(self) -> None:
         """Ends the request, since the server's process is gone."""
@@ -138,7 +143,7 @@ class PassedRequest:
             self._queue(FrontKind.CUT)
             self._is_over = True
 
-    def _queue(self, kind: FrontKind, body: bytes = b"") -> None:
+    def _queue(self, kind: FrontKind, body: bytes = b"", data: bytes = b"") -> None:
         call = self._call
         if (
             kind is FrontKind.PART
@@ -151,7 +156,7 @@ class PassedRequest:
             call.put(body)
             self._count(len(body))
             return
-        self._frames.append((kind, body))
+        self._frames.append((kind, body, data))
         if self._waiter is not None:
             self._parking.wake(self._waiter)
         elif call is not None:
@@ -167,8 +172,15 @@ class PassedRequest:
             self._channel.post(FrontKind.CUT, self._id)
         elif not self._is_over:
             self._is_over = True
-            self._channel.post(FrontKind.LEFT, self._id)
+            self._post_left()
             self._queue(FrontKind.LEFT)
+
+    def _post_left(self) -> None:
+        if self._call is None:
+            status = self._offered.get("refused_with", int)()
+        else:
+            status = self._call.refused_with
+        self._channel.post(FrontKind.LEFT, self._id, NUMBER.pack(status))
 
     def _tell_draining(self) -> None:
         self._channel.post(FrontKind.DRAINING, self._id)
@@ -203,13 +215,13 @@ class PassedRequest:
                     await self._waiter
                 finally:
                     self._waiter = None
-            kind, body = self._frames.popleft()
+            kind, body, data = self._frames.popleft()
             match kind:
                 case FrontKind.BEGIN:
                     size = NUMBER.unpack_from(body)[0]
                     start = NUMBER.size
                     status, headers, is_last = unpickled(body[start : start + size])
-                    data = body[start + size :]
+                    data = data or body[start + size :]
                     self._has_begun = True
                     begin = {"type": "http.response.start", "status": status, "headers": headers}
                     await send(begin)
@@ -234,7 +246,7 @@ class PassedRequest:
                     self._count(sum(map(len, texts)))
                 case FrontKind.ANSWER:
                     assert self._call is not None
-                    _answer(self._call, body)
+                    _answer(self._call, body, data)
                     return
                 case FrontKind.CUT:
                     await self._refuse(send)
@@ -268,14 +280,14 @@ class PassedRequest:
     def _end(self) -> None:
         if not self._is_over:
             self._is_over = True
-            self._channel.post(FrontKind.LEFT, self._id)  # counts for nothing if it has ended
+            self._post_left()  # counts for nothing if it has ended
         self._ended(self._id)
 
 
-def _answer(call: DirectCall, body: bytes) -> None:
+def _answer(call: DirectCall, body: bytes, data: bytes) -> None:
     status, size = WHOLE_ANSWER.unpack_from(body)
     start = WHOLE_ANSWER.size
-    call.answer(status, body[start : start + size], body[start + size :])
+    call.answer(status, body[start : start + size], data or body[start + size :])
 
 
 def _part(data: bytes, *, is_last: bool) -> Message:

@@ -8,6 +8,7 @@ ahead of the client than a window, so that a client that does not read holds up 
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,9 +62,11 @@ class RemoteCall:
         loop: The event loop of the server.
         suspended: What the application goes on with after it has returned; None if it does not.
         has_left: Whether the client is gone.
+        refused_with: The status that the server has answered with in place of the application.
     """
 
     has_left = False
+    refused_with = 0
     suspended: Callable[[], Awaitable[None] | None] | None = None
     _answer = _NOT_BEGUN
     _begun: tuple[int, list[tuple[bytes, bytes]]] | None = None
@@ -112,6 +115,8 @@ class RemoteCall:
             "is_cut_off": self.is_cut_off,
             "send_timeout_s": self._shared.send_timeout_s,
             "is_local": self._shared.is_local,
+            "note_trace": self.note_trace,
+            "refused_with": partial(getattr, self, "refused_with"),
         }
         if HEARTBEATS in self._head.offers:
             offered["heartbeat"] = self.heartbeat
@@ -125,7 +130,9 @@ class RemoteCall:
         return scope
 
     def note_trace(self, ids: tuple[str, str]) -> None:
-        """Does nothing: the worker writes the access log, and it has no traces."""
+        """Tells the front end the ids of the request's trace and span, if it logs the request."""
+        if self._shared.options.access_log:
+            self._post(FrontKind.TRACE, " ".join(ids).encode("ascii"))
 
     async def receive(self) -> Message:
         """Returns the next message of the client; see ASGI."""
@@ -321,8 +328,9 @@ class RemoteCall:
             with contained(_FAILED):
                 callback()
 
-    def leave(self) -> None:
-        """Handles that the client is gone."""
+    def leave(self, status: int = 0) -> None:
+        """Handles that the client is gone; or was answered by the server, with this status."""
+        self.refused_with = status or self.refused_with
         self.has_left = True
         self._call_back()
         self._wake()
@@ -334,7 +342,7 @@ class RemoteCall:
         self._is_cut_off = True
         if not self._call_back() and self._answer <= _STARTED:
             self._post(FrontKind.CUT)
-            self.leave()
+            self.leave(503)
 
     # All sides.
 

@@ -14,7 +14,7 @@ import anyio
 
 from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.remote_call import RemoteCall
-from shoal.http.front_ends.wire import MEMORY, NUMBER, FrontKind
+from shoal.http.front_ends.wire import MEMORY, NUMBER, REFUSAL, FrontKind
 from shoal.observe.connections import ConnectionTotals
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.messages import unpickled
@@ -128,6 +128,12 @@ class RemoteFrontEnd:
                 return f"was killed by {signal.Signals(-code).name}"
         return f"exited with code {code}"
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended its process."""
+        code = self._process.returncode
+        return code is not None and code < 0
+
     def serve(self) -> None:
         """Has it accept clients."""
         self._channel.post(FrontKind.SERVE)
@@ -171,9 +177,9 @@ class RemoteFrontEnd:
 
     # What it sends.
 
-    def _take(self, kind: FrontKind, id_: int, body: bytes) -> None:
+    def _take(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
         if kind is FrontKind.REQUEST:
-            self._begin(id_, NUMBER.unpack_from(body)[0], body[NUMBER.size :])
+            self._begin(id_, NUMBER.unpack_from(body)[0], data or body[NUMBER.size :])
         elif kind is FrontKind.OPEN:
             self._begin(id_, NUMBER.unpack(body)[0], None)
         elif kind is FrontKind.HEAD:
@@ -183,6 +189,8 @@ class RemoteFrontEnd:
         elif kind is FrontKind.READY:
             self.was_ready = True
             self.is_ready.set()
+        elif kind is FrontKind.REFUSED:
+            self._shared.refusals.count(*REFUSAL.unpack(body))
         elif kind is FrontKind.CONNECTIONS:
             self.connections = ConnectionTotals(*unpickled(body))
             self._told()
@@ -202,7 +210,7 @@ class RemoteFrontEnd:
     def _tell(self, call: RemoteCall, kind: FrontKind, body: bytes) -> None:
         match kind:
             case FrontKind.LEFT:
-                call.leave()
+                call.leave(NUMBER.unpack(body)[0])
             case FrontKind.CUT:
                 call.end_early()
             case FrontKind.TAKEN:

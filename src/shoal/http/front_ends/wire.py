@@ -32,6 +32,7 @@ MESSAGES_AHEAD: Final = 8
 WHOLE_ANSWER: Final = struct.Struct("<HI")  # the status, and the size of the lines of the header
 NUMBER: Final = struct.Struct("<Q")
 SECONDS: Final = struct.Struct("<d")
+REFUSAL: Final = struct.Struct("<Hd")  # the status, and how long the request took, in seconds
 
 
 class FrontKind(IntEnum):
@@ -74,6 +75,8 @@ class FrontKind(IntEnum):
     """Close all connections by force, and end."""
     COUNT = 16
     """Tell how many connections there are."""
+    TRACE = 17
+    """The ids of the request's trace and span, with a space between them, for the access log."""
     # A front end to the server's process:
     READY = 20
     """It can serve."""
@@ -88,13 +91,16 @@ class FrontKind(IntEnum):
     MESSAGE = 25
     """A pickled message of ASGI from the client."""
     LEFT = 26
-    """The client is gone."""
+    """The client is gone, or the server has answered it in place of the application: the status of
+    that answer as `NUMBER`, which is 0 if there was none."""
     TAKEN = 27
     """The client has taken so many bytes of the answer: `NUMBER`."""
     DRAINING = 28
     """The server drains, for a WebSocket whose application asked to be told."""
     CONNECTIONS = 29
     """The pickled `ConnectionTotals` of all connections so far, as a tuple."""
+    REFUSED = 30
+    """A request was answered that is not passed on: `REFUSAL`."""
 
 
 class RequestHead(NamedTuple):

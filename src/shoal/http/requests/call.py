@@ -21,6 +21,7 @@ from shoal.errors import NoSuchName, NotOpen
 from shoal.http.requests.problem import (
     Refused,
     explained,
+    is_failure,
     no_such_method,
     no_such_priority,
     not_found,
@@ -129,7 +130,12 @@ class EndpointCalls:
         self._has_hinted = False
 
     def failed(self, error: BaseException) -> None:
-        """Counts a call that failed, and logs a hint if its code was written for another loop."""
+        """Counts a call that failed, and logs a hint if its code was written for another loop.
+
+        Does nothing for an error that only refuses the request; see `is_failure`.
+        """
+        if not is_failure(error):
+            return
         self.endpoint.errors += 1
         if not self._has_hinted:
             original = error.__cause__ or error
@@ -142,7 +148,7 @@ class EndpointCalls:
 class EndpointCall:
     """One call: first `find`, then `result`, `results` or `stream`, inside of its ``with`` block.
 
-    An exception that leaves the block is counted as a failed call, but for mistakes of clients. A
+    An exception that leaves the block is counted as a failed call if it `is_failure`. A
     call that `is_suspended` leaves the block, enters it again when its caller is resumed, and ends
     with `pending_result`.
 
@@ -174,7 +180,7 @@ class EndpointCall:
             return
         if self._copies is not None:
             self._copies.end()
-        if error is None or isinstance(error, (CallerLeft, Refused)):
+        if error is None or isinstance(error, CallerLeft):
             return
         # Code may also raise a cancellation that it has kept, which is a failure of that code.
         if is_cancellation(error) and parking_of_this_loop().is_cancelled():

@@ -144,6 +144,15 @@ class RouteDispatcher:
             del error  # its traceback holds this frame
             self._count(exchange, route)
 
+    def count_refusal(self, status: int, took_s: float) -> None:
+        """Counts a request that the server has answered itself.
+
+        Args:
+            status: The status of the answer.
+            took_s: How long the request took, in seconds.
+        """
+        self.times.count(NO_ENDPOINT, "other", status, perf_counter() - took_s)
+
     def _count(self, exchange: Exchange, route: Route) -> None:
         """Counts a request that has ended, unless it has no answer."""
         if exchange.status:
@@ -179,7 +188,7 @@ class RouteDispatcher:
             media_type, body = route.problem(problem, exchange.request_id)
             await exchange.answer(problem.status, media_type, body, problem.headers)
         except CallerLeft as left:
-            exchange.status = LEFT
+            exchange.status = exchange.refused_with or LEFT
             _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
         finally:
             del error  # its traceback holds this frame

@@ -53,6 +53,11 @@ class _Offered:
         self.when_left: Callable[[Callable[[], object] | None], object] = offered["when_left"]
         self.heartbeat: Callable[[float, bytes], object] | None = offered.get("heartbeat")
         self.is_cut_off: Callable[[], bool] = offered.get("is_cut_off", bool)
+        self._refused_with: Callable[[], int] = offered.get("refused_with", int)
+
+    @property
+    def refused_with(self) -> int:
+        return self._refused_with()
 
 
 class Dispatcher(Protocol):
@@ -122,7 +127,7 @@ class Exchange:
         kept: What `suspend` was given to keep.
         settings: The options of the server.
         status: The status of the answer; 0 until it has begun. If it can't be completed, it is set
-            to what the request is to be counted by.
+            to what the request is to be counted by; and to 0 at the end if it is not to be counted.
     """
 
     __slots__ = (
@@ -241,6 +246,11 @@ class Exchange:
     def is_cut_off(self) -> bool:
         """Whether `CallerLeft` means that the server ends, and a last answer can still be sent."""
         return self._offered is not None and self._offered.is_cut_off()
+
+    @property
+    def refused_with(self) -> int:
+        """The status that the server has answered with in place of the application; 0 for none."""
+        return 0 if self._offered is None else self._offered.refused_with
 
     async def body(self) -> bytes:
         """Reads the whole body.

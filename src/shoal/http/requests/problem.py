@@ -8,6 +8,7 @@ internal: its text may contain anything, so it is sent only with `debug`.
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -115,6 +116,22 @@ def marked_as_logged(error: BaseException) -> tuple[BaseException, bool]:
     is_new = _LOGGED not in marks
     marks[_LOGGED] = True
     return original, is_new
+
+
+def is_failure(error: BaseException) -> bool:
+    """Returns whether an error is a failure of the server or its code.
+
+    It is none if it refuses the request: for what the client sent, or by the status of an
+    ``HTTPException`` that code has raised on purpose.
+    """
+    if isinstance(error, Refused):
+        return error.problem.status >= 500
+    if "starlette.exceptions" in sys.modules:  # else nobody has raised one
+        from starlette.exceptions import HTTPException
+
+        if isinstance(error, HTTPException):
+            return error.status_code >= 500
+    return not isinstance(error, ItemTooLarge)
 
 
 def problem_of(error: Exception, settings: HttpOptions) -> Problem:

@@ -8,7 +8,7 @@ the log is not enabled neither is used, so it costs nothing.
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +17,8 @@ import orjson
 from shoal.http.direct_call import TRACE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGGER: Final = "shoal.access"
@@ -32,8 +34,8 @@ class AccessLog:
     ``time``       when it began, in UTC, ISO 8601
     ``client``     the client's address; null at a UNIX socket
     ``protocol``   ``"HTTP/1.1"``, ``"HTTP/2"``, or ``"WebSocket"``
-    ``method``     the method
-    ``path``       the path, without the query
+    ``method``     the method; null if the request could not be read
+    ``path``       the path, without the query; null likewise
     ``status``     the status of the answer; null if no answer began
     ``bytes``      how many bytes of the body the application sent
     ``duration_s`` how long it took, in seconds
@@ -43,10 +45,13 @@ class AccessLog:
 
     Args:
         app: The application.
+        has_left: Returns whether the client is gone; else the server answers 500 in place of an
+            application that does not.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, has_left: Callable[[], bool] = lambda: True) -> None:
         self._app = app
+        self._has_left = has_left
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the application."""
@@ -54,6 +59,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         entry = Entry()
+        has_ended = False
 
         async def noting(message: Message) -> None:
             entry.note(message)
@@ -61,16 +67,30 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, noting)
-        finally:
-            is_http = scope["type"] == "http"
-            protocol = f"HTTP/{scope['http_version']}" if is_http else "WebSocket"
+            has_ended = True
+        except Exception:
+            has_ended = True
+            raise
+        finally:  # also where it was cancelled
+            offered = scope.get("extensions", {}).get("shoal.disconnect", {})
+            entry.note_status(offered.get("refused_with", int)())
+            if has_ended and not self._has_left():
+                entry.note_status(500)
             method = scope.get("method", "GET")
             entry.trace_ids = scope.get(TRACE)
-            entry.write(protocol, method, scope["path"], scope.get("client"))
+            entry.write(protocol_of(scope), method, scope["path"], scope.get("client"))
+
+
+def protocol_of(scope: Scope) -> str:
+    """Returns the protocol of a request, as the log has it."""
+    return f"HTTP/{scope['http_version']}" if scope["type"] == "http" else "WebSocket"
 
 
 class Entry:
     """One request's line: notes its answer, and is written at its end.
+
+    Args:
+        took_s: How long ago the request began, in seconds.
 
     Attributes:
         trace_ids: The ids of its trace and span; None if it is not traced.
@@ -78,9 +98,9 @@ class Entry:
 
     trace_ids: tuple[str, str] | None = None
 
-    def __init__(self) -> None:
-        self._began_at = datetime.now(UTC)
-        self._began = perf_counter()
+    def __init__(self, took_s: float = 0.0) -> None:
+        self._began_at = datetime.now(UTC) - timedelta(seconds=took_s)
+        self._began = perf_counter() - took_s
         self._status: int | None = None
         self._request_id: str | None = None
         self._bytes = 0
@@ -90,6 +110,11 @@ class Entry:
         self._status = status
         self._request_id = request_id.decode("latin-1") or None
         self._bytes += size
+
+    def note_status(self, status: int) -> None:
+        """Notes with which status the server answers if nothing else has; 0 for none."""
+        if self._status is None and status:
+            self._status = status
 
     def note_body(self, data: bytes) -> None:
         """Notes a part of a body."""
@@ -112,7 +137,13 @@ class Entry:
             case _:
                 pass
 
-    def write(self, protocol: str, method: str, path: str, client: tuple[str, int] | None) -> None:
+    def write(
+        self,
+        protocol: str,
+        method: str | None,
+        path: str | None,
+        client: tuple[str, int] | None,
+    ) -> None:
         """Writes the line."""
         line = {
             "time": self._began_at.isoformat(timespec="milliseconds"),
@@ -120,7 +151,7 @@ class Entry:
             "protocol": protocol,
             "method": method,
             # Characters that UTF-8 can't encode are written as escapes.
-            "path": path.encode("utf-8", "backslashreplace").decode(),
+            "path": path and path.encode("utf-8", "backslashreplace").decode(),
             "status": self._status,
             "bytes": self._bytes,
             "duration_s": round(perf_counter() - self._began, 6),

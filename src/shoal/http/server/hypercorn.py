@@ -7,21 +7,33 @@ loaded when it is needed; see `shoal.http.server.client`.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
 from hypercorn.config import Config
+from hypercorn.logging import Logger
+from typing_extensions import override
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
+    from shoal.http.server.refusals import Refusals
     from shoal.serving.http_options import HttpOptions
 
+DISCONNECT: Final = "shoal.disconnect"
 
-def hypercorn_config(options: HttpOptions) -> Config:
-    """Returns the configuration for Hypercorn's protocols."""
+
+def hypercorn_config(options: HttpOptions, refusals: Refusals) -> Config:
+    """Returns the configuration for Hypercorn's protocols.
+
+    Args:
+        options: The options of the server.
+        refusals: Notes the requests that never reach the application.
+    """
     hypercorn = Config()
+    hypercorn.logger_class = partial(_Log, refusals)  # type: ignore[assignment]  # is called
     hypercorn.errorlog = logging.getLogger("shoal.server")
     hypercorn.accesslog = None
     hypercorn.include_server_header = False
@@ -29,6 +41,25 @@ def hypercorn_config(options: HttpOptions) -> Config:
     # After so many requests Hypercorn ends a connection, and drops those under way.
     hypercorn.keep_alive_max_requests = 2**31
     return hypercorn
+
+
+class _Log(Logger):
+    """Hypercorn's log, which is told of all answers.
+
+    Args:
+        refusals: Notes those to requests that never reach the application.
+        config: The configuration.
+    """
+
+    def __init__(self, refusals: Refusals, config: Config) -> None:
+        super().__init__(config)
+        self._refusals = refusals
+
+    @override
+    async def access(self, request: Any, response: Any, request_time: float) -> None:
+        # There is none if the client has left. What the application gets has the extension.
+        if response is not None and DISCONNECT not in request["extensions"]:
+            self._refusals.note(request, response["status"], 0, request_time)
 
 
 def tls_context(options: HttpOptions) -> SSLContext | None:

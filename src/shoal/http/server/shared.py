@@ -10,8 +10,8 @@ import anyio
 
 from shoal.batching.loops.event_loop import EventLoop
 from shoal.http.direct_call import answerer_of
-from shoal.http.server.access_log import AccessLog
 from shoal.http.server.client_faults import ClientFaults
+from shoal.http.server.refusals import Refusals
 from shoal.http.server.turns import Turns
 from shoal.http.server.workers import Workers
 
@@ -70,7 +70,6 @@ class Shared:
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
-        logged_app: The same, within the access log if that is enabled; HTTP/1.1 has its own.
         answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
         state, timeouts, tasks, scheme, guard, proxies, counts, is_local: As above.
         options: The options of the server.
@@ -82,6 +81,7 @@ class Shared:
         workers: Call the application for HTTP/1.1.
         turns: The turns of the connections that speak HTTP/2 or WebSocket.
         faults: Logs the errors that end connections.
+        refusals: Notes the requests that never reach the application.
         connections: The open connections.
         started: How many calls of the application have begun since the server started.
         finished: How many of these have ended.
@@ -110,7 +110,8 @@ class Shared:
         counts: Mapping[str, CountedConnections] = NO_COUNTS,
         is_local: bool = False,
     ) -> None:
-        self._serve(app, options)
+        self._serve(app)
+        self.refusals = Refusals(app, proxies, is_logged=options.access_log)
         self.state = state
         self.timeouts = timeouts
         self.tasks = tasks
@@ -159,7 +160,7 @@ class Shared:
         if self._hypercorn is None:
             from shoal.http.server.hypercorn import Context, hypercorn_config
 
-            self._hypercorn = hypercorn_config(self.options), Context()
+            self._hypercorn = hypercorn_config(self.options, self.refusals), Context()
             if self.is_draining:
                 self._hypercorn[1].terminate()
         return self._hypercorn
@@ -173,14 +174,21 @@ class Shared:
 
     def end_early(self) -> None:
         """Answers requests with 503 from now on, and asks all calls to end their answers."""
-        self._serve(_refuse, self.options)
+        self._serve(self._refuse)
         for connection in tuple(self.connections):
             connection.end_early()
 
-    def _serve(self, app: ASGIApp, options: HttpOptions) -> None:
+    def _serve(self, app: ASGIApp) -> None:
         self.app = app
-        self.logged_app = AccessLog(app) if options.access_log else app
         self.answer_directly = answerer_of(app)
+
+    async def _refuse(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answers 503, as an application."""
+        self.refusals.count(503)
+        kind = "websocket.http" if scope["type"] == "websocket" else "http"
+        headers = [(b"content-length", b"0")]
+        await send({"type": f"{kind}.response.start", "status": 503, "headers": headers})
+        await send({"type": f"{kind}.response.body", "body": b""})
 
     def remove(self, connection: Any) -> None:
         """Removes a connection that was closed."""
@@ -212,11 +220,3 @@ def http_date(at: int) -> str:
         f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
         f" {hour:02}:{minute:02}:{second:02} GMT"
     )
-
-
-async def _refuse(scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answers 503, as an application."""
-    kind = "websocket.http" if scope["type"] == "websocket" else "http"
-    headers = [(b"content-length", b"0")]
-    await send({"type": f"{kind}.response.start", "status": 503, "headers": headers})
-    await send({"type": f"{kind}.response.body", "body": b""})

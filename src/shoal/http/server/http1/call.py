@@ -7,7 +7,6 @@ and then a `send`, so that a stream whose client keeps up does not hold the even
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +14,7 @@ import anyio.lowlevel
 
 from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead, status_line
 from shoal.http.server.http1.scope import scope_of
+from shoal.http.server.log_errors import contained
 from shoal.http.server.sockets.timeouts import Heartbeat
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from shoal.http.server.http1.carrier import Carrier
     from shoal.http.server.http1.head import HeadParser
-
-_log = logging.getLogger("shoal.server")
 
 _MOST_UNREAD: Final = 2**16
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
@@ -59,11 +57,13 @@ class Call:
         trace_ids: The ids of its trace and span, for the access log; None if it has none.
         keeps_alive: Whether the client may send another request on the connection.
         has_left: Whether the client is gone.
+        refused_with: The status that the server has answered with in place of the application.
         is_sent: Set once the kernel has taken an answer for which it had no room at first.
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
     has_left = False
+    refused_with = 0
     is_sent = False
     _gave_disconnect = False
     _gives_body = True  # the application has not been given the end of the body
@@ -154,8 +154,7 @@ class Call:
             raise RuntimeError("the answer is complete already")
         else:
             if self.carrier.is_sending:
-                await self._sent()
-                if self._is_over():
+                if not await self._sent():
                     return
             else:
                 self._sends += 1
@@ -305,6 +304,11 @@ class Call:
         self._call_back()
         self.wake()
 
+    def refuse(self, status: int, size: int) -> None:
+        """Handles that the server has answered in place of the application."""
+        self.refused_with = status
+        self.leave()
+
     def end_early(self) -> bool:
         """Asks the application to end its answer.
 
@@ -323,10 +327,8 @@ class Call:
         on_left, self._on_left = self._on_left, None
         if on_left is None or self._answer == _COMPLETE:
             return False
-        try:
+        with contained("a callback for the client's leaving failed"):
             on_left()
-        except Exception as error:
-            _log.error("a callback for the client's leaving failed", exc_info=error)
         return True
 
     # Both.
@@ -428,14 +430,12 @@ class Call:
             self._heartbeat.close()
             self._heartbeat = None
 
-    async def _sent(self) -> None:
-        """Waits until the kernel has taken all that was sent, or the client is gone."""
+    async def _sent(self) -> bool:
+        """Waits until the kernel has taken all; returns False if the client is gone."""
         # The connection may be sending the next answer already when this task runs.
         while self.carrier.is_sending and not (self.is_sent or self.has_left):
             await self._change()
-
-    def _is_over(self) -> bool:
-        return self.has_left
+        return not self.has_left
 
     async def _change(self) -> None:
         waiter = self._shared.new_waiter()

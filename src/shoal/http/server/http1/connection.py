@@ -24,6 +24,7 @@ from shoal.http.server.http1.body import BodyReader, reader_of
 from shoal.http.server.http1.call import Call
 from shoal.http.server.http1.head import END, MAX_HEAD, HeadParser, find_end
 from shoal.http.server.http1.logged_call import LoggedCall
+from shoal.http.server.http1.scope import scope_of_refused
 from shoal.http.server.listeners import host_and_port
 from shoal.http.server.sockets.timeouts import Timeout, time_to_receive_s, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
@@ -72,7 +73,7 @@ class Http1Connection(Receiver):
     """
 
     __slots__ = (
-        *("_body", "_body_began_at", "_call", "_client", "_has_enough", "_held", "_is_new"),
+        *("_body", "_began_at", "_call", "_client", "_has_enough", "_held", "_is_new"),
         *("_known_host", "_new_call", "_parser", "_received", "_released", "_running", "_state"),
         *("_timeout", "_transport", "name", "peer", "shared"),
     )
@@ -95,7 +96,7 @@ class Http1Connection(Receiver):
         self._is_new = True  # no request has come
         self._known_host: bytes | None = None  # of a request that the guard has allowed
         self._body: BodyReader | None = None
-        self._body_began_at = 0.0
+        self._began_at = 0.0  # when the incomplete head or body did
         self._received = 0
         self._call: Call | None = None
         self._running = 0  # calls of the application
@@ -190,7 +191,7 @@ class Http1Connection(Receiver):
         """Reads more of the body, since the application has taken what came."""
         if self._transport.is_paused:
             # The client could not send meanwhile.
-            self._body_began_at = self.shared.timeouts.now()
+            self._began_at = self.shared.timeouts.now()
             self._received = 0
             self._transport.resume()
             self._set_timeout()
@@ -214,6 +215,7 @@ class Http1Connection(Receiver):
 
     def _take_head(self, data: bytes | bytearray) -> None:
         """Takes a part of a head; raises `BadRequest`."""
+        self._parser.forget()
         searched = len(self._held)
         if searched:
             self._held += data
@@ -225,6 +227,7 @@ class Http1Connection(Receiver):
         elif self._state == _IDLE:
             self._state = _HEAD
             self._held = bytearray(data)
+            self._began_at = self.shared.timeouts.now()
             self._timeout.set(self.shared.head_timeout_s)
 
     def _begin(self, data: bytes, end: int) -> None:
@@ -255,6 +258,7 @@ class Http1Connection(Receiver):
         shared = self.shared
         parser = self._parser
         length = parser.length
+        self._running += 1
         # The deadline of the idle connection stays, and counts for nothing in the state ANSWER.
         if length == len(data) - end:
             self._state = _ANSWER
@@ -268,16 +272,13 @@ class Http1Connection(Receiver):
             self._call = call = self._new_call(self, parser)
             call.expect_body(is_asked_for=parser.expects)
             self._body = reader_of(length)
-            self._body_began_at = shared.timeouts.now()
+            self._began_at = shared.timeouts.now()
             self._received = 0
             if len(data) != end:
                 self._take_body(data[end:])
             if self._state == _BODY:
                 self._set_timeout()
-            elif self._state != _ANSWER:
-                return  # its body is malformed
-        self._running += 1
-        shared.workers.start(call)
+        shared.workers.start(call)  # also one that was refused, which must be counted
 
     def _switch(self, switch: Callable[[], None]) -> None:
         """Hands the transport over to a connection that speaks another protocol."""
@@ -347,8 +348,13 @@ class Http1Connection(Receiver):
         call, self._call = self._call, None
         is_client_done = self._state == _ANSWER
         self.send(error_answer(status, text, self.shared.date()))
+        size = len(text) + 1 if text else 0
         if call is not None:
-            call.leave()
+            call.refuse(status, size)
+        else:
+            took_s = self.shared.timeouts.now() - self._began_at if self._state == _HEAD else 0.0
+            scope = scope_of_refused(self._parser, self.peer)
+            self.shared.refusals.note(scope, status, size, took_s)
         if self._state != _CLOSED:
             self._finish(is_client_done=is_client_done)
 
@@ -413,7 +419,7 @@ class Http1Connection(Receiver):
     def _body_left_s(self) -> float:
         """Returns how long the client may take to send more of its body."""
         allowed_s = time_to_receive_s(self._received, self.shared.body_timeout_s)
-        return self._body_began_at + allowed_s - self.shared.timeouts.now()
+        return self._began_at + allowed_s - self.shared.timeouts.now()
 
     def _expire(self) -> None:
         if self._transport.unsent:

@@ -73,6 +73,9 @@ class RequestLine:
     is_http_1_1: bool
 
 
+NO_LINE: Final = RequestLine("", b"", "", b"", b"", is_http_1_1=True)
+"""The request line of a head that has none, or none that can be read."""
+
 # The request lines that llhttp takes as they are. Most requests have one of a few.
 _request_lines: Final[dict[bytes, RequestLine]] = {}
 _MOST_LINES: Final = 512
@@ -84,7 +87,7 @@ class HeadParser:
 
     Attributes:
         last: The head that the other attributes describe; empty if it is not kept.
-        line: The request line.
+        line: The request line; `NO_LINE` if it could not be read.
         headers: The names, in lower case, and the values of the headers. Requests with the same
             head share it, so nobody may change it.
         by_name: The same by name; of the headers with the same name it has the last one.
@@ -121,7 +124,12 @@ class HeadParser:
 
     def __init__(self) -> None:
         self._parser: HttpRequestParser | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the last head, since the next one comes in parts."""
         self.last = b""
+        self.line = NO_LINE
 
     def parse(self, head: bytes) -> None:
         """Parses a head.
@@ -160,6 +168,7 @@ class HeadParser:
 
     def _parse_unknown(self, text: bytes, head: bytes) -> None:
         """Parses a head whose request line is not known."""
+        self.line = NO_LINE
         # llhttp accepts more request lines: with two spaces, after empty lines, of other versions.
         try:
             given, target, version = text.split(b" ")

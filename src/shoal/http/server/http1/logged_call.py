@@ -51,11 +51,17 @@ class LoggedCall(Call):
         await super().send(message)
 
     @override
+    def refuse(self, status: int, size: int) -> None:
+        """See `Call`."""
+        self._entry.note_answer(status, b"", size)
+        super().refuse(status, size)
+
+    @override
     def end(self) -> None:
         """See `Call`; writes the line."""
+        super().end()  # which answers if the application has not
         with contained("the access log failed"):  # handlers and filters of logs are the user's
             self._write()
-        super().end()
 
     def _write(self) -> None:
         line, carrier = self.line, self.carrier

@@ -1,7 +1,8 @@
-"""The scope by which ASGI describes a request; made only for an application called by ASGI."""
+"""The scope by which ASGI describes a request; made only where it is needed."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.observe.connections import SERVER
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
     from shoal.http.direct_call import DirectCall
     from shoal.http.server.http1.carrier import Carrier
-    from shoal.http.server.http1.head import RequestLine
+    from shoal.http.server.http1.head import HeadParser, RequestLine
 
 
 def scope_of(
@@ -48,6 +49,7 @@ def scope_of(
                 "send_timeout_s": shared.send_timeout_s,
                 "is_local": shared.is_local,
                 "note_trace": call.note_trace,
+                "refused_with": partial(getattr, call, "refused_with"),
             },
             SERVER: shared.counts,
         },
@@ -55,3 +57,25 @@ def scope_of(
     if shared.proxies is not None:
         shared.proxies.complete(scope)
     return scope
+
+
+def scope_of_refused(parser: HeadParser, peer: tuple[str, int] | None) -> Scope:
+    """Returns what is known of a request that never reaches the application, as a scope.
+
+    ``method`` and ``path`` are None if its head could not be read.
+
+    Args:
+        parser: Has parsed its head, as far as that was possible.
+        peer: The client's host and port.
+    """
+    line = parser.line
+    return {
+        "type": "http",
+        "http_version": "1.1" if line.is_http_1_1 else "1.0",
+        "method": line.method or None,
+        "path": line.path or None,
+        "raw_path": line.raw_path,
+        "headers": parser.headers if line.method else [],
+        "client": peer,
+        "scheme": "http",
+    }

@@ -14,6 +14,8 @@ from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.protocol.ws_stream import ASGIWebsocketState
 from wsproto.connection import ConnectionState
 
+from shoal.http.direct_call import TRACE
+from shoal.http.server.access_log import AccessLog
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained
 from shoal.http.server.streams.frames import text_frames
@@ -148,6 +150,8 @@ class StreamCalls:
         if stream.closed:
             return
         stream.closed = True
+        if not _has_begun(stream):
+            inbox.refused_with = status
         if status == 408:
             self._gave_up()
         inbox.disconnect()
@@ -185,8 +189,11 @@ class StreamCalls:
         offered: dict[str, Any] = {
             "when_left": inbox.when_left,
             "is_cut_off": inbox.is_cut_off,
+            "refused_with": partial(getattr, inbox, "refused_with"),
             "send_timeout_s": self._shared.send_timeout_s,
             "is_local": self._shared.is_local,
+            # Where the access log looks; the application may have been given a copy.
+            "note_trace": partial(app_scope.__setitem__, TRACE),
         }
         app_scope["extensions"]["shoal.disconnect"] = offered
         app_scope["extensions"][SERVER] = self._shared.counts
@@ -199,14 +206,16 @@ class StreamCalls:
                 offered["soon"] = outlet.soon
                 offered["is_blocked"] = outlet.is_blocked
                 offered["send_texts_now"] = partial(_send_texts_now, stream, outlet)
+        app = self._shared.app
+        if self._shared.options.access_log:
+            app = AccessLog(app, lambda: inbox.is_over)
         self._shared.started += 1
         try:
             try:
                 # The raw path is printable ASCII, so it can't forge a line of the log.
                 with contained("the application failed on %r", app_scope.get("raw_path")):
-                    await self._shared.logged_app(
-                        app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
-                    )
+                    receive, send_it = cast("Receive", inbox.receive), cast("Send", send_or_stop)
+                    await app(app_scope, receive, send_it)
             except BaseException:
                 # The server is cancelled: the client must not be told that the call failed.
                 self._failed()

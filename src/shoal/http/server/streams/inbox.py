@@ -41,6 +41,7 @@ class Inbox:
 
     Attributes:
         kind: As above.
+        refused_with: The status of an answer of the server in place of the application; or 0.
         is_over: Whether a disconnect was sent; later messages of the application are dropped.
     """
 
@@ -55,6 +56,7 @@ class Inbox:
         "_to_app",
         "is_over",
         "kind",
+        "refused_with",
     )
 
     def __init__(self, kind: Literal["http", "websocket", "lifespan"], size: int) -> None:
@@ -73,6 +75,7 @@ class Inbox:
         self._timeout: BodyTimeout | None = None
         self._is_cut_off = False
         self.is_over = False
+        self.refused_with = 0
 
     def await_body(self, shared: Shared, give_up: Callable[[], object]) -> None:
         """Sets what is called if the body does not arrive in time."""

@@ -206,7 +206,9 @@ class FrameReader(Generic[K]):
                     buffers.append((yield from self._take_writable(length)))
                 else:
                     buffers.append((place, length))
-            yield Frame(self._kinds(kind), id_, body, buffers, numbers[:given_back])
+            frame = [Frame(self._kinds(kind), id_, body, buffers, numbers[:given_back])]
+            del body, buffers  # or they would stay until the next frame has come
+            yield frame.pop()
 
     def _take(self, count: int) -> Generator[None, None, Buffer]:
         """Returns the next bytes, which need not be writable."""

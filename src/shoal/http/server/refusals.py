@@ -1,0 +1,60 @@
+"""The requests that the server answers itself, since they never reach the application.
+
+Those are no valid requests, are for another host, or do not come in time. The application counts
+them with its own, if it is one of this package, and the access log has a line for each.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.http.direct_call import refusal_counter_of
+from shoal.http.server.access_log import Entry, protocol_of
+from shoal.http.server.log_errors import contained
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Scope
+
+    from shoal.http.server.proxies import ProxyHeaders
+
+
+class Refusals:
+    """Counts and logs the requests that the server answers itself.
+
+    Args:
+        app: The application.
+        proxies: Completes scopes by what proxies say; None if no proxy is known.
+        is_logged: Whether there is an access log.
+    """
+
+    def __init__(self, app: ASGIApp, proxies: ProxyHeaders | None, *, is_logged: bool) -> None:
+        self._counter = refusal_counter_of(app)
+        self._proxies = proxies
+        self._is_logged = is_logged
+
+    def count(self, status: int, took_s: float = 0.0) -> None:
+        """Counts a request that was answered, after so many seconds."""
+        if self._counter is not None:
+            with contained("a refused request could not be counted"):
+                self._counter(status, took_s)
+
+    def note(self, scope: Scope, status: int, size: int, took_s: float) -> None:
+        """Notes the refusal of a request.
+
+        Args:
+            scope: The ASGI scope, as far as it is known; ``method`` and ``path`` may be None.
+            status: The status of the answer.
+            size: The size of its body, in bytes.
+            took_s: How long the request took, in seconds.
+        """
+        self.count(status, took_s)
+        if not self._is_logged:
+            return
+        with contained("the access log failed"):  # handlers and filters of logs are the user's
+            scope = {**scope, "headers": list(scope["headers"])}
+            if self._proxies is not None and scope["path"] is not None:
+                self._proxies.complete(scope)
+            entry = Entry(took_s)
+            entry.note_answer(status, b"", size)
+            method = scope.get("method", "GET")
+            entry.write(protocol_of(scope), method, scope["path"], scope["client"])

@@ -1,0 +1,117 @@
+"""The access log of a server with workers: each writes the lines of its clients, as one would."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import h2.events
+import pytest
+from live_server import Http2Client, live, request, upgrade
+
+import shoal
+from observe.test_tracing_batches import Spans
+from shoal.http.server.access_log import LOGGER
+from shoal.observe import instrument
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+SAME = ("protocol", "method", "path", "status", "bytes", "request_id")
+
+
+@pytest.fixture
+def lines(caplog, capfd):
+    """The lines that this process or its workers have written: workers write to its stderr."""
+    caplog.set_level(logging.INFO, logger=LOGGER)
+
+    def found():
+        here = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+        written = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in here or written]
+
+    return found
+
+
+@pytest.fixture
+def spans():
+    return Spans()
+
+
+@pytest.fixture
+def traced_app(spans):
+    app = shoal.App()
+
+    @app.endpoint("/double")
+    async def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    @app.endpoint("/letters")
+    async def letters(texts: list[str]):
+        for letter in texts[0]:
+            yield [letter]
+
+    instrument(app, tracer_provider=spans.provider)
+    return app
+
+
+async def ask_all(server):
+    """Requests of all kinds, one after the other; returns how many. Those of HTTP/1.1 have ids."""
+    mine = "X-Request-ID: mine"
+    ask = [
+        request("/double", method="POST", body=b"21", headers=[mine], close=True),
+        request("/double", method="POST", body=b'"x"', headers=[mine], close=True),
+        request("/double", method="POST", headers=[mine, "Transfer-Encoding: chunked"], close=True)
+        + b"2\r\n21\r\n0\r\n\r\n",
+        request("/letters", method="POST", body=b'"abc"', headers=[mine], close=True),
+        request("/double", headers=[mine], close=True),
+        request("/nowhere", headers=[mine], close=True),
+        request("/double", method="HEAD", headers=[mine], close=True),
+        request("/-/healthz", headers=[mine], close=True),
+        upgrade(mine),
+    ]
+    for sent in ask:
+        await server.talk(sent)
+    client = Http2Client(await server.connect())
+    stream = client.ask(b"/nowhere")
+    await client.flush()
+    await client.wait_for(h2.events.StreamEnded, stream)
+    await client.stream.aclose()
+    return len(ask) + 1
+
+
+def within_a_copying_middleware(app):
+    async def copying(scope, receive, send):
+        await app(dict(scope), receive, send)
+
+    return copying
+
+
+@pytest.mark.parametrize("around", [lambda app: app, within_a_copying_middleware])
+@pytest.mark.parametrize("workers", [None, 1])
+async def test_a_line_has_the_ids_of_its_span(traced_app, spans, lines, workers, around):
+    async with live(around(traced_app), workers=workers, access_log=True) as server:
+        count = await ask_all(server)
+    found = lines()
+    assert len(found) == count
+    of_spans = {
+        (f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}")
+        for span in spans.exporter.get_finished_spans()
+        if span.kind.name == "SERVER"
+    }
+    traced = [line for line in found if line["path"] != "/-/healthz"]
+    assert {(line["trace_id"], line["span_id"]) for line in traced} == of_spans
+    assert len(of_spans) == count - 1
+    assert [line for line in found if line["path"] == "/-/healthz" and "trace_id" in line] == []
+
+
+async def test_a_line_says_the_same_with_workers(traced_app, lines):
+    said = []
+    for workers in (None, 1):
+        async with live(traced_app, workers=workers, access_log=True) as server:
+            await ask_all(server)
+        found = [{name: line[name] for name in SAME} for line in lines()]
+        [of_http2] = [line for line in found if line["protocol"] == "HTTP/2"]
+        assert of_http2.pop("request_id")  # another one each time
+        said.append(found)
+    here, there = said
+    assert here == there

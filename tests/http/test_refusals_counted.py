@@ -1,0 +1,269 @@
+"""Each request that is answered is counted once and logged once, whoever has answered it."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import anyio
+import h2.events
+import pytest
+from live_server import Http2Client, live, read_until, request, upgrade
+
+import shoal
+from shoal.http.server.access_log import LOGGER
+from shoal.http.server.shared import Shared
+from worker_processes import until
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+OPTIONS = {
+    "allowed_hosts": ["shoal.test"],
+    "allowed_origins": ["https://shoal.test"],
+    "access_log": True,
+}
+
+
+@pytest.fixture(params=[None, 1], ids=["alone", "workers"])
+def workers(request):
+    return request.param
+
+
+@pytest.fixture
+def lines(caplog, capfd):
+    """The lines that this process or its workers have written: workers write to its stderr."""
+    caplog.set_level(logging.INFO, logger=LOGGER)
+
+    def found():
+        here = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+        written = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in here or written]
+
+    return found
+
+
+@pytest.fixture
+def app():
+    app = shoal.App()
+
+    @app.endpoint("/double", name="double")
+    async def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    return app
+
+
+def counted(app):
+    """What was counted, by endpoint, protocol and outcome."""
+    return {
+        tuple(sample.labels[name] for name in ("endpoint", "protocol", "outcome")): sample.value
+        for metric in app.metrics.collect()
+        for sample in metric.samples
+        if sample.name == "shoal_request_seconds_count"
+    }
+
+
+async def counted_once(app, endpoint="-", protocol="other", outcome="invalid"):
+    await until(lambda: counted(app))  # a worker tells it
+    assert counted(app) == {(endpoint, protocol, outcome): 1.0}
+
+
+def shown(line):
+    return tuple(line[name] for name in ("protocol", "method", "path", "status"))
+
+
+ELSEWHERE = b"GET /double HTTP/1.1\r\nHost: evil.test\r\n\r\n"
+POST = b"POST /double HTTP/1.1\r\nHost: shoal.test\r\n"
+GET = "HTTP/1.1", "GET", "/double"
+UNREAD = "HTTP/1.1", None, None
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (ELSEWHERE, (*GET, 421)),
+        (ELSEWHERE.replace(b"1.1", b"1.0"), ("HTTP/1.0", "GET", "/double", 421)),
+        (POST + b"Origin: https://evil.test\r\n\r\n", ("HTTP/1.1", "POST", "/double", 403)),
+        (upgrade("Origin: https://evil.test"), ("HTTP/1.1", "GET", "/", 403)),
+        (b"nonsense\r\n\r\n", (*UNREAD, 400)),
+        (b"GET /double HTTP/3.0\r\n\r\n", (*UNREAD, 400)),
+        (b"GET /double HTTP/1.1\r\n\r\n", (*GET, 400)),
+        (b"GET /double HTTP/1.1\nHost: shoal.test\n\n", (*UNREAD, 400)),
+        (b"get /double HTTP/1.1\r\nHost: shoal.test\r\n\r\n", (*UNREAD, 501)),
+        (b"GET /double HTTP/1.1\r\n" + b"X: " + 40000 * b"x" + b"\r\n\r\n", (*UNREAD, 431)),
+        (b"GET /" + 40000 * b"x", (*UNREAD, 414)),
+        (
+            b"GET /double HTTP/1.1\r\nHost: shoal.test\r\n" + 200 * b"a: b\r\n" + b"\r\n",
+            (*GET, 431),
+        ),
+        (b"GET /double HTTP/1.1\r\nHost: shoal.test\r\nbad header\r\n\r\n", (*GET, 400)),
+        (request("/nowhere", close=True), ("HTTP/1.1", "GET", "/nowhere", 404)),
+        (request("/double", method="PATCH", close=True), ("HTTP/1.1", "PATCH", "/double", 405)),
+        (request("/double", method="BREW", close=True), ("HTTP/1.1", "BREW", "/double", 501)),
+    ],
+)
+async def test_what_never_reaches_an_endpoint_is_counted_once(app, lines, workers, sent, expected):
+    async with live(app, workers=workers, **OPTIONS) as server:
+        answer = await server.talk(sent)
+        assert answer.startswith(b"HTTP/1.1 %d " % expected[-1])
+        await counted_once(app, outcome="failed" if expected[-1] == 501 else "invalid")
+    [line] = lines()
+    assert shown(line) == expected
+    assert line["client"].startswith("127.0.0.1:")
+    assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
+
+
+async def test_a_head_that_can_not_be_read_is_not_taken_for_the_one_before(app, lines, workers):
+    async with live(app, workers=workers, **OPTIONS) as server, await server.connect() as client:
+        await client.send_all(request("/nowhere"))
+        await read_until(client, b"not-found")
+        await client.send_all(b"GET / HTTP/1.1\r\nX: " + 40000 * b"x")
+        await read_until(client, b" 431 ")
+    assert [shown(line) for line in lines()] == [
+        ("HTTP/1.1", "GET", "/nowhere", 404),
+        (*UNREAD, 431),
+    ]
+
+
+async def test_a_head_that_does_not_come_in_time_is_counted(app, lines, workers):
+    async with live(app, workers=workers, head_timeout_s=0.2, **OPTIONS) as server:
+        assert (await server.talk(b"GET / HT")).startswith(b"HTTP/1.1 408 ")
+        await counted_once(app, outcome="timeout")
+    [line] = lines()
+    assert shown(line) == (*UNREAD, 408)
+    assert line["duration_s"] >= 0.2
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "outcome"),
+    [
+        (b"Content-Length: 5\r\n\r\n1", 408, "timeout"),
+        (b"Transfer-Encoding: chunked\r\n\r\nz\r\n", 400, "invalid"),
+        (b"Transfer-Encoding: chunked\r\n\r\n1\r\n", 408, "timeout"),
+    ],
+)
+async def test_a_body_that_is_wrong_or_late_is_no_client_that_left(
+    app, lines, workers, body, status, outcome
+):
+    sent = POST + b"Content-Type: application/json\r\n" + body
+    async with live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server:
+        answer = await server.talk(sent)
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        await counted_once(app, "double", "json", outcome)
+    [line] = lines()
+    assert shown(line) == ("HTTP/1.1", "POST", "/double", status)
+    assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
+
+
+async def test_what_is_refused_over_http2_is_counted(app, lines, workers):
+    async with live(app, workers=workers, **{**OPTIONS, "allowed_hosts": ["other.test"]}) as server:
+        client = Http2Client(await server.connect())
+        stream = client.ask(b"/double")
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, stream)
+        await client.stream.aclose()
+        await counted_once(app)
+    [line] = lines()
+    assert shown(line) == ("HTTP/2", "GET", "/double", 421)
+
+
+async def test_a_body_that_does_not_come_over_http2_is_counted(app, lines, workers):
+    async with live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server:
+        client = Http2Client(await server.connect())
+        stream = client.ask(b"/double", method=b"POST", end=False)
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, stream)
+        await client.stream.aclose()
+        await counted_once(app, "double", "json", "timeout")
+    [line] = lines()
+    assert shown(line) == ("HTTP/2", "POST", "/double", 408)
+
+
+async def test_a_handshake_that_is_none_is_counted(app, lines, workers):
+    async with live(app, workers=workers, **OPTIONS) as server:
+        wrong = upgrade().replace(b"Version: 13", b"Version: 12")
+        assert (await server.talk(wrong)).startswith(b"HTTP/1.1 400 ")
+        await counted_once(app)
+    [line] = lines()
+    assert shown(line) == ("WebSocket", "GET", "/", 400)
+
+
+@pytest.mark.parametrize("raises", [True, False])
+@pytest.mark.parametrize("http2", [False, True])
+async def test_an_application_that_does_not_answer_is_logged_as_it_was_answered_for(
+    lines, http2, raises
+):
+    async def failing(scope, receive, send):
+        if scope["type"] == "http" and raises:
+            raise ValueError
+
+    async with live(failing, access_log=True) as server:
+        if http2:
+            client = Http2Client(await server.connect())
+            stream = client.ask(b"/x")
+            await client.flush()
+            await client.wait_for(h2.events.StreamEnded, stream)
+            await client.stream.aclose()
+        else:
+            assert (await server.talk(request("/x"))).startswith(b"HTTP/1.1 500 ")
+    [line] = lines()
+    assert line["status"] == 500
+
+
+async def test_an_application_that_fails_as_its_client_has_left_was_not_answered_for(lines):
+    began, left = anyio.Event(), anyio.Event()
+
+    async def failing(scope, receive, send):
+        if scope["type"] == "http":
+            began.set()
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            left.set()
+            raise ValueError
+
+    async with live(failing, access_log=True) as server:
+        client = Http2Client(await server.connect())
+        client.ask(b"/x")
+        await client.flush()
+        await began.wait()
+        await client.stream.aclose()
+        await left.wait()
+    [line] = lines()
+    assert line["status"] is None
+
+
+async def test_a_client_behind_a_proxy_is_named(app, lines, workers):
+    trusted = {"trusted_peers": ["127.0.0.1"], "proxy_headers": ["x-forwarded-for"]}
+    async with live(app, workers=workers, **OPTIONS, **trusted) as server:
+        await server.talk(ELSEWHERE[:-2] + b"X-Forwarded-For: 203.0.113.7\r\n\r\n")
+    [line] = lines()
+    assert line["client"].startswith("203.0.113.7")
+
+
+async def test_a_request_that_the_end_of_the_server_refuses_is_counted(app, lines, monkeypatch):
+    monkeypatch.setattr(Shared, "last_words_s", 5.0)
+    began = anyio.Event()
+
+    @app.endpoint("/held", name="held")
+    async def held(items: list[int]) -> list[int]:
+        began.set()
+        await anyio.sleep_forever()
+        return items
+
+    async with live(app, graceful_timeout_s=0.1, access_log=True) as server:
+        async with await server.connect() as client:
+            await client.send_all(request("/held", method="POST", body=b"1"))
+            await began.wait()
+            server.stop.set()
+            await read_until(client, b" 503 ")
+        await counted_once(app, "held", "json", "unavailable")
+    [line] = lines()
+    assert shown(line) == ("HTTP/1.1", "POST", "/held", 503)
+
+
+async def test_names_of_clients_are_no_labels(app):
+    async with live(app) as server:
+        for nth in range(5):
+            await server.talk(request(f"/nowhere/{nth}", method=f"M{nth}", close=True))
+            await server.talk(b"M%d nonsense\r\n\r\n" % nth)
+    assert set(counted(app)) <= {("-", "other", "invalid"), ("-", "other", "failed")}

@@ -1,0 +1,137 @@
+"""Workers that end while the server starts: real processes, which are killed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import anyio
+import pytest
+import sniffio
+from held_app import statistics
+from live_server import HANG_S, LiveServer, request
+
+from shoal.commands.server.workers import front_end_options
+from shoal.http.front_ends.listener import FrontEnds
+from shoal.http.server.config import WorkersFailed
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
+from worker_processes import children_of, kill, until, workers_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+OPTIONS = HttpOptions(port=0, allowed_hosts=["*"])
+
+
+class Loading:
+    """An application that is loaded for as long as it is told."""
+
+    def __init__(self, app):
+        self.app = app
+        self.goes_on = anyio.Event()
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            await self.goes_on.wait()
+        await self.app(scope, receive, send)
+
+
+def dying_workers(count, program):
+    """Workers that run a program before their own."""
+    own = "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", f"import os, runpy, signal\n{program}\n{own}"]
+    given = count, OPTIONS, sniffio.current_async_library(), "error"
+    return partial(FrontEnds, replace(front_end_options(*given), command=command))
+
+
+KILL_IT = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@asynccontextmanager
+async def loading(app):
+    """A server that waits for its application, which `goes_on`."""
+    server, loads = LiveServer(2), Loading(app)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            is_up = anyio.Event()
+
+            async def run():
+                await tasks.start(partial(server.run, loads, OPTIONS))
+                is_up.set()
+
+            tasks.start_soon(run)
+            await until(lambda: len(workers_of()) == 2)
+            yield server, loads, is_up
+            server.stop.set()
+
+
+async def is_served(app, held, server):
+    held.go.set()
+    sent = request("/held", method="POST", body=b"7", close=True)
+    answer = await server.talk(sent)
+    assert answer.endswith(b"\r\n\r\n7")
+    assert statistics(app).finished == 1
+
+
+@pytest.mark.parametrize("how_many", [1, 2])
+async def test_workers_killed_while_the_application_loads_are_replaced(app, held, how_many):
+    async with loading(app) as (server, loads, is_up):
+        first = workers_of()
+        for pid in first[:how_many]:
+            kill(pid)
+        await until(lambda: len(set(workers_of()) - set(first)) == how_many)
+        loads.goes_on.set()
+        await is_up.wait()
+        await is_served(app, held, server)
+        await until(lambda: len(workers_of()) == 2)
+        assert not set(first[:how_many]) & set(workers_of())
+
+
+@pytest.fixture
+def no_backoff(monkeypatch):
+    monkeypatch.setattr("shoal.http.front_ends.listener.random.random", lambda: 0.0)
+
+
+async def test_a_worker_killed_before_it_is_ready_is_replaced(app, held, tmp_path):
+    once = os.fspath(tmp_path / "once")
+    program = f"try: os.mkdir({once!r})\nexcept FileExistsError: pass\nelse: {KILL_IT}"
+    server = LiveServer()
+    server._front_ends = lambda _: dying_workers(2, program)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(partial(server.run, app, OPTIONS))
+            await is_served(app, held, server)
+            server.stop.set()
+
+
+async def test_one_that_is_killed_each_time_it_starts_ends_the_server(app, tmp_path, no_backoff):
+    """Also if another one could serve: the server can't have as many as wanted."""
+    good = os.fspath(tmp_path / "good")
+    program = f"try: os.mkdir({good!r})\nexcept FileExistsError: {KILL_IT}"
+    of_others = set(children_of(os.getpid()))
+    with (
+        anyio.fail_after(HANG_S),
+        pytest.raises(WorkersFailed, match="was killed by SIGKILL before it could serve"),
+    ):
+        await serve(
+            app,
+            OPTIONS,
+            shutdown=anyio.sleep_forever,
+            front_ends=dying_workers(2, program),
+        )
+    await until(lambda: not set(children_of(os.getpid())) - of_others)
+
+
+async def test_a_worker_whose_program_is_not_there_ends_the_server_with_a_reason(app):
+    options = front_end_options(1, OPTIONS, sniffio.current_async_library(), "error")
+    absent = replace(options, command=["/absent/python"])
+    with pytest.raises(WorkersFailed, match="a worker can't be started: No such file"):
+        await serve(
+            app,
+            OPTIONS,
+            shutdown=anyio.sleep_forever,
+            front_ends=partial(FrontEnds, absent),
+        )

@@ -1,0 +1,136 @@
+"""Which requests count as failed: what the code or the server could not do, in every protocol.
+
+An answer that code has chosen on purpose is no failure, unless its status is one of the server's.
+"""
+
+from __future__ import annotations
+
+import math
+
+import anyio
+import httpx
+import pytest
+from live_server import live
+from starlette.exceptions import HTTPException
+from test_dashboard import messages_of, state_of, viewer
+
+import shoal
+from shoal.testing.asgi import ask, calling
+from socket_in_memory import opened
+
+pytestmark = pytest.mark.anyio
+
+ROW = {"inputs": [{"name": "x", "shape": [1], "datatype": "INT64", "data": [1]}]}
+EMBED = {"model": "m", "input": "a"}
+ACCEPTS = ("application/json", "application/msgpack", "application/x-npy")
+
+
+def counts(app):
+    endpoint = app.controller.endpoints["m"]
+    return endpoint.requests, endpoint.errors
+
+
+def app_of(handler):
+    app = shoal.App(protocols=["oip", "openai"], dashboard=True)
+    app.endpoint("/m", name="m")(handler)
+    return app
+
+
+def answering_with(result):
+    async def handler(items: list) -> list:
+        return [result] * len(items)
+
+    return handler
+
+
+async def posted(app, path, asked, accept="*/*"):
+    async with (
+        live(app) as server,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}", trust_env=False) as asking,
+    ):
+        answer = await asking.post(path, json=asked, headers={"Accept": accept})
+        return answer.status_code, counts(app)
+
+
+@pytest.mark.parametrize("result", [math.nan, [math.inf], -math.inf])
+@pytest.mark.parametrize(
+    "asked", [EMBED, {**EMBED, "encoding_format": "base64"}, {**EMBED, "input": ["a", "b"]}]
+)
+async def test_an_embedding_that_is_not_finite_is_a_failure(result, asked):
+    vector = result if isinstance(result, list) else [1.0, result]
+    found = await posted(app_of(answering_with(vector)), "/v1/embeddings", asked)
+    assert found == (500, (1, 1))
+
+
+@pytest.mark.parametrize("accept", ACCEPTS)
+@pytest.mark.parametrize(
+    ("path", "asked"), [("/m", 1), ("/v2/models/m/infer", ROW)], ids=["json", "oip"]
+)
+async def test_a_result_that_can_not_be_written_is_a_failure(path, asked, accept):
+    found = await posted(app_of(answering_with(object())), path, asked, accept)
+    assert found == (500, (1, 1))
+
+
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
+async def test_an_item_of_a_stream_that_can_not_be_written_is_a_failure(accept):
+    async def items(items: list):
+        yield [1]
+        yield [object()]
+
+    found = await posted(app_of(items), "/m", 1, accept)
+    assert found == (200, (1, 1))
+
+
+async def stream_with_an_object(items: list):
+    yield [object() for _ in items]
+
+
+@pytest.mark.parametrize("handler", [answering_with(object()), stream_with_an_object])
+async def test_a_result_that_no_websocket_can_carry_is_a_failure(handler):
+    app = app_of(handler)
+    async with app.lifespan(), opened(app, "/m") as socket:
+        socket.say(id=1, item=1)
+        assert (await socket.read())["error"]["status"] == 500
+        assert counts(app) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "errors"), [(404, 0), (422, 0), (429, 0), (304, 0), (500, 1), (503, 1)]
+)
+async def test_an_answer_that_code_has_chosen_is_no_failure_below_500(status, errors):
+    async def refusing(items: list) -> list:
+        raise HTTPException(status)
+
+    app = app_of(refusing)
+    async with app.lifespan():
+        assert (await ask(app, "/m", item=1)).status == status
+        assert counts(app) == (1, errors)
+        async with opened(app, "/m") as socket:
+            socket.say(id=1, item=1)
+            assert (await socket.read())["error"]["status"] == status
+        assert counts(app) == (2, 2 * errors)
+        watching = viewer(app)
+        async with calling(watching):
+            await watching.until(lambda call: call.body)
+        shown = [one["error"] for one in state_of(messages_of(watching))["failures"]]
+        assert shown == ["HTTPException"] * 2 * errors
+
+
+async def test_failures_beside_a_chosen_answer_are_shown():
+    app = shoal.App(dashboard=True)
+
+    @app.endpoint("/m", name="m", max_batch_size=2, batch_wait_timeout_s=60, isolate_errors=True)
+    async def mixed(items: list[int]) -> list[int]:
+        if len(items) > 1:
+            raise HTTPException(404)
+        raise HTTPException(404) if items == [1] else KeyError
+
+    async with app.lifespan():
+        async with anyio.create_task_group() as tasks:
+            for item in (1, 2):
+                tasks.start_soon(ask, app, "/m", item)
+        watching = viewer(app)
+        async with calling(watching):
+            await watching.until(lambda call: call.body)
+        (failure,) = state_of(messages_of(watching))["failures"]
+    assert (failure["error"], failure["count"]) == ("KeyError", 1)
