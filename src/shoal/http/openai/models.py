@@ -15,7 +15,8 @@ from shoal.http.openai.items import ItemMaker
 from shoal.http.openai.messages import AnswerForms
 from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
-from shoal.http.requests.exchange import JSON, Counted
+from shoal.http.requests.counted import Counted
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:

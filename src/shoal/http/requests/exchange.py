@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from shoal.http.direct_call import DirectCall
     from shoal.http.requests.body import IncompleteBodies
+    from shoal.http.requests.counted import Counted
     from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.http_options import HttpOptions
 
@@ -86,27 +87,6 @@ class Dispatcher(Protocol):
             What must be awaited; None for nothing.
         """
         ...
-
-
-class Counted:
-    """What requests are counted under whose route is not that of one endpoint.
-
-    Args:
-        name: The name of the endpoint that is called.
-        protocol: The protocol; one of `PROTOCOLS`.
-
-    Attributes:
-        name: As above.
-        protocol: As above.
-        new_times: As a route's.
-    """
-
-    __slots__ = ("name", "new_times", "protocol")
-
-    def __init__(self, name: str, protocol: str) -> None:
-        self.name = name
-        self.protocol = protocol
-        self.new_times: dict[int, list[float]] = {}
 
 
 class Exchange:
