@@ -13,11 +13,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOAK_PROGRAMS ?= 20000
 FUZZ_CONNECTIONS ?= 400000
-# So many tests run at once: more than CI has cores, since many wait for processes. A file's tests stay together, as
-# they share servers, and a browser; files go to the workers as tests/conftest.py sorts them, the longest first.
-TEST_WORKERS ?= 4
+# So many tests run at once: one more than there are cores, since many wait for processes, and no more, since each worker
+# takes seconds to import all tests. Fast tests wait for nothing. A file's tests stay together, as they share servers,
+# and a browser; files go to the workers as tests/conftest.py sorts them, the longest first.
+CORES := $(shell getconf _NPROCESSORS_ONLN)
+FAST_WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
+TEST_WORKERS ?= $(shell echo $$(($(FAST_WORKERS) + 1)))
 FAST := not real_time and not slow and not soak
-IN_PARALLEL := --numprocesses $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
+IN_PARALLEL := --numprocesses $(TEST_WORKERS) $(BY_FILE)
 
 # The tests start a thousand interpreters, which would each compile the library and, in pytest, the tests anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -91,7 +95,7 @@ pytest: $(DEV_STAMP)
 
 fast-pytest: $(DEV_STAMP)
 	@echo "== pytest -m '$(FAST)'"
-	+@$(BIN)/python -m pytest $(IN_PARALLEL) -m '$(FAST)'
+	+@$(BIN)/python -m pytest --numprocesses $(FAST_WORKERS) $(BY_FILE) -m '$(FAST)'
 
 test-ray: $(RAY_STAMP) ## the tests of replicas on a Ray cluster, in an environment of their own
 	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray*.py

@@ -29,7 +29,7 @@ import anyio.lowlevel
 import shoal
 from benchmarks.http_path import CONNECTIONS, Client
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.commands.server.process import settle_memory
+from shoal.commands.server.process import collect_less_often, skip_what_was_loaded
 from shoal.http.server.http1.connection import Http1Connection
 from shoal.http.server.shared import Shared
 from shoal.http.server.sockets.timeouts import Timeouts
@@ -185,7 +185,8 @@ async def measure(rounds: int) -> None:
         parking = parking_of_this_loop()
         timeouts = Timeouts(parking)
         tasks.start_soon(timeouts.run)
-        settle_memory()  # as `shoal serve` does
+        collect_less_often()  # as `shoal serve` does
+        skip_what_was_loaded()
         server = Server(Shared(app, HttpOptions(), {}, parking, timeouts, tasks, "http"))
         for kind, ways in KINDS.items():
             least = dict.fromkeys(ways, float("inf"))

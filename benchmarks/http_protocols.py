@@ -27,7 +27,7 @@ import orjson
 
 import shoal
 from benchmarks.http_path import CONNECTIONS, ROUNDS_BEFORE, counted, path_to
-from shoal.commands.server.process import settle_memory
+from shoal.commands.server.process import collect_less_often, skip_what_was_loaded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +74,8 @@ async def times(size: int) -> dict[str, float]:
     """Returns the CPU time of a request in each protocol, in seconds."""
     found: dict[str, float] = {}
     async with path_to(app) as path:
-        settle_memory()  # as `shoal serve` does
+        collect_less_often()  # as `shoal serve` does
+        skip_what_was_loaded()
         for number in range(ROUNDS_BEFORE + ROUNDS):
             for name, sent in requests(size).items():
                 await path.ask(sent)  # as CPython adapts its code to what ran last

@@ -47,6 +47,7 @@ def words_of(command):
     return [RUNS_IT if word == PYTHON else word for word in shlex.split(command, comments=True)]
 
 
+@pytest.mark.real_time
 def test_the_first_program_forms_a_batch(tmp_path):
     write_files(tmp_path)
     [(command, _)] = lines_that_start(f"{PYTHON} embed.py")
@@ -56,6 +57,7 @@ def test_the_first_program_forms_a_batch(tmp_path):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "a batch of 5\n", "")
 
 
+@pytest.mark.real_time
 def test_the_release_answers_by_one_of_its_two_versions(tmp_path):
     write_files(tmp_path)
     [(command, shown)] = lines_that_start(f"{PYTHON} release.py")
@@ -66,6 +68,7 @@ def test_the_release_answers_by_one_of_its_two_versions(tmp_path):
     assert ran.stdout in (shown, "107.0\n")
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the README calls with curl")
 def test_the_first_service_answers_curl(tmp_path):
     write_files(tmp_path)

@@ -81,6 +81,7 @@ def version_of(directory):
     return ran.stdout.strip()
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is missing")
 def test_the_version_comes_from_the_tag(copy):
     git(copy, "init", "--quiet")
@@ -93,11 +94,13 @@ def test_the_version_comes_from_the_tag(copy):
     assert version_of(copy) == "1.2.1.dev1"
 
 
+@pytest.mark.real_time
 def test_a_source_distribution_has_the_version_that_it_was_made_with(copy):
     (copy / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: shoal\nVersion: 3.4.5\n")
     assert version_of(copy) == "3.4.5"
 
 
+@pytest.mark.real_time
 def test_a_copy_without_history_can_be_built(copy):
     assert version_of(copy) == "0.0.0"
 

@@ -14,7 +14,6 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic import BaseModel, ConfigDict, Field
-from sklearn.datasets import load_digits
 from starlette.exceptions import HTTPException
 
 import shoal
@@ -237,6 +236,8 @@ def _client() -> shoal.Client:
 
 
 def _questions() -> list[Question]:
+    from sklearn.datasets import load_digits  # it takes a second to import
+
     images, digits = load_digits(return_X_y=True)
     return [
         Question(image.reshape(8, 8).tolist(), int(digit))

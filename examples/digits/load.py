@@ -30,9 +30,7 @@ from pathlib import Path
 
 import anyio
 import httpx
-import matplotlib as mpl
 import numpy as np
-from sklearn.datasets import load_digits
 
 _ROOT = Path(__file__).parents[2]
 _WARM_UP_S = 1.0  # at most; less for short measurements
@@ -78,6 +76,8 @@ class _Load:
     """Clients in a closed loop against one server."""
 
     def __init__(self, url: httpx.URL, run: Run, seconds: float) -> None:
+        from sklearn.datasets import load_digits  # it takes a second to import
+
         images, digits = load_digits(return_X_y=True)
         self._bodies = [json.dumps(image.reshape(8, 8).tolist()).encode() for image in images]
         self._digits = [int(digit) for digit in digits]
@@ -165,6 +165,8 @@ def report(runs: Sequence[Run]) -> None:
 
 def plot(runs: Sequence[Run], path: Path) -> None:
     """Draws the latencies and the batch sizes."""
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot as plt
     from matplotlib.ticker import LogLocator

@@ -9,9 +9,6 @@ from typing import Annotated, TypedDict
 
 import numpy as np
 from pydantic import Field
-from sklearn.datasets import load_digits
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.model_selection import train_test_split
 
 import shoal
 
@@ -51,6 +48,11 @@ class Digits:
     """
 
     def __init__(self, trees: int = TREES) -> None:
+        # It takes a second to import: only the process that runs the model waits for it.
+        from sklearn.datasets import load_digits
+        from sklearn.ensemble import RandomForestClassifier
+        from sklearn.model_selection import train_test_split
+
         images, labels = load_digits(return_X_y=True)
         train_images, test_images, train_labels, test_labels = train_test_split(
             images, labels, test_size=0.2, random_state=0, stratify=labels

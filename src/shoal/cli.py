@@ -8,7 +8,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.mistake import CommandError, drop_unread_output, say
 from shoal.commands.support.parser import CommandParser
 
 if TYPE_CHECKING:
@@ -82,7 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 for success; 1 for a failure, or when no options meet the target of
         ``tune``; 2 for a mistake in the command; 128 + n if signal n ended it.
     """
-    given = sys.argv[1:] if argv is None else list(argv)
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    finally:
+        drop_unread_output()
+
+
+def _run(given: list[str]) -> int:
     parser = _parser(given)
     if not given:
         parser.print_help(sys.stderr)

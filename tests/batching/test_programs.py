@@ -43,9 +43,9 @@ class Vocabulary(NamedTuple):
 
 
 VOCABULARIES = {
-    "forming": Vocabulary(programs, FormingWorld, 50),
-    "policies": Vocabulary(policy_programs, PolicyWorld, 80),
-    "open": Vocabulary(open_programs, OpenWorld, 50),
+    "forming": Vocabulary(programs, FormingWorld, 25),
+    "policies": Vocabulary(policy_programs, PolicyWorld, 40),
+    "open": Vocabulary(open_programs, OpenWorld, 25),
 }
 common = settings(report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 long = settings(common, max_examples=SOAK_PROGRAMS // 4, print_blob=True)

@@ -210,6 +210,7 @@ def test_the_autoscaler_goes_by_a_metric_of_the_server(served):
     assert re.search(rf"^{name}\{{[^}}]*\}} 0(\.0)?$", ask(served, "/-/metrics")[1], re.MULTILINE)
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing")
 def test_the_query_of_the_adapter_is_a_query(tmp_path):
     [rule] = read(KUBERNETES / "prometheus-adapter.yaml")["rules"]["custom"]
@@ -226,6 +227,7 @@ def test_the_query_of_the_adapter_is_a_query(tmp_path):
 # Docker
 
 
+@pytest.mark.real_time
 def test_the_image_follows_the_rules_of_dockerfiles():
     run(tool("hadolint"), str(DEPLOY / "Dockerfile"))
 
@@ -237,6 +239,7 @@ def test_what_the_image_copies_is_in_its_context():
     assert [name for name in taken if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.real_time
 def test_the_composition_fits_its_schema():
     path = str(DEPLOY / "compose.yaml")
     run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", path)
@@ -281,6 +284,7 @@ def test_prometheus_scrapes_the_server_of_the_composition():
     assert str(Path("/etc/prometheus", rules)) in mounts
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing")
 def test_prometheus_takes_its_configuration():
     path = str(DEPLOY / "prometheus.yaml")
@@ -297,6 +301,7 @@ def unit(name):
     return parser
 
 
+@pytest.mark.real_time
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is missing")
 def test_systemd_takes_the_units(tmp_path):
     program = str(Path(sys.executable))

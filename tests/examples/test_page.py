@@ -283,7 +283,16 @@ def test_a_killed_worker_comes_back_and_no_call_fails(page):
     assert account(page)["failed"] == failed
 
 
-def test_pause_stops_the_drawing_and_the_feed_goes_on(page):
+@pytest.fixture
+def in_motion(browser):
+    """Has the page drawn as often as the screen is, as most visitors have it."""
+    motion = {"name": "prefers-reduced-motion", "value": "no-preference"}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [motion]})
+    yield
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_pause_stops_the_drawing_and_the_feed_goes_on(in_motion, page):
     page.until(lambda: page.text("step").startswith("Step "))
     page.one("pause").click()
     assert page.one("pause").get_attribute("aria-pressed") == "true"

@@ -428,12 +428,9 @@ exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, setti
 type_ = JsonReader(annotation)._type
 
 def body_of(number):
-    units = (unit % place if b"%" in unit else unit for place in range(number))
-    body = bytearray(opening)
-    for one in units:
-        body += one
-    body[-1:] = closing
-    return bytes(body)
+    varies = b"%" in unit
+    units = b"".join(unit % place for place in range(number)) if varies else unit * number
+    return opening + units[:-1] + closing
 
 def fits(number):
     try:

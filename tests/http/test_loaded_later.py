@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 HANG_S = 20
 
 
-async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_connect():
+async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_connect(monkeypatch):
+    monkeypatch.setattr("shoal.http.server.server._LOADED_AFTER_S", 0.0)
     happened = []
     is_loaded = anyio.Event()
 

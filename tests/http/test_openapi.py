@@ -158,7 +158,7 @@ async def test_the_document_is_valid_for_every_form_of_handler(handler):
     app.endpoint("/x/{a:int}/{b}", name="x", methods=("GET", "POST", "HEAD", "DELETE"))(handler)
     before = await document(app)  # what is declared only
     async with app.lifespan():
-        assert await document(app) == before
+        assert (await ask(app, "/-/openapi.json", method="GET")).json() == before
     assert set(before["paths"]["/x/{a}/{b}"]) == {"get", "post", "head", "delete"}
 
 

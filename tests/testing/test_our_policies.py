@@ -92,6 +92,16 @@ def rule(options: BatchOptions) -> BatchPolicy:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", OPTIONS)
 def test_a_rule_of_ours_keeps_its_promises(what):
+    check(what, range(0, 1000, 10))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", OPTIONS)
+def test_it_does_so_in_many_programs(what):
+    check(what, range(1000))
+
+
+def check(what, seeds):
     options = BatchOptions(max_batch_size=4, **OPTIONS[what])
 
     def request(random: Random, arrived_at: float) -> Request:
@@ -103,4 +113,4 @@ def test_a_rule_of_ours_keeps_its_promises(what):
             key=None if options.bucket_by is None else random.choice("abc"),
         )
 
-    check_policy(lambda: rule(options), make_request=request, seeds=range(0, 1000, 4))
+    check_policy(lambda: rule(options), make_request=request, seeds=seeds)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.commands.server.options import add_server_options, event_loop, server_options, workers
-from shoal.commands.server.process import ServerProcess
+from shoal.commands.server.process import ServerProcess, collect_less_often
 from shoal.commands.server.reload import Reloader, Turn
 from shoal.commands.support.loading import (
     APPLICATION,
@@ -85,6 +85,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
+    collect_less_often()
     need("shoal.http.server.server")
     if arguments.version_fds is not None:
         listening, control = arguments.version_fds

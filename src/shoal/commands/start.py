@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.commands.server.detach import start_detached, tell_ready
 from shoal.commands.server.locations import ServerLocation, ServerLock
 from shoal.commands.server.options import add_server_options, event_loop, server_options, workers
-from shoal.commands.server.process import ServerProcess
+from shoal.commands.server.process import ServerProcess, collect_less_often
 from shoal.commands.support.arguments import add_json_argument, add_name_argument
 from shoal.commands.support.loading import (
     APPLICATION,
@@ -65,6 +65,7 @@ def _run(arguments: Namespace) -> int:
     if arguments.detach:
         ready = start_detached(location, [one for one in arguments.argv if one != "--detach"])
         return show(arguments, ready, facts([(name, str(one)) for name, one in ready.items()]))
+    collect_less_often()
     need("shoal.http.server.server")
     with ServerLock(location):
         return _serve(arguments, location)

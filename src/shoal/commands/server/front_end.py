@@ -24,7 +24,13 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.commands.server.process import cant_listen, run_in, settle_memory, write_logs
+from shoal.commands.server.process import (
+    cant_listen,
+    collect_less_often,
+    run_in,
+    skip_what_was_loaded,
+    write_logs,
+)
 from shoal.commands.server.workers import FrontEndStart
 from shoal.commands.support.mistake import say
 from shoal.http.front_ends.channel import Channel
@@ -53,6 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     if protocol != PROTOCOL:
         say("shoal: the worker's version of Shoal is another one than the server's")
         return _OTHER_PROTOCOL
+    collect_less_often()
     sock = socket.socket(fileno=channel)
     reader = FrameReader[FrontKind](FrontKind)
     frame = receive(sock, reader)
@@ -113,7 +120,7 @@ async def _serve(
         with serving:
             channel.post(FrontKind.READY)
             await front_end.may_serve.wait()
-            settle_memory()
+            skip_what_was_loaded()
             await serve(
                 front_end,
                 options,

@@ -185,7 +185,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
 
     def started(url: str) -> None:
         is_up.set()
-        settle_memory()
+        skip_what_was_loaded()
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
         say_where(url)
         run.started(url)
@@ -240,15 +240,19 @@ def _front_ends(run: ServerProcess, count: int) -> StartFrontEnds:
     return front_ends(count, run.options, run.event_loop, run.log_level, run.log_format)
 
 
-def settle_memory() -> None:
-    """Has the garbage collector skip what was loaded at the start, and look less often.
+def collect_less_often() -> None:
+    """Has the garbage collector look less often; called before the application is loaded.
 
-    The objects of a request go without the collector. It would look at those that are under way
-    every few requests, for a tenth of all processor time.
+    What is imported stays, and the objects of a request go without the collector. It would look at
+    those that are under way every few requests, for a tenth of all processor time.
     """
-    gc.freeze()
-    if gc.get_threshold() == _COLLECTED_AFTER:  # the application has not set it
+    if gc.get_threshold() == _COLLECTED_AFTER:  # nobody has set it
         gc.set_threshold(10_000, *_COLLECTED_AFTER[1:])
+
+
+def skip_what_was_loaded() -> None:
+    """Has the garbage collector skip what was loaded at the start."""
+    gc.freeze()
 
 
 def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]:

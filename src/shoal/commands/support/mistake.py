@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+# What a pipe, and a terminal, that nobody reads any more fails with.
+_READER_IS_GONE: Final = frozenset({errno.EPIPE, errno.EIO})
 
 
 class CommandError(Exception):
@@ -48,3 +53,20 @@ def say(line: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
+
+
+def drop_unread_output() -> None:
+    """Drops what stdout and stderr still hold for a reader that is gone.
+
+    At its end the interpreter would try again to write it, and would fail for that.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # pyright: ignore[reportUnnecessaryComparison] - it may be closed
+            continue
+        try:
+            stream.flush()
+        except OSError as error:
+            if error.errno in _READER_IS_GONE:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["Drained", "serve"]
 
 _ACCEPTED_AT_ONCE: Final = 64
-_LOADED_AFTER_S: Final = 0.25
+_LOADED_AFTER_S: Final = 2.0
 
 
 async def serve(
@@ -328,7 +328,7 @@ class _Server:
         tasks.start_soon(self._load)
 
     async def _load(self) -> None:
-        # A client that waited for the start is answered first.
+        # The clients that waited for the start are answered first.
         await anyio.sleep(_LOADED_AFTER_S)
         for load in (load_stream_protocols, self._load_later):
             await anyio.to_thread.run_sync(load)
