@@ -17,6 +17,8 @@ from benchmarks.continuous_rivals import BARE, BY_LENGTH, CLOSED, CONTINUOUS, HE
 from benchmarks.gpu_model import GpuModel, Lengths, equal, log_uniform, uniform
 from shoal.testing import run_virtually
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = log_uniform(1, 64)
 TEXTS = LENGTHS.draw(random.Random(20), 200)
 FULL = Load(callers=1)

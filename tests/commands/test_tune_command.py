@@ -14,6 +14,8 @@ import anyio
 
 import shoal
 
+pytestmark = pytest.mark.slow
+
 weights = None
 
 

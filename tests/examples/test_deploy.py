@@ -75,6 +75,7 @@ POD = read(KUBERNETES / "deployment.yaml")["spec"]["template"]["spec"]
 # Kubernetes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.31", "1.37"])
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
 def test_a_manifest_fits_its_schema(path, version):

@@ -10,6 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 import shoal
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def digits():

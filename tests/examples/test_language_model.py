@@ -23,6 +23,8 @@ from examples.language_model.model import (
 from examples.language_model.train import loss_and_gradient, train
 from examples.language_model.writing import Prompt, Writer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread_for_numpy():

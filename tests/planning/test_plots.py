@@ -12,6 +12,8 @@ from shoal.planning.measuring import Measured
 from shoal.planning.plots import plot_tuning
 from shoal.planning.tuning import Search
 
+pytestmark = pytest.mark.slow
+
 PNG = b"\x89PNG\r\n"
 RUN_TIME = Linear(0.01, 0.001)
 

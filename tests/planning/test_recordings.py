@@ -19,6 +19,8 @@ from shoal.planning.recorded import read_trace
 from shoal.planning.recordings import measured_run_times
 from shoal.planning.traces import bursty, poisson
 
+pytestmark = pytest.mark.slow
+
 TOLERANCE_S = 1e-4
 RUN_TIME = Linear(0.0113, 0.00171)
 

@@ -17,6 +17,8 @@ from shoal.planning.recordings import RecordedBatch, RecordedBatcher, measured_r
 from shoal.planning.report import Report, report_page, write_report
 from shoal.planning.traces import poisson
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = "<script>alert('$1$')</script> & \"x\" \x1b[31m"
 
 
