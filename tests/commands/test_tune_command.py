@@ -9,12 +9,12 @@ import pytest
 
 from shoal.cli import main
 
+pytestmark = pytest.mark.slow
+
 HANDLERS = """
 import anyio
 
 import shoal
-
-pytestmark = pytest.mark.slow
 
 weights = None
 
