@@ -13,12 +13,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOAK_PROGRAMS ?= 20000
 FUZZ_CONNECTIONS ?= 400000
-# So many tests run at once: one more than there are cores, since many wait for processes, and no more, since each worker
-# takes seconds to import all tests. Fast tests wait for nothing. A file's tests stay together, as they share servers,
+# So many tests run at once: two for each core, since many wait for processes, and no more, since each worker takes seconds
+# to import all tests. Fast tests wait for nothing. A file's tests stay together, as they share servers,
 # and a browser; files go to the workers as tests/conftest.py sorts them, the longest first.
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 FAST_WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
-TEST_WORKERS ?= $(shell echo $$(($(FAST_WORKERS) + 1)))
+TEST_WORKERS ?= $(shell echo $$(($(FAST_WORKERS) * 2)))
 FAST := not real_time and not slow and not soak
 BY_FILE := --dist loadfile --no-loadscope-reorder
 IN_PARALLEL := --numprocesses $(TEST_WORKERS) $(BY_FILE)
