@@ -15,6 +15,7 @@ if __name__ == "__main__":  # else it would shadow the standard library's http
 
 import argparse
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from benchmarks import http_idle, http_load, http_parts, http_servers, http_start
@@ -48,9 +49,11 @@ def main() -> None:
     wrk = http_load.wrk_path()
     _print_peers(wrk)
     effort = Effort(wrk, 1, 1, 1, 1, 0.2) if arguments.quick else Effort(wrk, 15, 1, 8, 2, 0.5)
+    if arguments.rounds is not None:
+        effort = replace(effort, rounds=arguments.rounds, slow_rounds=arguments.rounds)
     tables: list[Table] = []
     for name in arguments.only:
-        found = _measure(name, effort, is_quick=arguments.quick)
+        found = _measure(name, effort, arguments.servers, is_quick=arguments.quick)
         for table in found:
             table.print()
         tables += found
@@ -82,6 +85,15 @@ def _arguments() -> argparse.Namespace:
         default=list(PARTS),
         help=f"measure these parts only, of {', '.join(PARTS)}",
     )
+    made.add_argument(
+        "--servers",
+        metavar="NAME,...",
+        type=lambda given: given.split(","),
+        help="of the loaded parts, measure these servers only, by the names in their tables",
+    )
+    made.add_argument(
+        "--rounds", metavar="N", type=int, help="measure so many rounds of each loaded part"
+    )
     return made.parse_args()
 
 
@@ -98,9 +110,17 @@ def _print_peers(wrk: str | None) -> None:
     print()
 
 
-def _measure(name: str, effort: Effort, *, is_quick: bool) -> list[Table]:
+def _measure(
+    name: str, effort: Effort, servers: Sequence[str] | None, *, is_quick: bool
+) -> list[Table]:
     if name in LOADED:
         part = LOADED[name](effort)
+        if servers is not None:
+            chosen = [server for server in part.servers if server.name in servers]
+            if len(chosen) < len(servers):
+                known = ", ".join(server.name for server in part.servers)
+                raise SystemExit(f"{name} has no such server as {servers}; it has {known}")
+            part = replace(part, servers=chosen)
         clients = ", ".join(dict.fromkeys(load.clients for load in part.loads))
         print(f"== {name}: {part.about}")
         print(f"rounds: {part.rounds} of {part.seconds} s, by {clients}")
