@@ -68,6 +68,7 @@ def run_page(name: str, page: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert printed.getvalue() == block.output, f"{name}, the block at line {block.line}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_page_does_what_it_says(path, monkeypatch):
     run_page(str(path), path.read_text(encoding="utf-8"), monkeypatch)

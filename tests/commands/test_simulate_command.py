@@ -10,6 +10,8 @@ import pytest
 from shoal.cli import main
 from shoal.core.options.options import OPTIONS, BatchOptions
 
+pytestmark = pytest.mark.slow
+
 CONSTANT = ["--rate", "100", "--duration", "1", "--traffic", "constant", "--run-time", "0.004"]
 
 

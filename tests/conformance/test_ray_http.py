@@ -18,7 +18,7 @@ from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.server import serve
 from shoal.serving.http_options import HttpOptions
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.slow]
 
 HANG_S = 15
 LINES = {"accept": "application/x-ndjson"}

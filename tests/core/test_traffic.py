@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
 
+pytestmark = pytest.mark.slow
+
 REQUESTS = 40_000
 KEYS = [f"customer-{number}" for number in range(REQUESTS)]
 SPLITS = [
