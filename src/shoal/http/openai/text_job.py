@@ -45,8 +45,8 @@ class TextJob:
     """
 
     __slots__ = (
-        *("_given", "_messages", "_n", "_prompts", "_stops", "exchange", "forms", "metadata"),
-        *("model", "streams", "texts"),
+        *("_chat_prompt", "_given", "_messages", "_n", "_prompts", "_stops", "exchange", "forms"),
+        *("metadata", "model", "streams", "texts"),
     )
 
     def __init__(
@@ -67,9 +67,9 @@ class TextJob:
         self.streams: bool = given.get("stream") or False
         self.texts = texts
         self._given = given
-        # The texts whose tokens are those of the prompt: of a chat, once an item was made.
         self._prompts = prompts
         self._messages = messages
+        self._chat_prompt: str | None = None
         self._n = n
         self._stops = stops
 
@@ -94,11 +94,19 @@ class TextJob:
 
     def prompt_tokens(self) -> int:
         """Returns the number of tokens of the prompts, once an item was made."""
-        return _tokens_of(self._prompts, self.model.prompt_count)
+        return _tokens_of(self._counted(), self.model.prompt_count)
+
+    def _counted(self) -> Sequence[str]:
+        """Returns the texts whose tokens are those of the prompts."""
+        if self._messages is None:
+            return self._prompts
+        if self._chat_prompt is not None:
+            return (self._chat_prompt,)
+        return [str(message["content"]) for message in self._messages]
 
     def result(self, call: EndpointCall, end: TextEnd) -> TextResult:
         """Returns what answers the request, which has one text, with the result of its call."""
-        return TextResult(call, end, self.forms, self._prompts, self.model.prompt_count)
+        return TextResult(call, end, self.forms, self._counted(), self.model.prompt_count)
 
     def item(self, call: EndpointCall, batcher: Batcher[Any], nth: int = 0) -> tuple[Any, TextEnd]:
         """Returns the item of the call for one of the texts, and what finds the text's end.
@@ -121,11 +129,10 @@ class TextJob:
             prompt = self._prompts[which]
         elif maker.takes_messages:
             prompt = None
-            self._prompts = [str(message["content"]) for message in self._messages]
         else:
-            if not self._prompts:
-                self._prompts = (model.prompt(self._messages),)
-            prompt = self._prompts[0]
+            if self._chat_prompt is None:
+                self._chat_prompt = model.prompt(self._messages)
+            prompt = self._chat_prompt
         if sample and (seed := given.get("seed")) is not None:  # else all would be the same text
             given = {**given, "seed": seed + sample}
         item = maker.item(prompt, given)
