@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from held_app import Held
 
 import shoal
+from shoal.http.server.access_log import LOGGER
 from shoal.testing.asgi import Call
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -26,6 +29,21 @@ def app(held: Held) -> shoal.App:
     app = shoal.App()
     app.endpoint("/held", name="held", max_batch_size=100)(held)
     return app
+
+
+@pytest.fixture
+def logged(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> Callable[[], list[dict[str, Any]]]:
+    """Returns the lines of the access log, of this process or of its workers, on its stderr."""
+    caplog.set_level(logging.INFO, logger=LOGGER)
+
+    def found() -> list[dict[str, Any]]:
+        here = [record.getMessage() for record in caplog.records if record.name == LOGGER]
+        written = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
+        return [json.loads(line) for line in here or written]
+
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import logging
-
 import h2.events
 import pytest
 from live_server import Http2Client, live, request, upgrade
 
 import shoal
 from observe.test_tracing_batches import Spans
-from shoal.http.server.access_log import LOGGER
 from shoal.observe import instrument
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 SAME = ("protocol", "method", "path", "status", "bytes", "request_id")
-
-
-@pytest.fixture
-def lines(caplog, capfd):
-    """The lines that this process or its workers have written: workers write to its stderr."""
-    caplog.set_level(logging.INFO, logger=LOGGER)
-
-    def found():
-        here = [record.getMessage() for record in caplog.records if record.name == LOGGER]
-        written = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
-        return [json.loads(line) for line in here or written]
-
-    return found
 
 
 @pytest.fixture
@@ -88,10 +71,10 @@ def within_a_copying_middleware(app):
 
 @pytest.mark.parametrize("around", [lambda app: app, within_a_copying_middleware])
 @pytest.mark.parametrize("workers", [None, 1])
-async def test_a_line_has_the_ids_of_its_span(traced_app, spans, lines, workers, around):
+async def test_a_line_has_the_ids_of_its_span(traced_app, spans, logged, workers, around):
     async with live(around(traced_app), workers=workers, access_log=True) as server:
         count = await ask_all(server)
-    found = lines()
+    found = logged()
     assert len(found) == count
     of_spans = {
         (f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}")
@@ -104,12 +87,12 @@ async def test_a_line_has_the_ids_of_its_span(traced_app, spans, lines, workers,
     assert [line for line in found if line["path"] == "/-/healthz" and "trace_id" in line] == []
 
 
-async def test_a_line_says_the_same_with_workers(traced_app, lines):
+async def test_a_line_says_the_same_with_workers(traced_app, logged):
     said = []
     for workers in (None, 1):
         async with live(traced_app, workers=workers, access_log=True) as server:
             await ask_all(server)
-        found = [{name: line[name] for name in SAME} for line in lines()]
+        found = [{name: line[name] for name in SAME} for line in logged()]
         [of_http2] = [line for line in found if line["protocol"] == "HTTP/2"]
         assert of_http2.pop("request_id")  # another one each time
         said.append(found)

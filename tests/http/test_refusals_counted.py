@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import logging
-
 import anyio
 import h2.events
 import pytest
 from live_server import Http2Client, live, read_until, request, upgrade
 
 import shoal
-from shoal.http.server.access_log import LOGGER
 from shoal.http.server.shared import Shared
 from worker_processes import until
 
@@ -27,19 +23,6 @@ OPTIONS = {
 @pytest.fixture(params=[None, 1], ids=["alone", "workers"])
 def workers(request):
     return request.param
-
-
-@pytest.fixture
-def lines(caplog, capfd):
-    """The lines that this process or its workers have written: workers write to its stderr."""
-    caplog.set_level(logging.INFO, logger=LOGGER)
-
-    def found():
-        here = [record.getMessage() for record in caplog.records if record.name == LOGGER]
-        written = [line for line in capfd.readouterr().err.splitlines() if line.startswith("{")]
-        return [json.loads(line) for line in here or written]
-
-    return found
 
 
 @pytest.fixture
@@ -102,34 +85,34 @@ UNREAD = "HTTP/1.1", None, None
         (request("/double", method="BREW", close=True), ("HTTP/1.1", "BREW", "/double", 501)),
     ],
 )
-async def test_what_never_reaches_an_endpoint_is_counted_once(app, lines, workers, sent, expected):
+async def test_what_never_reaches_an_endpoint_is_counted_once(app, logged, workers, sent, expected):
     async with live(app, workers=workers, **OPTIONS) as server:
         answer = await server.talk(sent)
         assert answer.startswith(b"HTTP/1.1 %d " % expected[-1])
         await counted_once(app, outcome="failed" if expected[-1] == 501 else "invalid")
-    [line] = lines()
+    [line] = logged()
     assert shown(line) == expected
     assert line["client"].startswith("127.0.0.1:")
     assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
 
 
-async def test_a_head_that_can_not_be_read_is_not_taken_for_the_one_before(app, lines, workers):
+async def test_a_head_that_can_not_be_read_is_not_taken_for_the_one_before(app, logged, workers):
     async with live(app, workers=workers, **OPTIONS) as server, await server.connect() as client:
         await client.send_all(request("/nowhere"))
         await read_until(client, b"not-found")
         await client.send_all(b"GET / HTTP/1.1\r\nX: " + 40000 * b"x")
         await read_until(client, b" 431 ")
-    assert [shown(line) for line in lines()] == [
+    assert [shown(line) for line in logged()] == [
         ("HTTP/1.1", "GET", "/nowhere", 404),
         (*UNREAD, 431),
     ]
 
 
-async def test_a_head_that_does_not_come_in_time_is_counted(app, lines, workers):
+async def test_a_head_that_does_not_come_in_time_is_counted(app, logged, workers):
     async with live(app, workers=workers, head_timeout_s=0.2, **OPTIONS) as server:
         assert (await server.talk(b"GET / HT")).startswith(b"HTTP/1.1 408 ")
         await counted_once(app, outcome="timeout")
-    [line] = lines()
+    [line] = logged()
     assert shown(line) == (*UNREAD, 408)
     assert line["duration_s"] >= 0.2
 
@@ -143,19 +126,19 @@ async def test_a_head_that_does_not_come_in_time_is_counted(app, lines, workers)
     ],
 )
 async def test_a_body_that_is_wrong_or_late_is_no_client_that_left(
-    app, lines, workers, body, status, outcome
+    app, logged, workers, body, status, outcome
 ):
     sent = POST + b"Content-Type: application/json\r\n" + body
     async with live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server:
         answer = await server.talk(sent)
         assert answer.startswith(b"HTTP/1.1 %d " % status)
         await counted_once(app, "double", "json", outcome)
-    [line] = lines()
+    [line] = logged()
     assert shown(line) == ("HTTP/1.1", "POST", "/double", status)
     assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
 
 
-async def test_what_is_refused_over_http2_is_counted(app, lines, workers):
+async def test_what_is_refused_over_http2_is_counted(app, logged, workers):
     async with live(app, workers=workers, **{**OPTIONS, "allowed_hosts": ["other.test"]}) as server:
         client = Http2Client(await server.connect())
         stream = client.ask(b"/double")
@@ -163,11 +146,11 @@ async def test_what_is_refused_over_http2_is_counted(app, lines, workers):
         await client.wait_for(h2.events.StreamEnded, stream)
         await client.stream.aclose()
         await counted_once(app)
-    [line] = lines()
+    [line] = logged()
     assert shown(line) == ("HTTP/2", "GET", "/double", 421)
 
 
-async def test_a_body_that_does_not_come_over_http2_is_counted(app, lines, workers):
+async def test_a_body_that_does_not_come_over_http2_is_counted(app, logged, workers):
     async with live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server:
         client = Http2Client(await server.connect())
         stream = client.ask(b"/double", method=b"POST", end=False)
@@ -175,23 +158,23 @@ async def test_a_body_that_does_not_come_over_http2_is_counted(app, lines, worke
         await client.wait_for(h2.events.StreamEnded, stream)
         await client.stream.aclose()
         await counted_once(app, "double", "json", "timeout")
-    [line] = lines()
+    [line] = logged()
     assert shown(line) == ("HTTP/2", "POST", "/double", 408)
 
 
-async def test_a_handshake_that_is_none_is_counted(app, lines, workers):
+async def test_a_handshake_that_is_none_is_counted(app, logged, workers):
     async with live(app, workers=workers, **OPTIONS) as server:
         wrong = upgrade().replace(b"Version: 13", b"Version: 12")
         assert (await server.talk(wrong)).startswith(b"HTTP/1.1 400 ")
         await counted_once(app)
-    [line] = lines()
+    [line] = logged()
     assert shown(line) == ("WebSocket", "GET", "/", 400)
 
 
 @pytest.mark.parametrize("raises", [True, False])
 @pytest.mark.parametrize("http2", [False, True])
 async def test_an_application_that_does_not_answer_is_logged_as_it_was_answered_for(
-    lines, http2, raises
+    logged, http2, raises
 ):
     async def failing(scope, receive, send):
         if scope["type"] == "http" and raises:
@@ -206,11 +189,13 @@ async def test_an_application_that_does_not_answer_is_logged_as_it_was_answered_
             await client.stream.aclose()
         else:
             assert (await server.talk(request("/x"))).startswith(b"HTTP/1.1 500 ")
-    [line] = lines()
+    [line] = logged()
     assert line["status"] == 500
 
 
-async def test_an_application_that_fails_as_its_client_has_left_was_not_answered_for(lines):
+async def test_an_application_that_fails_as_its_client_has_left_was_not_answered_for(
+    logged,
+):
     began, left = anyio.Event(), anyio.Event()
 
     async def failing(scope, receive, send):
@@ -228,19 +213,19 @@ async def test_an_application_that_fails_as_its_client_has_left_was_not_answered
         await began.wait()
         await client.stream.aclose()
         await left.wait()
-    [line] = lines()
+    [line] = logged()
     assert line["status"] is None
 
 
-async def test_a_client_behind_a_proxy_is_named(app, lines, workers):
+async def test_a_client_behind_a_proxy_is_named(app, logged, workers):
     trusted = {"trusted_peers": ["127.0.0.1"], "proxy_headers": ["x-forwarded-for"]}
     async with live(app, workers=workers, **OPTIONS, **trusted) as server:
         await server.talk(ELSEWHERE[:-2] + b"X-Forwarded-For: 203.0.113.7\r\n\r\n")
-    [line] = lines()
+    [line] = logged()
     assert line["client"].startswith("203.0.113.7")
 
 
-async def test_a_request_that_the_end_of_the_server_refuses_is_counted(app, lines, monkeypatch):
+async def test_a_request_that_the_end_of_the_server_refuses_is_counted(app, logged, monkeypatch):
     monkeypatch.setattr(Shared, "last_words_s", 5.0)
     began = anyio.Event()
 
@@ -257,7 +242,7 @@ async def test_a_request_that_the_end_of_the_server_refuses_is_counted(app, line
             server.stop.set()
             await read_until(client, b" 503 ")
         await counted_once(app, "held", "json", "unavailable")
-    [line] = lines()
+    [line] = logged()
     assert shown(line) == ("HTTP/1.1", "POST", "/held", 503)
 
 
