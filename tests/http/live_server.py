@@ -132,6 +132,16 @@ def upgrade(*headers):
     )
 
 
+def counted(app):
+    """What was counted, by endpoint, protocol and outcome."""
+    return {
+        tuple(sample.labels[name] for name in ("endpoint", "protocol", "outcome")): sample.value
+        for metric in app.metrics.collect()
+        for sample in metric.samples
+        if sample.name == "shoal_request_seconds_count"
+    }
+
+
 async def until_quiet():
     """Until what is on its way through the kernel has come, and been dealt with."""
     await anyio.sleep(0.05)

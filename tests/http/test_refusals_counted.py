@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import h2.events
 import pytest
-from live_server import Http2Client, live, read_until, request, upgrade
+from live_server import Http2Client, counted, live, read_until, request, upgrade
 
 import shoal
 from shoal.http.server.shared import Shared
@@ -34,16 +34,6 @@ def app():
         return [2 * item for item in items]
 
     return app
-
-
-def counted(app):
-    """What was counted, by endpoint, protocol and outcome."""
-    return {
-        tuple(sample.labels[name] for name in ("endpoint", "protocol", "outcome")): sample.value
-        for metric in app.metrics.collect()
-        for sample in metric.samples
-        if sample.name == "shoal_request_seconds_count"
-    }
 
 
 async def counted_once(app, endpoint="-", protocol="other", outcome="invalid"):
