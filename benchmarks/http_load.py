@@ -215,11 +215,20 @@ class WrkLoad(NamedTuple):
     cpu_s: float
 
 
+POST: Final = Path(__file__).with_name("post.lua")
+"""The script of wrk that sends one item."""
+
+
 def drive_with_wrk(
-    wrk: str, server: ServerProcess, path: str, *, clients: int, seconds: int
+    wrk: str,
+    server: ServerProcess,
+    path: str,
+    *,
+    clients: int,
+    seconds: int,
+    script: Path = POST,
 ) -> WrkLoad:
-    """Runs wrk's closed loop of POST requests from one thread; see post.lua."""
-    script = Path(__file__).with_name("post.lua")
+    """Runs wrk's closed loop of the requests of a script, from one thread."""
     url = f"http://127.0.0.1:{server.port}{path}"
     command = [wrk, "-t1", f"-c{clients}", f"-d{seconds}s", "--latency", "-s", str(script), url]
     before_s = server.cpu_s()
