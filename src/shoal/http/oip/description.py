@@ -95,24 +95,30 @@ class Description:
         Refused: It is malformed.
     """
 
-    __slots__ = ("has_binary", "id", "inputs", "is_binary", "outputs", "parameters")
+    # What most requests do not say.
+    has_binary: bool = False
+    id: str | None = None
+    is_binary: bool = False
+    outputs: Mapping[str, bool] | None = None
+    parameters: Mapping[str, Any] = _NONE
 
     def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
-        self.parameters: dict[str, Any] = given.get("parameters", _NONE)
-        self.id: str | None = given.get("id")
-        self.has_binary = False
         self.inputs: list[Tensor] = []
         for one in given["inputs"]:
             tensor = Tensor(one, most_elements)
+            self.inputs.append(tensor)
             if tensor.size is not None:
                 self.has_binary = True
-            self.inputs.append(tensor)
         if len(self.inputs) > 1:
             self._check_names()
-        if self.parameters:
-            check_supported("The request", self.parameters)
-        self.is_binary: bool = self.parameters.get("binary_data_output", False)
-        self.outputs: dict[str, bool] | None = None
+        if len(given) > 1:
+            self._take_options(given)
+
+    def _take_options(self, given: Mapping[str, Any]) -> None:
+        self.id = given.get("id")
+        self.parameters = given.get("parameters", _NONE)
+        check_supported("The request", self.parameters)
+        self.is_binary = self.parameters.get("binary_data_output", False)
         if wanted := given.get("outputs"):
             self.outputs = {one["name"]: self._is_binary(one) for one in wanted}
 

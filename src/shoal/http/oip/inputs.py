@@ -87,7 +87,8 @@ class Inputs:
         """
         if self._only is not None and len(given) == 1:
             tensor = given[0]
-            _check_rows(tensor.shape[0])
+            if tensor.shape[0] != 1:
+                _check_rows(tensor.shape[0])
             return self._only.values(tensor)
         tensors = {tensor.name: tensor for tensor in given}
         self._check_names(tensors)

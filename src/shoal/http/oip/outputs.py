@@ -34,6 +34,7 @@ OUTPUT: Final = "output"
 _TEXTS: Final = frozenset({str, bytes})
 _NUMBERS: Final = frozenset({int, float, bool})
 _ANY: Final = Form()
+_NONE: Final[Mapping[str, Form]] = {}
 _LISTS: Final = frozenset({list, tuple})
 _UNNAMED: Final = _TEXTS | _NUMBERS | _LISTS
 _FLOAT: Final = {float}
@@ -60,14 +61,14 @@ class Outputs:
         """Returns what the model's metadata says of its outputs; nothing if that is not known."""
         return [form.metadata(name) for name, form in (self._forms or {}).items()]
 
-    def check(self, request: Description) -> None:
-        """Checks that a request wants no output that the model does not have.
+    def check(self, wanted: Mapping[str, Any]) -> None:
+        """Checks that the model has all outputs that a request wants.
 
         Raises:
-            Refused: It does.
+            Refused: It has not.
         """
-        if self._forms is not None and request.outputs is not None:
-            _check_names(request.outputs, self._forms)
+        if self._forms is not None:
+            _check_names(wanted, self._forms)
 
     def body(
         self, request: Description, results: list[Any], answer: dict[str, Any]
@@ -87,6 +88,7 @@ class Outputs:
             TypeError: The results can't be written as tensors.
         """
         columns = _columns(results)
+        forms = self._forms or _NONE
         wanted = request.outputs
         if wanted is None:
             wanted = dict.fromkeys(columns, request.is_binary)
@@ -96,28 +98,21 @@ class Outputs:
         answer["outputs"] = outputs
         parts: list[bytes] = []
         for name, is_binary in wanted.items():
-            form = _ANY if self._forms is None else self._forms.get(name, _ANY)
-            datatype, shape, elements = _joined(columns[name], form)
+            datatype, shape, elements = _joined(columns[name], forms.get(name, _ANY))
             output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": shape}
             outputs.append(output)
             if is_binary:
                 data = _binary(datatype, elements)
                 parts.append(data)
                 output["parameters"] = {"binary_data_size": len(data)}
-            elif _is_list(elements) and datatype != BYTES:
-                output["data"] = elements
             else:
                 output["data"] = _json(name, datatype, elements)
         head = orjson.dumps(answer)
         return (len(head), b"".join([head, *parts])) if parts else (None, head)
 
 
-def _is_list(elements: Any) -> bool:
-    return type(elements) is list
-
-
 def _binary(datatype: str, elements: Any) -> bytes:
-    if not _is_list(elements):  # an array
+    if elements.__class__ is not list:  # an array
         order = elements.dtype.newbyteorder("<")
         data: bytes = elements.astype(order, copy=False).tobytes()
         return data
@@ -129,7 +124,7 @@ def _binary(datatype: str, elements: Any) -> bytes:
 
 
 def _json(name: str, datatype: str, elements: Any) -> Any:
-    if not _is_list(elements):  # an array
+    if elements.__class__ is not list:  # an array
         return elements.ravel().tolist()
     if datatype != BYTES:
         return elements
@@ -155,7 +150,9 @@ def _columns(results: list[Any]) -> dict[str, list[Any]]:
     Raises:
         TypeError: They do not have the same names.
     """
-    if _UNNAMED.issuperset(map(type, results)):
+    if type(results[0]) in _UNNAMED and (
+        len(results) == 1 or _UNNAMED.issuperset(map(type, results))
+    ):
         return {OUTPUT: results}
     rows = [_named(result) for result in results]
     first = rows[0]
@@ -196,8 +193,8 @@ def _joined(values: list[Any], form: Form, *, is_plain: bool = False) -> tuple[s
     Raises:
         TypeError: They are no rows of one tensor.
     """
-    if len(values) == 1 and _is_list(values[0]) and set(map(type, values[0])) == _FLOAT:
-        return "FP64", [1, len(values[0])], values[0]  # as most are
+    if len(values) == 1 and type(values[0]) in _LISTS and set(map(type, values[0])) == _FLOAT:
+        return "FP64", [1, len(values[0])], list(values[0])  # as most are
     shape = [len(values)]
     flat: Any = values
     kinds = set(map(type, flat))

@@ -179,7 +179,8 @@ class InferRoute(ProtocolRoute, CallRoute):
             detail = "It answers with a stream, which the protocol does not have."
             raise Refused(not_fitting(detail))
         model = self._models.of(batcher)
-        model.outputs.check(described)
+        if described.outputs is not None:
+            model.outputs.check(described.outputs)
         items = model.inputs.items(tensors)
         metadata = HttpMetadata(self.name, exchange)
         kept = model, described
@@ -219,7 +220,7 @@ class InferRoute(ProtocolRoute, CallRoute):
         self, exchange: Exchange, model: Model, described: Description, results: list[Any]
     ) -> Coroutine[Any, Any, None] | None:
         """Answers with results; returns what must be awaited for that."""
-        answer = {"model_name": self.name, "model_version": model.version}
+        answer: dict[str, Any] = {"model_name": self.name, "model_version": model.version}
         if described.id is not None:
             answer["id"] = described.id
         length, body = model.outputs.body(described, results, answer)

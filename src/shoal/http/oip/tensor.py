@@ -36,12 +36,13 @@ class Tensor:
         Refused: It is malformed, or its data does not have its shape and its datatype.
     """
 
-    __slots__ = ("_count", "_flat", "_most_elements", "data", "datatype", "name", "shape", "size")
+    # What most tensors do not have.
+    _flat: list[Any] | None = None
+    data: memoryview | None = None
+    size: int | None = None
 
     def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
         self.name: str = given["name"]
-        self.data: memoryview | None = None
-        self.size: int | None = None
         if "parameters" in given or "data" not in given:
             self.size = self._size_in(given)
         datatype = DATATYPES.get(given["datatype"])
@@ -53,7 +54,6 @@ class Tensor:
             self.refuse("has no dimension: the first is the number of rows")
         self._count = count = math.prod(self.shape)
         self._most_elements = most_elements
-        self._flat: list[Any] | None = None
         if self.size is None:
             self._flat = self._of_json(given["data"], count)
         elif datatype.size and self.size != count * datatype.size:
@@ -72,7 +72,8 @@ class Tensor:
         made.name, made.datatype, made.shape = self.name, self.datatype, self.shape
         made.size, made._count, made._most_elements = self.size, self._count, self._most_elements
         made.data = data
-        made._flat = made._strings(data, self._count) if self.datatype.name == BYTES else None
+        if self.datatype.name == BYTES:
+            made._flat = made._strings(data, self._count)
         return made
 
     @property
@@ -101,7 +102,7 @@ class Tensor:
         """
         shape = self.shape
         if len(shape) == 2 and shape[0] == 1:
-            return [self.elements]
+            return [self._flat or self.elements]
         lists = count = 1
         for size in shape[:-1]:
             count *= size or 1
@@ -129,12 +130,14 @@ class Tensor:
 
     def _of_json(self, data: list[Any], count: int) -> list[Any]:
         kinds = set(map(type, data))
+        datatype = self.datatype
+        if kinds == _FLOAT and datatype.code == "d" and len(data) == count:
+            return data  # as most are
         if list in kinds:
             data = self._flattened(data)
             kinds = set(map(type, data))
         if len(data) != count:
             self.refuse(f"has {len(data)} elements, but its shape has {count}")
-        datatype = self.datatype
         if not kinds <= datatype.kinds:
             self.refuse(f"has an element that is no {datatype.name}")
         if not data:
@@ -207,4 +210,5 @@ def check_supported(what: str, parameters: Mapping[str, Any]) -> None:
         raise Refused(malformed(f"{what} has the parameter {name}, which is not supported."))
 
 
+_FLOAT: Final = {float}
 _NOT_SUPPORTED: Final = frozenset({"sequence_id", "shared_memory_region", "classification"})

@@ -67,6 +67,8 @@ def read_tensors(
 
 def _filled(inputs: list[Tensor], rest: memoryview) -> list[Tensor]:
     """Returns inputs with the elements that follow the JSON."""
+    if len(inputs) == 1 and inputs[0].size == rest.nbytes:
+        return [inputs[0].filled(rest)]
     tensors: list[Tensor] = []
     at = 0
     for tensor in inputs:
@@ -105,11 +107,12 @@ def headers_of_call(exchange: Exchange, described: Description, version: str | N
 
 
 def _header_length(given: bytes, size: int) -> int:
-    if not given.isdigit() or len(given) > 19 or int(given) > size:
+    length = int(given) if given.isdigit() and len(given) <= 19 else size + 1
+    if length > size:
         raise Refused(
             malformed(f"Inference-Header-Content-Length must be a number up to {size}, the body's.")
         )
-    return int(given)
+    return length
 
 
 def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
