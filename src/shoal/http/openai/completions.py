@@ -23,6 +23,7 @@ from shoal.http.openai.text_calls import (
     refusal_of,
     refusing,
 )
+from shoal.http.openai.text_job import answer_with_text
 from shoal.http.requests.call import EndpointCall
 from shoal.http.requests.compressed import compressed_form
 from shoal.http.requests.endpoint import call_headers
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from shoal.batching.batcher import Batcher
-    from shoal.http.openai.text_job import TextJob, TextResult
+    from shoal.http.openai.text_job import KeptText, TextJob
     from shoal.http.openai.text_request import TextReader
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.http_options import HttpOptions
@@ -93,10 +94,10 @@ class TextRoute(BodyRoute):
                 return self._answer_with_stream(call, exchange, job, text)
             return _answer_with_collected(exchange, job, text)
         if call.is_suspended(item, job.metadata):
-            exchange.suspend(self, _resumed, job.result(call, end))
+            exchange.suspend(self, _resumed, job.kept(call, end))
             return None
         if call.has_ended:
-            return job.result(call, end).answer(exchange)
+            return answer_with_text(exchange, job.kept(call, end))
         return _wait(exchange, job, TextCall(job, call, batcher, item, end))
 
     async def _answer_with_stream(
@@ -156,11 +157,11 @@ async def _answer_with_collected(exchange: Exchange, job: TextJob, text: TextCal
 
 def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
-    result: TextResult
-    result, exchange.kept = exchange.kept, None
-    call = result.call
+    kept: KeptText
+    kept, exchange.kept = exchange.kept, None
+    call = kept[0]
     try:
-        rest = result.answer(exchange)
+        rest = answer_with_text(exchange, kept)
     except NotText as error:
         raise refusal_of(error) from None
     except BaseException:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.observe.metrics import ItemTimes
 
+    KeptText = tuple[EndpointCall, TextEnd, AnswerForms, Sequence[str], Callable[[str], int]]
+    """What the answer with one text needs: the call, which has one result; what finds the text's
+    end; the forms of answers; the texts whose tokens are those of the prompt; and what counts them.
+    """
+
 
 class TextJob:
     """One request for texts, and what its calls share.
@@ -104,9 +109,9 @@ class TextJob:
             return (self._chat_prompt,)
         return [str(message["content"]) for message in self._messages]
 
-    def result(self, call: EndpointCall, end: TextEnd) -> TextResult:
-        """Returns what answers the request, which has one text, with the result of its call."""
-        return TextResult(call, end, self.forms, self._counted(), self.model.prompt_count)
+    def kept(self, call: EndpointCall, end: TextEnd) -> KeptText:
+        """Returns what is kept of the request, which has one text, while its call waits."""
+        return call, end, self.forms, self._counted(), self.model.prompt_count
 
     def item(self, call: EndpointCall, batcher: Batcher[Any], nth: int = 0) -> tuple[Any, TextEnd]:
         """Returns the item of the call for one of the texts, and what finds the text's end.
@@ -152,52 +157,25 @@ def _tokens_of(prompts: Sequence[str], count: Callable[[str], int]) -> int:
     return sum([count(prompt) for prompt in prompts])
 
 
-class TextResult:
-    """Answers a request for one text with the result of its call.
-
-    While the call waits, it keeps no more of the request than the answer needs.
+def answer_with_text(exchange: Exchange, kept: KeptText) -> Coroutine[Any, Any, None] | None:
+    """Answers a request for one text with the result of its call, which has ended.
 
     Args:
-        call: The call, which has one result.
-        end: Finds the end of the text.
-        forms: The forms of the answers.
-        prompts: The texts whose tokens are those of the prompt.
-        count: Returns the number of tokens of a text.
+        exchange: The request.
+        kept: What was kept of it.
 
-    Attributes:
-        call: As above.
+    Returns:
+        What must be awaited for that.
+
+    Raises:
+        NotText: The result is not text.
+        TypeError: It can't be written.
+        Exception: The call's error.
     """
-
-    __slots__ = ("_count", "_end", "_forms", "_prompts", "call")
-
-    def __init__(
-        self,
-        call: EndpointCall,
-        end: TextEnd,
-        forms: AnswerForms,
-        prompts: Sequence[str],
-        count: Callable[[str], int],
-    ) -> None:
-        self.call = call
-        self._end = end
-        self._forms = forms
-        self._prompts = prompts
-        self._count = count
-
-    def answer(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-        """Answers the request; returns what must be awaited for that.
-
-        Raises:
-            NotText: The result is not text.
-            TypeError: It can't be written.
-            Exception: The call's error.
-        """
-        result = self.call.pending_result()
-        if not isinstance(result, str):
-            raise NotText(result)
-        end = self._end
-        text = end.whole(result)
-        prompt_tokens = _tokens_of(self._prompts, self._count)
-        return answered(
-            exchange, JSON, self._forms.whole_of_one(exchange.id, text, end, prompt_tokens)
-        )
+    call, end, forms, prompts, count = kept
+    result = call.pending_result()
+    if not isinstance(result, str):
+        raise NotText(result)
+    text = end.whole(result)
+    body = forms.whole_of_one(exchange.id, text, end, _tokens_of(prompts, count))
+    return answered(exchange, JSON, body)
