@@ -12,7 +12,6 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, OfUnhashableKind, Steps, read_all, settle
-from shoal.batching.handlers.stepping import FEWEST_BESIDE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -327,16 +326,13 @@ class _Beside:
 
 @pytest.mark.real_time
 @pytest.mark.parametrize(
-    ("waits", "readers"),
-    [(True, FEWEST_BESIDE), (False, FEWEST_BESIDE), (True, FEWEST_BESIDE - 1)],
-    ids=["waits", "computes", "waits for few"],
+    ("waits", "readers"), [(True, 4), (False, 4), (True, 1)], ids=["waits", "computes", "for one"]
 )
 async def test_items_are_passed_on_while_the_next_step_waits(
     monkeypatch: pytest.MonkeyPatch, readers: int, *, waits: bool
 ) -> None:
     monkeypatch.setattr(time, "thread_time", (lambda: 0.0) if waits else time.perf_counter)
-    are_beside = waits and readers >= FEWEST_BESIDE
-    beside = _Beside(waits=are_beside)
+    beside = _Beside(waits=waits)
     async with (
         shoal.Batcher(beside.handler, max_batch_size=readers, batch_wait_timeout_s=60) as call,
         anyio.create_task_group() as tasks,
@@ -347,7 +343,7 @@ async def test_items_are_passed_on_while_the_next_step_waits(
             assert [item async for item in stream] == []
     assert len(beside.given) == readers
     assert [reader.items for reader in read] == [[0, 1, 2, 3, 4]] * (readers - 1)
-    assert beside.taken == [(nth, are_beside) for nth in range(5)]
+    assert beside.taken == [(nth, waits) for nth in range(5)]
 
 
 async def test_an_item_that_is_not_passed_on_yet_comes_before_the_end() -> None:

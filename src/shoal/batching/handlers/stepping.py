@@ -11,9 +11,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FEWEST_BESIDE: Final = 4
-"""Fewer items are passed on before the next step: to be woken for them takes as long."""
-
 
 class Stepping:
     """The steps of one run of a plain generator.

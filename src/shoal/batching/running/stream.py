@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP, Mark
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
-from shoal.batching.handlers.stepping import FEWEST_BESIDE, Stepping, running_steps
+from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
 from shoal.batching.stream_buffer import offer_all, too_slow, wait_for_readers
 from shoal.core.request import State
@@ -101,11 +101,9 @@ class StreamRun(Run):
             BaseException: What the generator raised, or an error for a wrong step.
         """
         is_part = len(requests) < batch.size
-        are_many = len(requests) >= FEWEST_BESIDE
         async for step in steps:
             offer_all(to_offer)
-            is_beside = are_many and stepping.waits
-            full = self._hand_out(requests, step, width, to_offer if is_beside else None)
+            full = self._hand_out(requests, step, width, to_offer if stepping.waits else None)
             active = len(still_running(requests)) if is_part else batch.active
             try:
                 if full:
