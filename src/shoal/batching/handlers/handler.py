@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
@@ -21,6 +20,7 @@ import anyio.to_thread
 
 from shoal.batching.handlers.binding import Binding, signature_of_call
 from shoal.batching.handlers.stepping import running_steps
+from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.core.options.checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
 
@@ -92,7 +92,6 @@ class Handler:
             )
         self.binding = binding or Binding.of_handler(function, prototype, of_batch=fill != "closed")
         self.threaded = not (is_async or self._async_steps)
-        self._threads: anyio.CapacityLimiter | None = None
 
     @classmethod
     def of_one(cls, function: Callable[..., Any]) -> Handler:
@@ -164,11 +163,8 @@ class Handler:
             except BaseException as error:
                 return None, error
 
-        if self._threads is None:
-            # The slots limit how many threads run at once, so this needs no limit. It belongs to an
-            # event loop, which may not be the one in which this object was created.
-            self._threads = anyio.CapacityLimiter(math.inf)
-        result, error = await anyio.to_thread.run_sync(call, limiter=self._threads)
+        # The slots limit how many threads run at once.
+        result, error = await anyio.to_thread.run_sync(call, limiter=UNLIMITED)
         if error is None:
             return result
         try:

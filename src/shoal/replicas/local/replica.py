@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -25,6 +24,7 @@ import anyio.to_thread
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
 from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.code.instance import Instance, is_async
 from shoal.replicas.code.jobs import DONE, Job, PlainMethod
@@ -66,7 +66,6 @@ class LocalReplica(Replica):
         self._closing = anyio.CancelScope()
         self._has_threads = False
         self._threads: set[anyio.CancelScope] = set()
-        self._for_health = anyio.CapacityLimiter(math.inf)
 
     @property
     def takes_work(self) -> bool:
@@ -174,7 +173,7 @@ class LocalReplica(Replica):
                 # Exceptions are returned as values: asyncio drops a coroutine when a GeneratorExit
                 # is thrown into it.
                 healthy, error = await anyio.to_thread.run_sync(
-                    Job(hook).run, abandon_on_cancel=True, limiter=self._for_health
+                    Job(hook).run, abandon_on_cancel=True, limiter=UNLIMITED
                 )
                 if error is not None:
                     raise error

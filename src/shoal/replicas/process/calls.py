@@ -7,7 +7,6 @@ than the grace period, the worker is killed, which ends every call.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
+from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.endpoint_calls import FROM_CODE, EndpointCalls
 from shoal.replicas.process.replies import PendingCall, Replies
@@ -84,7 +84,6 @@ class Conversation:
             cancel_grace_s,
             lambda: worker.kill("it had closed its connection"),
         )
-        self._threads = anyio.CapacityLimiter(math.inf)
         self.is_over = False
 
     @property
@@ -198,7 +197,7 @@ class Conversation:
             else:
                 try:
                     await anyio.to_thread.run_sync(
-                        lambda: self.codec.write(message, pause=True), limiter=self._threads
+                        lambda: self.codec.write(message, pause=True), limiter=UNLIMITED
                     )
                 except BaseException:
                     self.codec.unreserve(message)
@@ -242,7 +241,7 @@ class Conversation:
         elif places:
             try:
                 await anyio.to_thread.run_sync(
-                    lambda: self.codec.copied(frame, pause=True), limiter=self._threads
+                    lambda: self.codec.copied(frame, pause=True), limiter=UNLIMITED
                 )
             except BaseException:
                 self.codec.drop(frame)

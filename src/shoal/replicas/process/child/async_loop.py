@@ -6,7 +6,6 @@ ones run in worker threads of the event loop.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from contextlib import aclosing, nullcontext
 from functools import partial
@@ -18,6 +17,7 @@ import anyio.to_thread
 
 from shoal.batching.failures.exceptions import goes_on, own_copy
 from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job
 from shoal.replicas.process.child.endpoints import CancelToken
@@ -68,7 +68,6 @@ class AsyncWork:
         self._calls: dict[int, _Call] = {}
         self._parking = parking_of_this_loop()
         self._soon = loop_of_caller()[1]
-        self._threads = anyio.CapacityLimiter(math.inf)
         self._checks: deque[int] = deque()  # ids of pending health checks
         self._has_checks = anyio.Event()
         self._is_closing = anyio.CancelScope()
@@ -192,9 +191,7 @@ class AsyncWork:
         """
         box = [Job(function)]
         del function
-        answer, error = await anyio.to_thread.run_sync(
-            lambda: box.pop().run(), limiter=self._threads
-        )
+        answer, error = await anyio.to_thread.run_sync(lambda: box.pop().run(), limiter=UNLIMITED)
         if error is None:
             return answer
         try:

@@ -1,0 +1,52 @@
+"""A limiter for threads whose number something else limits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Self
+
+import anyio
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Unlimited(anyio.CapacityLimiter):
+    """Lets any number of threads run, and each one start at once.
+
+    ``CapacityLimiter(math.inf)`` has a checkpoint: the thread would start a pass of the event loop
+    later, after all other tasks that are ready. A task that wakes others and then calls
+    `anyio.to_thread.run_sync` with this has them run beside its thread. Waiting for the thread is a
+    checkpoint, and cancellation is noticed before it starts. It belongs to no event loop.
+    """
+
+    def __new__(cls) -> Self:
+        return object.__new__(cls)
+
+    # What asyncio uses.
+
+    @override
+    async def __aenter__(self) -> None:
+        pass
+
+    @override
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        pass
+
+    # What trio uses.
+
+    @override
+    async def acquire_on_behalf_of(self, borrower: object) -> None:
+        pass
+
+    @override
+    def release_on_behalf_of(self, borrower: object) -> None:
+        pass
+
+
+UNLIMITED: Final = Unlimited()
