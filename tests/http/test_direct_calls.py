@@ -297,7 +297,7 @@ async def test_an_answer_before_the_end_of_the_request_is_the_last(app):
             self.sent += data
             return True
 
-        def answered(self, call):
+        def answered(self, call, now):
             pass
 
     async with served(app) as server:

@@ -1,6 +1,6 @@
 """How long requests took, from end to end, by endpoint, protocol and outcome; and their traces.
 
-A request costs one clock reading at each end and an `append`. What was appended is counted in bulk,
+A request costs an `append`. What was appended is counted in bulk,
 and statuses become outcomes only then.
 """
 
@@ -10,7 +10,6 @@ import re
 import time
 from bisect import bisect_left
 from collections import defaultdict
-from time import perf_counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -107,19 +106,18 @@ class RequestTimes:
         endpoint: str,
         protocol: str,
         status: int,
-        began_at: float,
+        took_s: float,
         headers: Mapping[bytes, bytes] = _NO_HEADERS,
     ) -> None:
-        """Counts a request that has ended now.
+        """Counts a request that has ended.
 
         Args:
             endpoint: The endpoint's name, or a fixed word if there is none.
             protocol: One of `PROTOCOLS`.
             status: The status it was answered with, or would be by HTTP; or `LEFT`.
-            began_at: The reading of `time.perf_counter` at its beginning.
+            took_s: How long it took, in seconds.
             headers: Its headers, of which ``traceparent`` is read.
         """
-        took_s = perf_counter() - began_at
         new = self._new[endpoint, protocol, status]
         new.append(took_s)
         if len(new) >= MOST_NEW:

@@ -47,6 +47,16 @@ class DirectCall(Protocol):
         ...
 
     @property
+    def now(self) -> Callable[[], float]:
+        """The clock of that loop."""
+        ...
+
+    @property
+    def answered_at(self) -> float:
+        """When its whole answer was given by `answer`, on that clock; 0 before, or without that."""
+        ...
+
+    @property
     def line(self) -> RequestLine:
         """The request line."""
         ...

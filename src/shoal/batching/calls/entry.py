@@ -150,15 +150,17 @@ class Entry:
         metadata: Mapping[str, Any],
         ended: Callable[[], object],
         loop: EventLoop,
+        now: float,
     ) -> PendingCall | None:
-        """Makes a call whose arguments are bound, and for which no task waits; see `PendingCall`.
+        """Makes a call for which no task waits; see `PendingCall`.
 
         Args:
-            item: Its item.
+            item: Its item, bound.
             call_options: Its options, but for the metadata, so that many calls can share them.
             metadata: Its metadata.
             ended: Called when it has ended, unless it `ended_at_once`.
-            loop: The caller's event loop. A caller that makes many calls looks it up once.
+            loop: The caller's event loop; who makes many calls looks it up once.
+            now: The time on that loop's clock.
 
         Returns:
             The call; None if it may have several requests, and must be awaited.
@@ -171,10 +173,14 @@ class Entry:
         intake = self.intake
         if loop != intake.home.loop:
             raise intake.refusals.elsewhere()
-        options = self._request_options_of(item, call_options, self.now())
+        options = self._request_options_of(item, call_options, now)
         options.metadata = metadata
-        enter = intake.enter_here if self._sharing is None else self._enter(call_options)
-        return PendingCall(intake, enter, item, options, ended)
+        pending = PendingCall(intake, ended)
+        if self._sharing is None:
+            pending.made(intake.enter_here(item, options, pending, now))
+        else:
+            pending.made(self._enter(call_options)(item, options, pending))
+        return pending
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.
@@ -231,9 +237,8 @@ class Entry:
         if sharing is not None:
             options_of = partial(self.options_of, call_options=call_options)
             return sharing.map(items, options_of, return_exceptions=return_exceptions)
-        return self._map(
-            items, call_options or NO_CALL_OPTIONS, return_exceptions=return_exceptions
-        )
+        call_options = call_options or NO_CALL_OPTIONS
+        return self._map(items, call_options, return_exceptions=return_exceptions)
 
     def begin_stream(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None

@@ -199,11 +199,13 @@ class Intake:
             waiter = self._new_waiter()
         elif not self.parking.seems_here():
             raise self.refusals.elsewhere()
-        return self.enter_here(item, options, waiter)
+        return self.enter_here(item, options, waiter, self._now())
 
-    def enter_here(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
-        """Does the same for a caller that is known to be in the batcher's loop."""
-        self._enter(request := self._new_request(item, options, waiter))
+    def enter_here(
+        self, item: Any, options: RequestOptions | None, waiter: Any, now: float
+    ) -> Request:
+        """Does the same for a caller in the batcher's loop that knows what time it is there."""
+        self._enter(request := self._new_request(item, options, waiter, now))
         return request
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
@@ -224,7 +226,7 @@ class Intake:
         if self._batches:
             self.refusals.refuse_blocked()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
-        request = self._new_request(item, options, buffer)
+        request = self._new_request(item, options, buffer, self._now())
         self._enter(request)
         return self, request
 
@@ -251,18 +253,15 @@ class Intake:
         if options is None and former.live + len(items) <= former.free_room:
             return self._enter_alike(items, waiter)
         self.adopt()
-        requests = [
-            self._new_request(item, asked, waiter)
-            for item, asked in zip(items, options or repeat(None), strict=False)
-        ]
+        now = self._now()
+        pairs = zip(items, options or repeat(None), strict=False)
+        requests = [self._new_request(item, asked, waiter, now) for item, asked in pairs]
         first = requests[0]
         if first.deadline is not None and first.deadline <= first.arrived_at:
             raise self.refusals.late(requests)
         for request in requests:
-            if (
-                request.options is None
-                or request.options.options_factory is not self.options_factory
-            ):
+            asked = request.options
+            if asked is None or asked.options_factory is not self.options_factory:
                 self._renew(request)
         self._admit_all(requests)
         for request in requests:
@@ -287,11 +286,13 @@ class Intake:
             self._ring()
         return requests
 
-    def _new_request(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
+    def _new_request(
+        self, item: Any, options: RequestOptions | None, waiter: Any, now: float
+    ) -> Request:
         request = Request()
         request.item = item
         request.waiter = waiter
-        request.arrived_at = self._now()
+        request.arrived_at = now
         request.context = copy_context()
         request.options = options
         request.error = request.batch = None

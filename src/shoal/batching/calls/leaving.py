@@ -123,40 +123,33 @@ class PendingCall:
 
     Args:
         intake: The queue.
-        enter: Makes the request.
-        item: The handler's item.
-        options: The options of the request; None if it needs none.
         ended: Called once the call has ended, or its caller has left; not if it `ended_at_once`. It
             must not raise, or do more than wake a task.
 
     Attributes:
-        wake: `ended`; the engine calls it on the waiter of a request, which this object is.
+        request: Its request, whose waiter this object is; None once the result was returned.
         ended_at_once: Whether it had ended as soon as it was made, with a result from a cache.
-
-    Raises:
-        Exception: As for any call that is refused.
+        wake: `ended`; the engine calls it on the waiter of a request.
     """
 
-    __slots__ = ("_intake", "_request", "ended_at_once", "wake")
+    __slots__ = ("_intake", "ended_at_once", "request", "wake")
 
-    def __init__(
-        self,
-        intake: Intake,
-        enter: Enter,
-        item: Any,
-        options: RequestOptions | None,
-        ended: Callable[[], object],
-    ) -> None:
+    ended_at_once: bool
+    request: Request | None
+
+    def __init__(self, intake: Intake, ended: Callable[[], object]) -> None:
         self.wake = ended
         self._intake = intake
-        request = enter(item, options, self)
-        self._request: Request | None = request
+
+    def made(self, request: Request) -> None:
+        """Handles that its request was made."""
+        self.request = request
         self.ended_at_once = request.state not in _ALIVE
 
     def leave(self) -> None:
         """Cancels the call, since its caller has left."""
-        if self._request is not None:
-            self._intake.abandon(self._request)
+        if self.request is not None:
+            self._intake.abandon(self.request)
             self.wake()
 
     def result(self) -> Any:
@@ -166,7 +159,7 @@ class PendingCall:
             CallerLeft: The caller left first.
             Exception: As for any call.
         """
-        request, self._request = self._request, None  # it refers to this object
+        request, self.request = self.request, None  # it refers to this object
         assert request is not None
         intake = self._intake
         if request.options is not None:

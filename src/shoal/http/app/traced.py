@@ -224,6 +224,14 @@ class _TracedCall:
         return self._call.loop
 
     @property
+    def now(self) -> Callable[[], float]:
+        return self._call.now
+
+    @property
+    def answered_at(self) -> float:
+        return self._call.answered_at
+
+    @property
     def line(self) -> RequestLine:
         return self._call.line
 

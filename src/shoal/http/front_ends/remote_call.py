@@ -60,11 +60,14 @@ class RemoteCall:
         headers: The headers by name; other requests share them.
         line: The method and the path.
         loop: The event loop of the server.
+        now: Its clock.
+        answered_at: When the whole answer was given at once, on that clock; 0 before.
         suspended: What the application goes on with after it has returned; None if it does not.
         has_left: Whether the client is gone.
         refused_with: The status that the server has answered with in place of the application.
     """
 
+    answered_at = 0.0
     has_left = False
     refused_with = 0
     suspended: Callable[[], Awaitable[None] | None] | None = None
@@ -102,6 +105,7 @@ class RemoteCall:
         self.headers = head.headers
         self.header_list: Iterable[tuple[bytes, bytes]] = head.scope["headers"]
         self.loop: EventLoop = shared.loop
+        self.now = shared.now
 
     # The application's side: ASGI.
 
@@ -245,6 +249,7 @@ class RemoteCall:
 
     def answer(self, status: int, fields: bytes, body: bytes) -> None:
         """Sends a whole answer."""
+        self.answered_at = self.now()
         if not self.has_left:
             head = WHOLE_ANSWER.pack(status, len(fields)) + fields
             self._channel.post(FrontKind.ANSWER, self.id, head, body)

@@ -158,12 +158,14 @@ class EndpointCall:
 
     Attributes:
         streams: Whether it is answered by a stream; known after `find`.
+        now: The time, on the loop's clock, if it is known, and nothing was waited for since.
     """
 
     # What most calls do not need.
     _copies: PrimaryAnswer | None = None
     _pending: PendingCall | None = None
     _spent_s = 0.0
+    now: float | None = None
     streams = False
 
     def __init__(self, calls: EndpointCalls, caller: Caller) -> None:
@@ -215,6 +217,7 @@ class EndpointCall:
         batcher = self.found(given)
         if batcher is not None:
             return batcher
+        self.now = None
         started = anyio.current_time()
         found = await self._awaited(given)
         self._spent_s = anyio.current_time() - started
@@ -322,11 +325,12 @@ class EndpointCall:
             CallerLeft: The client has left already.
             Exception: As for any call that is refused.
         """
-        direct = self._caller.direct
+        direct, entry = self._caller.direct, self._entry
         if direct is None or self._endpoint.shadows:
             return False
-        self._pending = pending = self._entry.begin_pending(
-            item, self._call_options, metadata, direct.resume, direct.loop
+        now = entry.now() if self.now is None else self.now
+        self._pending = pending = entry.begin_pending(
+            item, self._call_options, metadata, direct.resume, direct.loop, now
         )
         if pending is None:
             return False

@@ -42,6 +42,7 @@ class CallRoute(Route):
             if body is None:
                 rest = self._answer(call, exchange)
             else:
+                call.now = exchange.began_at
                 rest = self._begin(call, exchange, body)
         except BaseException:
             with call:  # only now, since without an error there is nothing to do at its end

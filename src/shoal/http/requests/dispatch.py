@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -151,7 +150,7 @@ class RouteDispatcher:
             status: The status of the answer.
             took_s: How long the request took, in seconds.
         """
-        self.times.count(NO_ENDPOINT, "other", status, perf_counter() - took_s)
+        self.times.count(NO_ENDPOINT, "other", status, took_s)
 
     def _count(self, exchange: Exchange, route: Route) -> None:
         """Counts a request that has ended, unless it has no answer."""
@@ -164,7 +163,7 @@ class RouteDispatcher:
                 counted.name,
                 counted.protocol,
                 exchange.status,
-                exchange.began_at,
+                exchange.took_s,
                 exchange.headers,
             )
 
@@ -223,10 +222,12 @@ class RouteDispatcher:
             except KeyError:
                 self._count(exchange, route)
             else:  # as `_count` does, in half as many bytecodes
-                if b"traceparent" in exchange.headers:
+                assert exchange.direct is not None
+                answered_at = exchange.direct.answered_at
+                if not answered_at or b"traceparent" in exchange.headers:
                     self._count(exchange, route)
                     return None
-                new.append(perf_counter() - exchange.began_at)
+                new.append(answered_at - exchange.began_at)
                 if len(new) >= MOST_NEW:
                     self.times.count_new()
         return None

@@ -99,7 +99,8 @@ class Exchange:
         path_params: The values of the path's parameters, for a direct call.
 
     Attributes:
-        began_at: The reading of `time.perf_counter` when it came.
+        began_at: When it came, in seconds: on the loop's clock if it is `direct`, else on that of
+            `time.perf_counter`.
         direct: As above.
         counted: What the request is counted under, if not under its route.
         method: The method of the request.
@@ -126,7 +127,7 @@ class Exchange:
         direct: DirectCall | None,
         path_params: Mapping[str, Any] = NO_PARAMS,
     ) -> None:
-        self.began_at = perf_counter()
+        self.began_at = perf_counter() if direct is None else direct.now()
         self._scope: Scope | None = None
         self._receive: Receive | None = None
         self._send: Send | None = None
@@ -164,6 +165,14 @@ class Exchange:
         if extensions and DISCONNECT in extensions:
             exchange._offered = _Offered(extensions[DISCONNECT])
         return exchange
+
+    @property
+    def took_s(self) -> float:
+        """How long it took until its whole answer was given, or until now, in seconds."""
+        direct = self.direct
+        if direct is None:
+            return perf_counter() - self.began_at
+        return (direct.answered_at or direct.now()) - self.began_at
 
     @property
     def scope(self) -> Scope:

@@ -34,22 +34,22 @@ class TimedExchange(Exchange):
     Attributes:
         queue_s: How long it waited for a worker slot, in seconds; None before it runs.
         wait_s: How long it waited for others to fill its batch, in seconds.
-        began_at: When it began to run, on the event loop's clock.
+        ran_from: When it began to run, on the event loop's clock.
         run_s: How long the handler had it, in seconds; 0 before it has ended.
     """
 
-    __slots__ = ("began_at", "queue_s", "run_s", "wait_s")
+    __slots__ = ("queue_s", "ran_from", "run_s", "wait_s")
 
     queue_s: float | None
     wait_s: float
-    began_at: float
+    ran_from: float
     run_s: float
 
     @override
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.queue_s = None
-        self.wait_s = self.began_at = self.run_s = 0.0
+        self.wait_s = self.ran_from = self.run_s = 0.0
 
     @override
     def answer_directly(
@@ -116,10 +116,10 @@ def _began(request: Request, free_at: float, now: float) -> None:
         free_at = max(request.arrived_at, free_at)
         exchange.queue_s = max(exchange.queue_s or 0.0, free_at - request.arrived_at)
         exchange.wait_s = max(exchange.wait_s, now - free_at)
-        exchange.began_at = now
+        exchange.ran_from = now
 
 
 def _ended(request: Request, now: float) -> None:
     exchange = _exchange_of(request)
     if exchange is not None and exchange.queue_s is not None:
-        exchange.run_s = max(exchange.run_s, now - exchange.began_at)
+        exchange.run_s = max(exchange.run_s, now - exchange.ran_from)

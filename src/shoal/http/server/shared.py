@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -76,7 +77,7 @@ class Shared:
         context: The context that each call of the application gets a copy of.
         loop: The event loop.
         parking: As above.
-        new_waiter, wake: Its functions.
+        now, new_waiter, wake: Its functions.
         idle_s: How long a connection may be idle, in seconds.
         workers: Call the application for HTTP/1.1.
         turns: The turns of the connections that speak HTTP/2 or WebSocket.
@@ -119,6 +120,7 @@ class Shared:
         self.context = copy_context()
         self.loop = EventLoop.here()
         self.parking = parking
+        self.now = parking.now
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.workers = Workers(self, parking, tasks)
@@ -141,7 +143,7 @@ class Shared:
         self.is_draining = False
         self._closed: anyio.Event | None = None
         self._date = b""
-        self._date_second = 0
+        self._date_until = -math.inf
 
     @property
     def running(self) -> int:
@@ -190,6 +192,10 @@ class Shared:
         await send({"type": f"{kind}.response.start", "status": 503, "headers": headers})
         await send({"type": f"{kind}.response.body", "body": b""})
 
+    def date_now(self) -> bytes:
+        """Returns the header line with the current date; see `date`."""
+        return self.date(self.now())
+
     def remove(self, connection: Any) -> None:
         """Removes a connection that was closed."""
         self.connections.discard(connection)
@@ -197,12 +203,17 @@ class Shared:
             self._closed.set()
             self._closed = None
 
-    def date(self) -> bytes:
-        """Returns the header line with the current date, and a line break before it."""
-        now = int(time.time())
-        if now != self._date_second:
-            self._date_second = now
-            self._date = f"\r\ndate: {http_date(now)}".encode("ascii")
+    def date(self, now: float) -> bytes:
+        """Returns the header line with the current date, and a line break before it.
+
+        Args:
+            now: The time on the loop's clock.
+        """
+        if now >= self._date_until:
+            at = time.time()
+            second = int(at)
+            self._date_until = now + 1 - (at - second)
+            self._date = f"\r\ndate: {http_date(second)}".encode("ascii")
         return self._date
 
 

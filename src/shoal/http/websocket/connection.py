@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -350,7 +351,8 @@ class SocketConnection:
             return
         request.has_ended = True
         name = self._calls.endpoint.name
-        self._times.count(name, "websocket", status, request.began_at, request.headers)
+        took_s = perf_counter() - request.began_at
+        self._times.count(name, "websocket", status, took_s, request.headers)
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._outbox.put_last(request, kind, text)

@@ -7,7 +7,6 @@ A WebSocket has no method. Where several endpoints are at one path, it is for th
 from __future__ import annotations
 
 from functools import cached_property, partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.http.requests.codec import problem_json
@@ -92,7 +91,7 @@ class WebSockets:
             problem: Why it is refused.
             endpoint: The name that the answer is counted under.
         """
-        self._dispatcher.times.count(endpoint, "websocket", problem.status, perf_counter())
+        self._dispatcher.times.count(endpoint, "websocket", problem.status, 0.0)
         if "websocket.http.response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close", "code": 1008, "reason": problem.title})
             return

@@ -83,7 +83,7 @@ class EndpointHandle(AsyncHandle):
             status = status_of(error)
             raise
         finally:
-            self._endpoints.times.count(endpoint.name, "python", status, began_at)
+            self._endpoints.times.count(endpoint.name, "python", status, perf_counter() - began_at)
             if answer is not None:
                 answer.end()
 
@@ -252,7 +252,8 @@ class EndpointStream:
         """Counts the call, which has ended, once."""
         began_at, self._began_at = self._began_at, None
         if began_at is not None:
-            self._times.count(self._endpoint.name, "python", status, began_at)
+            took_s = perf_counter() - began_at
+            self._times.count(self._endpoint.name, "python", status, took_s)
 
     async def _begun(self) -> ResultStream[Any] | ComparedStream:
         self._endpoint.requests += 1

@@ -29,6 +29,7 @@ _MOST_UNREAD: Final = 2**16
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # up to this size, the head and the first part of a body are sent together
 _CLOSE: Final = b"\r\nconnection: close"
+_WRONG_LENGTH: Final = "the body has another length than the Content-Length says"
 
 # How far the answer is: not begun; its head was given, and is kept until the body begins; its head
 # was sent; all was sent.
@@ -50,7 +51,8 @@ class Call:
 
     Attributes:
         carrier: The connection.
-        loop: The event loop of the server.
+        loop, now: The event loop of the server, and its clock.
+        answered_at: When the whole answer was given at once, on that clock; 0 before.
         line: The request line.
         headers: The headers by name, and `header_list` all of them; other requests share both.
         suspended: What the application goes on with after it has returned; None if it does not.
@@ -62,6 +64,7 @@ class Call:
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
+    answered_at = 0.0
     has_left = False
     refused_with = 0
     is_sent = False
@@ -86,6 +89,7 @@ class Call:
         self.carrier = carrier
         self._shared = shared = carrier.shared
         self.loop = shared.loop
+        self.now = shared.now
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
         self.headers = parser.by_name
@@ -185,16 +189,16 @@ class Call:
 
     def answer(self, status: int, fields: bytes, body: bytes) -> None:
         """Sends a whole answer; see `DirectCall`."""
+        self.answered_at = now = self.now()
         if self.has_left:
             return
-        shared = self._shared
         close = b""
-        if shared.is_draining or not self.keeps_alive or self._is_partial:
+        if self._shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
             close = _CLOSE
-        parts = (status_line(status), fields, len(body), close, shared.date())
+        parts = (status_line(status), fields, len(body), close, self._shared.date(now))
         text = b"%b%b\r\ncontent-length: %d%b%b\r\n\r\n" % parts
-        self._finish(text, b"" if self.line.method == "HEAD" else body)
+        self._finish(text, b"" if self.line.method == "HEAD" else body, now)
 
     @property
     def is_sending(self) -> bool:
@@ -247,10 +251,9 @@ class Call:
 
     def begin(self) -> Awaitable[None] | None:
         """Calls the application: directly where it allows that, else by ASGI."""
-        shared = self._shared
-        if shared.answer_directly is not None:
-            return shared.answer_directly(self)
-        return shared.app(self.scope(), self.receive, self.send)
+        if self._shared.answer_directly is not None:
+            return self._shared.answer_directly(self)
+        return self._shared.app(self.scope(), self.receive, self.send)
 
     def end(self) -> None:
         """Handles that the application has returned for good."""
@@ -337,7 +340,6 @@ class Call:
         """Sends an answer whose whole body is known; see `Carrier.send`."""
         head = self._head
         assert head is not None
-        shared = self._shared
         framing = b""
         size = len(data)
         if self.line.method == "HEAD" or not head.has_body:
@@ -345,15 +347,16 @@ class Call:
         elif head.length is None:
             framing = b"\r\ncontent-length: %d" % size
         elif head.length != size:
-            raise _wrong_length()
-        if head.closes or shared.is_draining or not self.keeps_alive or self._is_partial:
+            raise RuntimeError(_WRONG_LENGTH)
+        if head.closes or self._shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
             framing += _CLOSE
         self._head = None
         self._end_heartbeat()
-        return self._finish(head.encoded(framing, shared.date()), data)
+        now = self.now()
+        return self._finish(head.encoded(framing, self._shared.date(now)), data, now)
 
-    def _finish(self, text: bytes, data: bytes) -> bool:
+    def _finish(self, text: bytes, data: bytes, now: float) -> bool:
         """Sends the head of an answer and its whole body."""
         self._answer = _COMPLETE
         self._on_left = None
@@ -364,7 +367,7 @@ class Call:
             carrier.send(text)
             is_sent = carrier.send(data)
         if is_sent:
-            carrier.answered(self)
+            carrier.answered(self, now)
         return is_sent
 
     def _put(self, data: bytes, *, is_last: bool) -> bool:
@@ -373,7 +376,7 @@ class Call:
         if self._to_send is not None:
             self._to_send -= len(data)
             if self._to_send < 0 or (is_last and self._to_send):
-                raise _wrong_length()
+                raise RuntimeError(_WRONG_LENGTH)
         self._answer = _SENDING
         if self._is_chunked:
             if data:
@@ -403,7 +406,6 @@ class Call:
         head = self._head
         assert head is not None
         self._head = None
-        shared = self._shared
         framing = b""
         if self.line.method == "HEAD" or not head.has_body:
             self._sends_body = False
@@ -416,10 +418,10 @@ class Call:
             self.keeps_alive = False
         # An answer before the end of the request is the last one. A client that is not told so
         # would send its next request, and lose it.
-        if head.closes or shared.is_draining or not self.keeps_alive or self._is_partial:
+        if head.closes or self._shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
             framing += _CLOSE
-        return head.encoded(framing, shared.date())
+        return head.encoded(framing, self._shared.date_now())
 
     def _beat(self, data: bytes) -> None:
         if self._answer == _SENDING and not self.carrier.is_sending:
@@ -444,7 +446,3 @@ class Call:
             await waiter
         finally:
             self._waiters = [one for one in self._waiters if one is not waiter]
-
-
-def _wrong_length() -> RuntimeError:
-    return RuntimeError("the body has another length than the Content-Length says")

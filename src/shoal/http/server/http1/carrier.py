@@ -34,8 +34,8 @@ class Carrier(Protocol):
         """Reads more of the body, since the application has taken what came."""
         ...
 
-    def answered(self, call: Any) -> None:
-        """Handles that the whole answer was passed to the kernel."""
+    def answered(self, call: Any, now: float | None = None) -> None:
+        """Handles that the whole answer was passed to the kernel; now, or at a time just before."""
         ...
 
     def call_ended(self, call: Any) -> None:

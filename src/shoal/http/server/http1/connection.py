@@ -196,14 +196,14 @@ class Http1Connection(Receiver):
             self._transport.resume()
             self._set_timeout()
 
-    def answered(self, call: Call) -> None:
-        """Handles that the whole answer was passed to the kernel."""
+    def answered(self, call: Call, now: float | None = None) -> None:
+        """Handles that the whole answer was passed to the kernel; now, or at a time just before."""
         if call is not self._call:
             return
         self._call = None
         if call.keeps_alive:
             self._state = _IDLE
-            self._timeout.set(self.shared.idle_s)
+            self._timeout.set(self.shared.idle_s, now)
             if self._held:
                 data, self._held = bytes(self._held), b""
                 self._has_enough = False
@@ -347,7 +347,7 @@ class Http1Connection(Receiver):
     def _answer_with_error(self, status: int, text: str = "") -> None:
         call, self._call = self._call, None
         is_client_done = self._state == _ANSWER
-        self.send(error_answer(status, text, self.shared.date()))
+        self.send(error_answer(status, text, self.shared.date_now()))
         size = len(text) + 1 if text else 0
         if call is not None:
             call.refuse(status, size)

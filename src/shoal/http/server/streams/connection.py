@@ -149,7 +149,9 @@ class StreamConnection(Receiver):
                 self._name,
             )
             self._work = SocketWork(parser.line.raw_path, self.abort)
-            self._protocol = websocket = Http1WebSocket(make, self._handle_event, self, shared.date)
+            self._protocol = websocket = Http1WebSocket(
+                make, self._handle_event, self, shared.date_now
+            )
             await websocket.upgrade(parser, cast("ConnectionState", shared.state))
 
         self._start(begin, received)
