@@ -59,18 +59,7 @@ class InnerCalls:
 
 
 inner_calls: Final[ContextVar[InnerCalls]] = ContextVar("shoal.inner_calls")
-"""The calls of the work that this thread does."""
-
-
-@contextmanager
-def waited_for(calls: InnerCalls | None = None) -> Generator[InnerCalls]:
-    """Collects the calls of the plain code that is started in the block."""
-    calls = InnerCalls() if calls is None else calls
-    token = inner_calls.set(calls)
-    try:
-        yield calls
-    finally:
-        inner_calls.reset(token)
+"""The calls of the work that this thread does; in the event loop, of the work that is started."""
 
 
 class Soon(Protocol):

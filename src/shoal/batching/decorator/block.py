@@ -25,7 +25,7 @@ until it is answered.
 from __future__ import annotations
 
 import os
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
@@ -36,10 +36,11 @@ from anyio.lowlevel import RunVar
 from shoal.batching.current import running_batch
 from shoal.batching.loops.event_loop import EventLoop
 from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.batching.setting import setting
 from shoal.errors import BatcherClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
@@ -148,14 +149,9 @@ class BatcherBlock:
         if _block.get() is self:  # it is not if the block is left in another context
             _block.set(self._before)
 
-    @contextmanager
-    def in_context(self) -> Generator[None]:
+    def in_context(self) -> setting[BatcherBlock | None]:
         """Makes calls inside of the ``with`` block belong to this `BatcherBlock`."""
-        token = _block.set(self)
-        try:
-            yield
-        finally:
-            _block.reset(token)
+        return setting(_block, self)
 
     async def _run(self, *, task_status: TaskStatus[None]) -> None:
         with self._scope:

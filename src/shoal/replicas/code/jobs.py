@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-import anyio
 
 from shoal.errors import WrongResultType
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from shoal.batching.handlers.handler import Handler
+    from shoal.batching.loops.parking import Parking
 
 DONE: Final[Any] = object()
 """The value that `PlainSteps.next` returns when the generator has ended."""
@@ -47,7 +47,8 @@ class Job:
         self.undo = undo
         self.is_given_up = False
         self._function = function
-        self._answered = anyio.Event()
+        self._has_ended = False
+        self._end: Callable[[], object] | None = None  # wakes the task that waits
         self._value: Any = None
         self._error: BaseException | None = None
 
@@ -72,23 +73,31 @@ class Job:
         if self.is_given_up:
             return False
         self._value, self._error = value, error
-        self._answered.set()
+        self._let_go()
         return True
 
     def give_up(self, error: Exception) -> None:
         """Makes the task continue with an error, while the call keeps running."""
-        if not self._answered.is_set():
+        if not self._has_ended:
             self.is_given_up = True
             self._error = error
-            self._answered.set()
+            self._let_go()
 
-    async def wait(self) -> None:
-        """Waits until there is an outcome."""
-        await self._answered.wait()
+    def _let_go(self) -> None:
+        self._has_ended = True
+        if self._end is not None:
+            self._end()
 
-    async def result(self) -> Any:
+    async def wait(self, parking: Parking) -> None:
+        """Waits until there is an outcome; one task at a time."""
+        while not self._has_ended:
+            waiter = parking.new_waiter()
+            self._end = partial(parking.wake, waiter)
+            await waiter
+
+    async def result(self, parking: Parking) -> Any:
         """Waits for the outcome, and returns or raises it."""
-        await self._answered.wait()
+        await self.wait(parking)
         error, self._error = self._error, None
         if error is None:
             return self._value

@@ -24,13 +24,15 @@ import anyio.to_thread
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
 from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.loops.unlimited import UNLIMITED
+from shoal.batching.setting import setting
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.code.instance import Instance, is_async
 from shoal.replicas.code.jobs import DONE, Job, PlainMethod
 from shoal.replicas.contract import Replica
 from shoal.replicas.local.work import UnderWay
-from shoal.replicas.threads import InnerCalls, waited_for
+from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -73,6 +75,7 @@ class LocalReplica(Replica):
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         failure: Exception | None = None
+        self._parking = parking_of_this_loop()
         async with anyio.create_task_group() as self._tasks:
             try:
                 self._has_threads = True
@@ -110,9 +113,8 @@ class LocalReplica(Replica):
         handler, batched = self._method(method)
         if handler.threaded:
             plain = PlainMethod(handler, batched=batched)
-            with waited_for() as calls:
-                job = Job(lambda: _as_plain(plain.results(items)))
-                return await self._in_thread(job, calls=calls)
+            job = Job(lambda: _as_plain(plain.results(items)))
+            return await self._in_thread_with(InnerCalls(), job)
         with self._work.at_work():
             return _as_plain(await handler.results(items))
 
@@ -139,7 +141,7 @@ class LocalReplica(Replica):
         job = Job(take, undo=plain.close)
         calls = InnerCalls()
         try:
-            while (step := await self._next_in_thread(job, calls)) is not DONE:
+            while (step := await self._in_thread_with(calls, job)) is not DONE:
                 yield step
                 self._work.check_open()
                 job = Job(take, undo=plain.close)
@@ -301,7 +303,7 @@ class LocalReplica(Replica):
             # If it kept running, it could overwrite a later user config.
             grace_s = self.blueprint.options.cancel_grace_s
             with anyio.move_on_after(grace_s, shield=True) as waiting:
-                await job.wait()
+                await job.wait(self._parking)
             if waiting.cancelled_caught:
                 self.kill(f"its reconfigure() had not ended {grace_s:g} s after it was cancelled")
             raise
@@ -314,8 +316,8 @@ class LocalReplica(Replica):
             raise self._work.died()  # whatever the code did on cancellation
         return step
 
-    async def _next_in_thread(self, job: Job, calls: InnerCalls) -> Any:
-        with waited_for(calls):
+    async def _in_thread_with(self, calls: InnerCalls, job: Job) -> Any:
+        with setting(inner_calls, calls):
             return await self._in_thread(job, calls=calls)
 
     async def _in_thread(
@@ -324,13 +326,13 @@ class LocalReplica(Replica):
         await anyio.lowlevel.checkpoint_if_cancelled()
         self._start_job(job)
         try:
-            return await job.result()
+            return await job.result(self._parking)
         except anyio.get_cancelled_exc_class():
             if shield:
                 if calls is not None:
                     calls.cancel()
                 with anyio.CancelScope(shield=True):
-                    await job.wait()
+                    await job.wait(self._parking)
             raise
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:

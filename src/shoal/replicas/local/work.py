@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_co
 from shoal.batching.failures.held import shown
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.batching.setting import setting
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
@@ -71,15 +72,9 @@ class UnderWay:
         tag = self._identity.replica
         return ReplicaDied(f"{tag} {self.end or 'is not ready'}", replica=tag)
 
-    @contextmanager
-    def identified(self) -> Generator[None]:
-        """Sets the current replica, and its batchers, for user code in this block."""
-        token = running_replica.set(self._identity)
-        try:
-            with nullcontext() if self._block is None else self._block.in_context():
-                yield
-        finally:
-            running_replica.reset(token)
+    def identified(self) -> _Identified:
+        """Sets the current replica, and its batchers, for user code in a block."""
+        return _Identified(self._identity, self._block)
 
     @contextmanager
     def running(self, name: str = HANDLER) -> Generator[None]:
@@ -199,3 +194,21 @@ class UnderWay:
     def _look_if_idle(self) -> None:
         if not self.jobs and not self._scopes:
             self._idle.set()
+
+
+class _Identified:
+    __slots__ = ("_batchers", "_replica")
+
+    def __init__(self, identity: Identity, block: BatcherBlock | None) -> None:
+        self._replica = setting(running_replica, identity)
+        self._batchers = None if block is None else block.in_context()
+
+    def __enter__(self) -> None:
+        self._replica.__enter__()
+        if self._batchers is not None:
+            self._batchers.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        if self._batchers is not None:
+            self._batchers.__exit__()
+        self._replica.__exit__()
