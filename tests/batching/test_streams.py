@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -299,51 +297,6 @@ async def test_a_reader_that_leaves_is_said_to_have_left() -> None:
             await settle()
             reader.leave()
     assert reader.outcome == LEFT
-
-
-class _Beside:
-    """A plain generator, and a reader that passes its items on."""
-
-    def __init__(self, *, waits: bool) -> None:
-        self._waits = waits
-        self.given: list[str] = []
-        self._begun = [threading.Event() for _ in range(6)]
-        self.taken: list[tuple[int, bool]] = []
-        """Each item that was passed on, and whether the next step had begun by then."""
-
-    def handler(self, items: list[str]) -> Iterator[list[int]]:
-        self.given = items
-        for nth in range(5):
-            self._begun[nth].set()
-            yield [nth] * len(items)
-        self._begun[5].set()
-
-    def take(self, item: int) -> bool:
-        has_begun = self._begun[item + 1].wait(10 if self._waits else 0)
-        self.taken.append((item, has_begun))
-        return True
-
-
-@pytest.mark.real_time
-@pytest.mark.parametrize(
-    ("waits", "readers"), [(True, 4), (False, 4), (True, 1)], ids=["waits", "computes", "for one"]
-)
-async def test_items_are_passed_on_while_the_next_step_waits(
-    monkeypatch: pytest.MonkeyPatch, readers: int, *, waits: bool
-) -> None:
-    monkeypatch.setattr(time, "thread_time", (lambda: 0.0) if waits else time.perf_counter)
-    beside = _Beside(waits=waits)
-    async with (
-        shoal.Batcher(beside.handler, max_batch_size=readers, batch_wait_timeout_s=60) as call,
-        anyio.create_task_group() as tasks,
-    ):
-        read = await read_all(tasks, *[call("x") for _ in range(readers - 1)])
-        async with call("x") as stream:
-            stream.pass_on(beside.take)
-            assert [item async for item in stream] == []
-    assert len(beside.given) == readers
-    assert [reader.items for reader in read] == [[0, 1, 2, 3, 4]] * (readers - 1)
-    assert beside.taken == [(nth, waits) for nth in range(5)]
 
 
 async def test_an_item_that_is_not_passed_on_yet_comes_before_the_end() -> None:

@@ -15,7 +15,6 @@ import anyio.to_thread
 import pytest
 
 import shoal
-from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted, WrongResultType
 from shoal.replicas.code.current import Identity, current_replica_tag
 from shoal.replicas.code.definition import Definition
@@ -287,20 +286,6 @@ async def test_a_stream_that_was_between_two_steps_dies_with_its_replica():
         error = await failure_of(anext(steps))
         assert isinstance(error, ReplicaDied)
         assert code.heard == ["closed"]
-
-
-@real_time
-async def test_each_step_of_a_plain_generator_tells_in_its_thread_that_it_begins():
-    def count(item):
-        yield from range(2)
-
-    threads = []
-    async with serving(replica := replica_of(count)):
-        token = running_steps.set(Stepping(lambda: threads.append(threading.get_ident())))
-        assert await all_steps(replica, "__call__") == [[0], [1]]
-        running_steps.reset(token)
-    assert len(threads) == 3
-    assert threading.get_ident() not in threads
 
 
 async def test_the_code_of_a_stream_does_not_change_its_readers_context():

@@ -19,7 +19,6 @@ import anyio
 import anyio.to_thread
 
 from shoal.batching.handlers.binding import Binding, signature_of_call
-from shoal.batching.handlers.stepping import running_steps
 from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.core.options.checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
@@ -186,21 +185,18 @@ class Handler:
         # One context for all steps, as for a generator that runs in one thread. It is copied in the
         # thread: the event loop's context would make code believe that it runs in the loop.
         context: Context | None = None
-        stepping = running_steps.get(None)
 
         def next_step() -> Any:
             nonlocal context
             context = context or copy_context()
             return context.run(next, generator, _DONE)
 
-        take = next_step if stepping is None else functools.partial(stepping.take, next_step)
-
         def close() -> None:
             (context or copy_context()).run(generator.close)
 
         try:
             while True:
-                step = await self._in_thread(take)
+                step = await self._in_thread(next_step)
                 if step is _DONE:
                     return
                 yield step

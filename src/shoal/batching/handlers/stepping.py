@@ -1,4 +1,4 @@
-"""The steps of a plain generator, which run in threads, and what can be done meanwhile."""
+"""The steps of a plain generator, which run in a replica's threads, and what is done meanwhile."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class Stepping:
     Python runs one thread at a time. So it is done beside steps that wait, if it is worth that.
 
     Args:
-        began: Called in the thread of each step as it begins.
+        began: Called in the event loop once the next step was given to its thread.
 
     Attributes:
+        began: As above.
         waits: Whether the last step has waited, for a device or for another program, for more than
             half of its time.
     """
 
-    __slots__ = ("_began", "waits")
+    __slots__ = ("began", "waits")
 
     def __init__(self, began: Callable[[], object]) -> None:
-        self._began = began
+        self.began = began
         self.waits = False
 
     def take(self, step: Callable[[], T]) -> T:
         """Runs a step in its thread, which calls this."""
-        self._began()
         since, used = time.perf_counter(), time.thread_time()
         try:
             return step()
@@ -44,4 +44,4 @@ class Stepping:
 
 
 running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")
-"""What takes the steps of the run in this context, if they run in threads of this process."""
+"""What takes the steps of the run in this context, if a replica in this process runs them."""

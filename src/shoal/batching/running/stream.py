@@ -39,7 +39,7 @@ class StreamRun(Run):
         width = len(items)  # the handler may change the list
         to_offer: list[StreamBuffer] = []
         steps = self.handler.steps(items)
-        stepping = Stepping(partial(self._step_began, to_offer))
+        stepping = Stepping(partial(offer_all, to_offer))
         interruption: BaseException | None = None
         failure: BaseException | None = None
         has_ended = False
@@ -107,6 +107,7 @@ class StreamRun(Run):
             active = len(still_running(requests)) if is_part else batch.active
             try:
                 if full:
+                    offer_all(to_offer)  # the next step begins only after the wait
                     limit_s = self.options.slow_reader_timeout_s
                     await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
                 elif not (self.handler.threaded or stepping.waits) and (
@@ -121,11 +122,6 @@ class StreamRun(Run):
             if active == 0 and not self._goes_on_alone(requests):
                 break
         return None
-
-    def _step_began(self, to_offer: list[StreamBuffer]) -> None:
-        """Has items of the last step passed on, soon; called in the thread of the next one."""
-        if to_offer:
-            self.parking.soon(offer_all, to_offer)
 
     def _may_run_again(self, request: Request) -> bool:
         buffer: StreamBuffer = request.waiter

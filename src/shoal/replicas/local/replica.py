@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
+from shoal.batching.handlers.stepping import running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.loops.unlimited import UNLIMITED
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.handlers.handler import Handler
-    from shoal.batching.handlers.stepping import Stepping
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
 
@@ -133,7 +133,8 @@ class LocalReplica(Replica):
                         await steps.aclose()
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
-        stepping = self._stepping()
+        stepping = running_steps.get(None)
+        began = None if stepping is None else stepping.began
 
         def take() -> Any:
             return _as_plain(plain.next() if stepping is None else stepping.take(plain.next))
@@ -141,7 +142,7 @@ class LocalReplica(Replica):
         job = Job(take, undo=plain.close)
         calls = InnerCalls()
         try:
-            while (step := await self._in_thread_with(calls, job)) is not DONE:
+            while (step := await self._in_thread_with(calls, job, began)) is not DONE:
                 yield step
                 self._work.check_open()
                 job = Job(take, undo=plain.close)
@@ -187,13 +188,6 @@ class LocalReplica(Replica):
 
     def _release_threads(self) -> None:
         """Lets the threads end: no more jobs will come."""
-
-    @abstractmethod
-    def _stepping(self) -> Stepping | None:
-        """Returns what takes the steps of a stream, if no step waits for other work to end.
-
-        Where one may, items of the last step must not wait for it to begin.
-        """
 
     @abstractmethod
     def _begin(self, job: Job) -> None:
@@ -316,15 +310,24 @@ class LocalReplica(Replica):
             raise self._work.died()  # whatever the code did on cancellation
         return step
 
-    async def _in_thread_with(self, calls: InnerCalls, job: Job) -> Any:
+    async def _in_thread_with(
+        self, calls: InnerCalls, job: Job, began: Callable[[], object] | None = None
+    ) -> Any:
         with setting(inner_calls, calls):
-            return await self._in_thread(job, calls=calls)
+            return await self._in_thread(job, calls=calls, began=began)
 
     async def _in_thread(
-        self, job: Job, *, shield: bool = True, calls: InnerCalls | None = None
+        self,
+        job: Job,
+        *,
+        shield: bool = True,
+        calls: InnerCalls | None = None,
+        began: Callable[[], object] | None = None,
     ) -> Any:
         await anyio.lowlevel.checkpoint_if_cancelled()
         self._start_job(job)
+        if began is not None:
+            began()
         try:
             return await job.result(self._parking)
         except anyio.get_cancelled_exc_class():

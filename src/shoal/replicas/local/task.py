@@ -12,14 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.handlers.handler import Handler
-from shoal.batching.handlers.stepping import running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.replica import LocalReplica
 
 if TYPE_CHECKING:
     from shoal.batching.handlers.binding import Binding
-    from shoal.batching.handlers.stepping import Stepping
     from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.contract import Blueprint
@@ -58,9 +56,6 @@ class TaskReplica(LocalReplica):
         self._is_released = True
         while self._idle:
             self._idle.pop().release()
-
-    def _stepping(self) -> Stepping | None:
-        return running_steps.get(None)
 
     def _begin(self, job: Job) -> None:
         # There is no limit: the batcher limits the number of batches already.

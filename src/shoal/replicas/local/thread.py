@@ -39,9 +39,6 @@ class ThreadReplica(LocalReplica):
     def _release_threads(self) -> None:
         self._job_thread.release()
 
-    def _stepping(self) -> None:
-        return None  # the thread may be busy with another batch
-
     def _begin(self, job: Job) -> None:
         self._job_thread.begin(job, self._answered)
 
