@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sniffio
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 from shoal.testing import virtual_backend
@@ -92,6 +93,24 @@ settings.register_profile("searching", deadline=None)
 def pytest_configure(config: pytest.Config) -> None:
     """Has Hypothesis draw the same examples in each run, but look for others in the soak tests."""
     settings.load_profile("searching" if config.option.markexpr == "soak" else "repeatable")
+    if hasattr(config, "workerinput") and config.option.durations is None:
+        config.pluginmanager.register(FewReports())
+
+
+class FewReports:
+    """Has a worker of pytest-xdist say of a setup or a teardown only that it failed or skipped.
+
+    Each report is half as much work as a test that does nothing.
+    """
+
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        names = {"nodeid": item.nodeid, "location": item.location}
+        item.ihook.pytest_runtest_logstart(**names)
+        for report in runtestprotocol(item, log=False, nextitem=nextitem):
+            if report.when == "call" or not report.passed:
+                item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(**names)
+        return True
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
