@@ -111,7 +111,7 @@ def test_the_admin_socket_is_for_its_user_alone(serving, terminal, directory):
     with serving("--admin-socket", "admin.sock") as (_, port):
         assert stat.S_IMODE(os.stat(directory / "admin.sock").st_mode) == 0o600
         url = f"unix:{directory}/admin.sock"
-        terminal.told("traffic", "set", "large", "small=1", "--url", url)
+        terminal.told_here("traffic", "set", "large", "small=1", "--url", url)
         assert ask(port, "/large", 2) == (200, 7)
 
 
@@ -125,7 +125,7 @@ def test_with_a_token_the_port_has_the_admin_api(serving, terminal, directory):
     with serving("--token-file", "token") as (_, port):
         url = ("--url", f"http://127.0.0.1:{port}")
         assert terminal.run("status", *url)[0] == 1
-        status = json.loads(terminal.told("status", *url, "--token-file", "token", "--json"))
+        status = json.loads(terminal.told_here("status", *url, "--token-file", "token", "--json"))
         assert set(status["backends"]) == {"small", "large"}
         assert ask(port, "/scale", 2) == (200, 7)
 
@@ -134,7 +134,7 @@ def test_what_was_changed_is_there_again_with_a_state_file(serving, terminal, di
     options = ("--state", "file.db", "--admin-socket", "admin.sock")
     with serving(*options):
         url = f"unix:{directory}/admin.sock"
-        terminal.told("traffic", "set", "large", "small=1", "--url", url)
+        terminal.told_here("traffic", "set", "large", "small=1", "--url", url)
     with serving(*options) as (_, port):
         assert ask(port, "/large", 2) == (200, 7)
 
@@ -246,15 +246,15 @@ def test_an_application_with_middleware_around_it_is_checked_served_and_operated
     options = (*page, "--admin-socket", "admin.sock", "--access-log")
     with terminal.serving("serve", "wrapped:app", *options) as (process, port):
         url = f"unix:{terminal.directory}/admin.sock"
-        assert terminal.told("call", "double", "2", "--url", url).strip() == "4"
+        assert terminal.told_here("call", "double", "2", "--url", url).strip() == "4"
         assert origin_allowed(port) == "https://page.example"
         *of_the_operator, last = [json.loads(process.stderr.readline()) for _ in range(3)]
         assert all(line["path"].startswith("/-/api/") for line in of_the_operator)
         assert (last["path"], last["status"]) == ("/double", 200)
     with terminal.serving("start", "wrapped:app", *page) as (_, port):
-        assert "double" in terminal.told("status")
+        assert "double" in terminal.told_here("status")
         assert origin_allowed(port) == "https://page.example"
-        terminal.told("stop")
+        terminal.told_here("stop")
 
 
 def test_code_that_no_state_file_can_keep_is_told_in_a_line(terminal, directory):
