@@ -11,7 +11,7 @@ from held_app import served
 import shoal
 from closed_loops import Sizes, think
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MOST = 32
 ROUNDS = 40
