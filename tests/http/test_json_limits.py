@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
 JSON = [("content-type", "application/json")]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def app():
     app = shoal.App(max_json_elements=10)
 
