@@ -59,17 +59,13 @@ def serving(terminal, directory):
     return serving
 
 
-def test_what_a_file_declares_is_served(serving):
-    with serving() as (_, port):
+def test_what_a_file_declares_is_served_until_a_signal_drains_it(serving):
+    with serving() as (process, port):
         assert port != 1, "the command line goes before the file"
         assert ask(port, "/scale", 2) == (200, 7)
         assert ask(port, "/large", 2) == (200, -2)
         status, problem = ask(port, "/scale", "x" * 20)
         assert (status, problem["status"]) == (413, 413)
-
-
-def test_a_signal_drains_it(serving):
-    with serving() as (process, _):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=15)
     assert process.returncode == 0
@@ -113,11 +109,12 @@ def test_the_admin_socket_is_for_its_user_alone(serving, terminal, directory):
         url = f"unix:{directory}/admin.sock"
         terminal.told_here("traffic", "set", "large", "small=1", "--url", url)
         assert ask(port, "/large", 2) == (200, 7)
-
-
-def test_without_a_token_the_port_has_no_admin_api(serving):
-    with serving("--admin-socket", "admin.sock") as (_, port):
-        assert ask(port, "/-/api/status")[0] == 404
+        assert ask(port, "/-/api/status")[0] == 404, "without a token the port has no admin API"
+        code, _, err = terminal.run(
+            "serve", "app.toml", "--port", "0", "--admin-socket", "admin.sock"
+        )
+    assert code == 1
+    assert err == f"shoal: can't listen at {directory}/admin.sock: another server listens there\n"
 
 
 def test_with_a_token_the_port_has_the_admin_api(serving, terminal, directory):
@@ -147,15 +144,6 @@ def test_what_is_for_our_applications_is_refused_for_others(options, terminal, d
     code, _, err = terminal.run("serve", "other:app", *options)
     assert code == 2
     assert err.startswith("shoal: other:app is not a shoal.App; leave out --state")
-
-
-def test_an_admin_socket_that_another_server_has_is_told(serving, terminal, directory):
-    with serving("--admin-socket", "admin.sock"):
-        code, _, err = terminal.run(
-            "serve", "app.toml", "--port", "0", "--admin-socket", "admin.sock"
-        )
-    assert code == 1
-    assert err == (f"shoal: can't listen at {directory}/admin.sock: another server listens there\n")
 
 
 ASYNCIO_CODE = """\
