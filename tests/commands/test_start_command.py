@@ -89,16 +89,12 @@ def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
     assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
 
 
-def test_only_its_user_can_open_the_socket(start):
+def test_it_goes_on_in_a_session_of_its_own_for_its_user_alone(start):
     ready = start()
+    assert os.getsid(ready["pid"]) == ready["pid"]
     assert stat.S_IMODE(os.stat(ready["socket"]).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(ready["log"]).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(ready["socket"])).st_mode) == 0o700
-
-
-def test_it_goes_on_in_a_session_of_its_own(start):
-    pid = start()["pid"]
-    assert os.getsid(pid) == pid
 
 
 def test_its_status_is_shown_and_it_is_stopped(start, terminal):
