@@ -6,7 +6,8 @@
   ahead of them: such a test is marked ``real_time`` and waits for events, never for a time to pass.
 * What is about the words of a protocol, which are read and written in the same way whatever runs
   them, is marked ``one_loop``, and runs on trio alone; that its requests are served on both loops
-  is shown by the tests with a client of others.
+  is shown by the tests with a client of others. A parameter is marked so where it starts a process
+  whose code would do the same on another loop; what workers do is tested on both in tests/replicas.
 * asyncio is as `asyncio.run` leaves it. anyio's own runner tells each callback and task that the
   loop is asyncio, so that anyio works where a user's program would meet ``NoEventLoopError``; here
   it does not. What is marked ``real_time`` runs in that laxer way as well, on uvloop, where
@@ -171,6 +172,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Files of slow tests come first, then those that wait for the real clock, so that at the end no
     worker is left with one of them while the others have nothing to do.
     """
+    items[:] = [item for item in items if not is_on_a_further_loop(item)]
     ranks: dict[Path, int] = {}
     for item in items:
         is_slow = item.get_closest_marker("slow") is not None
@@ -185,6 +187,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in soak]
     if soak:
         config.hook.pytest_deselected(items=list(soak))
+
+
+def is_on_a_further_loop(item: pytest.Item) -> bool:
+    """Whether a parameter that is marked ``one_loop`` meets another event loop than the first."""
+    callspec = getattr(item, "callspec", None)
+    return (
+        callspec is not None
+        and any(mark.name == "one_loop" for mark in callspec.marks)
+        and callspec.params["anyio_backend"] != LOOPS[0]
+    )
 
 
 @pytest.hookimpl(wrapper=True)
