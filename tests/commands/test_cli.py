@@ -193,10 +193,9 @@ def serving(directory, *options, application="served:app"):
 # Serving, and the two ways to end it.
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_an_idle_server_with_0(directory, signum):
+def test_a_signal_ends_an_idle_server_with_0(directory):
     with serving(directory) as served:
-        served.signal(signum)
+        served.signal(signal.SIGTERM)
         code, said = served.end()
     assert code == 0
     assert re.fullmatch(

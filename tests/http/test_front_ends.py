@@ -110,7 +110,7 @@ async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(app
     try:
         async with live(app, workers=1) as server:
             before = files_open()
-            for _ in range(3):
+            for _ in range(2):
                 async with asking(server, 1, held_request(body=b"7" + b" " * 100_000)) as [client]:
                     assert await read_answer(client) == (200, 7)
                 [dead] = workers_of()
