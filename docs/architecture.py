@@ -6,7 +6,8 @@
 """
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from html import escape
 from pathlib import Path
@@ -181,14 +182,17 @@ def imports(depth: int) -> Graph:
     return {name: others & graph.keys() for name, others in graph.items()}
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> list[str]:
     """The modules of Shoal that a file imports; of `from package import module` the module."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shoal."):
-            yield node.module or ""
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found.append(node.module or "")
+            found += (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name.startswith("shoal."))
+            found += (alias.name for alias in node.names if alias.name.startswith("shoal."))
+    return found
 
 
 def summary(folder: Path) -> str:

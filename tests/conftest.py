@@ -6,7 +6,8 @@
   ahead of them: such a test is marked ``real_time`` and waits for events, never for a time to pass.
 * What is about the words of a protocol, which are read and written in the same way whatever runs
   them, is marked ``one_loop``, and runs on trio alone; that its requests are served on both loops
-  is shown by the tests with a client of others.
+  is shown by the tests with a client of others. A parameter is marked so where it starts a process
+  whose code would do the same on another loop; what workers do is tested on both in tests/replicas.
 * asyncio is as `asyncio.run` leaves it. anyio's own runner tells each callback and task that the
   loop is asyncio, so that anyio works where a user's program would meet ``NoEventLoopError``; here
   it does not. What is marked ``real_time`` runs in that laxer way as well, on uvloop, where
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sniffio
 from _pytest.faulthandler import fault_handler_stderr_fd_key
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 from shoal.testing import virtual_backend
@@ -92,6 +94,24 @@ settings.register_profile("searching", deadline=None)
 def pytest_configure(config: pytest.Config) -> None:
     """Has Hypothesis draw the same examples in each run, but look for others in the soak tests."""
     settings.load_profile("searching" if config.option.markexpr == "soak" else "repeatable")
+    if hasattr(config, "workerinput") and config.option.durations is None:
+        config.pluginmanager.register(FewReports())
+
+
+class FewReports:
+    """Has a worker of pytest-xdist say of a setup or a teardown only that it failed or skipped.
+
+    Each report is half as much work as a test that does nothing.
+    """
+
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        names = {"nodeid": item.nodeid, "location": item.location}
+        item.ihook.pytest_runtest_logstart(**names)
+        for report in runtestprotocol(item, log=False, nextitem=nextitem):
+            if report.when == "call" or not report.passed:
+                item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(**names)
+        return True
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -152,6 +172,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Files of slow tests come first, then those that wait for the real clock, so that at the end no
     worker is left with one of them while the others have nothing to do.
     """
+    items[:] = [item for item in items if not is_on_a_further_loop(item)]
     ranks: dict[Path, int] = {}
     for item in items:
         is_slow = item.get_closest_marker("slow") is not None
@@ -166,6 +187,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in soak]
     if soak:
         config.hook.pytest_deselected(items=list(soak))
+
+
+def is_on_a_further_loop(item: pytest.Item) -> bool:
+    """Whether a parameter that is marked ``one_loop`` meets another event loop than the first."""
+    callspec = getattr(item, "callspec", None)
+    return (
+        callspec is not None
+        and any(mark.name == "one_loop" for mark in callspec.marks)
+        and callspec.params["anyio_backend"] != LOOPS[0]
+    )
 
 
 @pytest.hookimpl(wrapper=True)

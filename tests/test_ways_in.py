@@ -170,6 +170,7 @@ async def asked(app: shoal.App, row: Row) -> str:
 
 
 @pytest.mark.anyio
+@pytest.mark.one_loop
 @pytest.mark.real_time
 @each_row
 async def test_what_is_batched_gets_lists(row: Row) -> None:
@@ -190,6 +191,7 @@ async def test_what_is_batched_gets_lists(row: Row) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.one_loop
 @pytest.mark.real_time
 @each_row
 async def test_what_an_application_serves_gets_what_the_rule_says(row: Row) -> None:
@@ -211,6 +213,7 @@ async def test_what_an_application_serves_gets_what_the_rule_says(row: Row) -> N
 
 
 @pytest.mark.anyio
+@pytest.mark.one_loop
 @pytest.mark.real_time
 @each_row
 async def test_what_a_client_creates_gets_the_same(row: Row) -> None:
@@ -228,6 +231,7 @@ async def test_what_a_client_creates_gets_the_same(row: Row) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.one_loop
 @pytest.mark.real_time
 @each_row
 async def test_what_a_file_declares_gets_the_same_and_is_told_by_check(

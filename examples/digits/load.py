@@ -16,6 +16,7 @@ server's answer.
 
 import argparse
 import json
+import math
 import queue
 import re
 import ssl
@@ -96,12 +97,13 @@ class _Load:
             self._measuring = True
             started = time.perf_counter()
             before = 0
-            for second in range(round(self._seconds)):
-                await anyio.sleep(started + second + 1 - time.perf_counter())
+            for second in range(math.ceil(self._seconds)):
+                until = min(second + 1, self._seconds)
+                await anyio.sleep(started + until - time.perf_counter())
                 done = len(self._run.latencies_s)
                 print(
-                    f"{self._run.name}: {second + 1}/{self._seconds:.0f} s,"
-                    f" {done - before:,} requests/s",
+                    f"{self._run.name}: {until:g}/{self._seconds:g} s,"
+                    f" {(done - before) / (until - second):,.0f} requests/s",
                     file=sys.stderr,
                     flush=True,
                 )

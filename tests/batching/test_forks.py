@@ -12,8 +12,9 @@ import pytest
 pytestmark = [
     pytest.mark.real_time,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
-    pytest.mark.parametrize("backend", ["trio", "asyncio"]),
 ]
+
+BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 
 COMMON = """
 import anyio, os, sys, threading, warnings
@@ -52,11 +53,12 @@ def in_fork(function):
 """
 
 
-def run(program: str, backend: str) -> None:
+def run(program: str, backend: str = "") -> None:
     program = COMMON + textwrap.dedent(program).replace("BACKEND", repr(backend))
     subprocess.run([sys.executable, "-c", program], check=True, timeout=20)
 
 
+@BACKENDS
 def test_a_blocking_call_is_refused_and_the_parent_goes_on(backend: str) -> None:
     run(
         """
@@ -75,6 +77,7 @@ def test_a_blocking_call_is_refused_and_the_parent_goes_on(backend: str) -> None
     )
 
 
+@BACKENDS
 def test_so_is_a_stream_and_leaving_one_does_nothing(backend: str) -> None:
     run(
         """
@@ -91,23 +94,29 @@ def test_so_is_a_stream_and_leaving_one_does_nothing(backend: str) -> None:
     )
 
 
-@pytest.mark.parametrize("way", ["block.__exit__(None, None, None)", "del block, call"])
-def test_a_block_can_be_left_in_a_fork(backend: str, way: str) -> None:
+@BACKENDS
+def test_a_block_can_be_left_in_a_fork(backend: str) -> None:
     run(
-        f"""
-        block = shoal.blocking(double, backend=BACKEND)
-        call = block.__enter__()
-        def child():
+        """
+        def leave():
+            block.__exit__(None, None, None)
+
+        def forget():
             global block, call
-            {way}
-        in_fork(child)
-        assert call(3) == 6
-        block.__exit__(None, None, None)
+            del block, call
+
+        for way in (leave, forget):
+            block = shoal.blocking(double, backend=BACKEND)
+            call = block.__enter__()
+            in_fork(way)
+            assert call(3) == 6
+            block.__exit__(None, None, None)
         """,
         backend,
     )
 
 
+@BACKENDS
 def test_the_rest_of_a_program_may_run_in_a_fork(backend: str) -> None:
     run(
         """
@@ -122,24 +131,23 @@ def test_the_rest_of_a_program_may_run_in_a_fork(backend: str) -> None:
     )
 
 
-@pytest.mark.parametrize("opened", ["shoal.open_batchers(double)", "shoal.open_batchers()"])
-@pytest.mark.parametrize("where", ["worker", "thread"])
-def test_a_call_from_a_thread_is_refused(backend: str, opened: str, where: str) -> None:
+@BACKENDS
+def test_a_call_from_a_thread_is_refused(backend: str) -> None:
     run(
-        f"""
+        """
         def forking():
             in_fork(lambda: told(shoal.NotOpen, lambda: double.from_thread(1), "forked"))
 
         async def main():
-            async with {opened}:
-                assert await double(1) == 2
-                if {where!r} == "worker":
+            for opened in (shoal.open_batchers(double), shoal.open_batchers()):
+                async with opened:
+                    assert await double(1) == 2
                     await anyio.to_thread.run_sync(forking)
-                else:
+                    assert await double(1) == 2
                     thread = threading.Thread(target=forking)
                     thread.start()
                     await anyio.to_thread.run_sync(thread.join)
-                assert await double(1) == 2
+                    assert await double(1) == 2
 
         anyio.run(main, backend=BACKEND)
         """,
@@ -147,7 +155,7 @@ def test_a_call_from_a_thread_is_refused(backend: str, opened: str, where: str) 
     )
 
 
-def test_a_client_for_plain_code_is_refused(backend: str) -> None:
+def test_a_client_for_plain_code_is_refused() -> None:
     run(
         """
         with shoal.start() as client:
@@ -165,6 +173,5 @@ def test_a_client_for_plain_code_is_refused(backend: str) -> None:
             sys.exit(7)
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 7, status
-        """,
-        backend,
+        """
     )

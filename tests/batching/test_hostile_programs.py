@@ -102,6 +102,7 @@ async def plays(handler: Any, programs: list[tuple[list[str], list[str], bool]])
     assert (statistics.state, statistics.batches_running) == ("closed", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("handler", [unary, steps])
 @settings(max_examples=60)

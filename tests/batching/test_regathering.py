@@ -14,7 +14,7 @@ from shoal.core.batch import DispatchReason
 pytestmark = pytest.mark.anyio
 
 CALLERS = 16
-ROUNDS = 100
+ROUNDS = 40
 
 
 async def once(call: Any, number: int) -> None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import http.client
+import io
 import json
 import os
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
+import pytest
+
+from shoal.cli import main
 from shoal.commands.server.locations import ServerLocation
 
 HANG_S = 15
@@ -85,6 +89,17 @@ class Terminal:
         code, out, err = self.run(*arguments)
         assert code == 0, err
         return out
+
+    def told_here(self, *arguments):
+        """Runs a command that goes well, and starts no server, in the process of the test.
+
+        That is a tenth of the work, for commands that a test needs but is not about.
+        """
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+            patch.chdir(self.directory)
+            patch.setenv("XDG_RUNTIME_DIR", self.environment["XDG_RUNTIME_DIR"])
+            assert main(arguments) == 0
+        return out.getvalue()
 
     @contextmanager
     def serving(self, command, *arguments):

@@ -193,10 +193,9 @@ def serving(directory, *options, application="served:app"):
 # Serving, and the two ways to end it.
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_ends_an_idle_server_with_0(directory, signum):
+def test_a_signal_ends_an_idle_server_with_0(directory):
     with serving(directory) as served:
-        served.signal(signum)
+        served.signal(signal.SIGTERM)
         code, said = served.end()
     assert code == 0
     assert re.fullmatch(
@@ -431,12 +430,15 @@ def test_ctrl_c_ends_measuring_without_a_traceback(directory, loop):
         ("served:wsgi", "it does not take (scope, receive, send). To serve a function, declare it"),
     ],
 )
-def test_a_wrong_application_is_told_in_one_line(directory, application, line):
-    ended = run(directory, "serve", application)
-    assert ended.returncode == 2
-    assert line in ended.stderr
-    assert ended.stderr.startswith("shoal: ")
-    assert ended.stderr.count("\n") == 1
+def test_a_wrong_application_is_told_in_one_line(directory, application, line, monkeypatch, capsys):
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["serve", application]) == 2
+    sys.modules.pop("served", None)
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.startswith("shoal: ")
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,13 @@ def serving(terminal, directory):
     return serving
 
 
-def test_what_a_file_declares_is_served(serving):
-    with serving() as (_, port):
+def test_what_a_file_declares_is_served_until_a_signal_drains_it(serving):
+    with serving() as (process, port):
         assert port != 1, "the command line goes before the file"
         assert ask(port, "/scale", 2) == (200, 7)
         assert ask(port, "/large", 2) == (200, -2)
         status, problem = ask(port, "/scale", "x" * 20)
         assert (status, problem["status"]) == (413, 413)
-
-
-def test_a_signal_drains_it(serving):
-    with serving() as (process, _):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=15)
     assert process.returncode == 0
@@ -111,13 +107,14 @@ def test_the_admin_socket_is_for_its_user_alone(serving, terminal, directory):
     with serving("--admin-socket", "admin.sock") as (_, port):
         assert stat.S_IMODE(os.stat(directory / "admin.sock").st_mode) == 0o600
         url = f"unix:{directory}/admin.sock"
-        terminal.told("traffic", "set", "large", "small=1", "--url", url)
+        terminal.told_here("traffic", "set", "large", "small=1", "--url", url)
         assert ask(port, "/large", 2) == (200, 7)
-
-
-def test_without_a_token_the_port_has_no_admin_api(serving):
-    with serving("--admin-socket", "admin.sock") as (_, port):
-        assert ask(port, "/-/api/status")[0] == 404
+        assert ask(port, "/-/api/status")[0] == 404, "without a token the port has no admin API"
+        code, _, err = terminal.run(
+            "serve", "app.toml", "--port", "0", "--admin-socket", "admin.sock"
+        )
+    assert code == 1
+    assert err == f"shoal: can't listen at {directory}/admin.sock: another server listens there\n"
 
 
 def test_with_a_token_the_port_has_the_admin_api(serving, terminal, directory):
@@ -125,7 +122,7 @@ def test_with_a_token_the_port_has_the_admin_api(serving, terminal, directory):
     with serving("--token-file", "token") as (_, port):
         url = ("--url", f"http://127.0.0.1:{port}")
         assert terminal.run("status", *url)[0] == 1
-        status = json.loads(terminal.told("status", *url, "--token-file", "token", "--json"))
+        status = json.loads(terminal.told_here("status", *url, "--token-file", "token", "--json"))
         assert set(status["backends"]) == {"small", "large"}
         assert ask(port, "/scale", 2) == (200, 7)
 
@@ -134,7 +131,7 @@ def test_what_was_changed_is_there_again_with_a_state_file(serving, terminal, di
     options = ("--state", "file.db", "--admin-socket", "admin.sock")
     with serving(*options):
         url = f"unix:{directory}/admin.sock"
-        terminal.told("traffic", "set", "large", "small=1", "--url", url)
+        terminal.told_here("traffic", "set", "large", "small=1", "--url", url)
     with serving(*options) as (_, port):
         assert ask(port, "/large", 2) == (200, 7)
 
@@ -147,15 +144,6 @@ def test_what_is_for_our_applications_is_refused_for_others(options, terminal, d
     code, _, err = terminal.run("serve", "other:app", *options)
     assert code == 2
     assert err.startswith("shoal: other:app is not a shoal.App; leave out --state")
-
-
-def test_an_admin_socket_that_another_server_has_is_told(serving, terminal, directory):
-    with serving("--admin-socket", "admin.sock"):
-        code, _, err = terminal.run(
-            "serve", "app.toml", "--port", "0", "--admin-socket", "admin.sock"
-        )
-    assert code == 1
-    assert err == (f"shoal: can't listen at {directory}/admin.sock: another server listens there\n")
 
 
 ASYNCIO_CODE = """\
@@ -246,15 +234,15 @@ def test_an_application_with_middleware_around_it_is_checked_served_and_operated
     options = (*page, "--admin-socket", "admin.sock", "--access-log")
     with terminal.serving("serve", "wrapped:app", *options) as (process, port):
         url = f"unix:{terminal.directory}/admin.sock"
-        assert terminal.told("call", "double", "2", "--url", url).strip() == "4"
+        assert terminal.told_here("call", "double", "2", "--url", url).strip() == "4"
         assert origin_allowed(port) == "https://page.example"
         *of_the_operator, last = [json.loads(process.stderr.readline()) for _ in range(3)]
         assert all(line["path"].startswith("/-/api/") for line in of_the_operator)
         assert (last["path"], last["status"]) == ("/double", 200)
     with terminal.serving("start", "wrapped:app", *page) as (_, port):
-        assert "double" in terminal.told("status")
+        assert "double" in terminal.told_here("status")
         assert origin_allowed(port) == "https://page.example"
-        terminal.told("stop")
+        terminal.told_here("stop")
 
 
 def test_code_that_no_state_file_can_keep_is_told_in_a_line(terminal, directory):

@@ -208,7 +208,7 @@ def test_a_command_stops_all(terminal, directory):
     with terminal.serving("start", "code:app", "--port", "0", "--workers", "2") as (process, _):
         workers = workers_of(process.pid)
         assert len(workers) == 2
-        terminal.told("stop")
+        terminal.told_here("stop")
         process.communicate(timeout=HANG_S)
     assert process.returncode == 0
     assert not any(map(is_worker, workers))

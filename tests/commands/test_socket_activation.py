@@ -133,7 +133,7 @@ def test_each_socket_serves_the_application_but_that_named_admin(passing, termin
             for passed in (first, second):
                 assert ask(port_of(passed), "/embed", "eel") == (200, 3)
                 assert ask(port_of(passed), "/-/api/status")[0] == 404
-            told = terminal.told("status", "--url", f"unix:{path}", "--json")
+            told = terminal.told_here("status", "--url", f"unix:{path}", "--json")
             assert "embed" in json.loads(told)["endpoints"]
             drain(run)
         assert path.exists(), "the file is systemd's"

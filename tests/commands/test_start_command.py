@@ -89,16 +89,12 @@ def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
     assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
 
 
-def test_only_its_user_can_open_the_socket(start):
+def test_it_goes_on_in_a_session_of_its_own_for_its_user_alone(start):
     ready = start()
+    assert os.getsid(ready["pid"]) == ready["pid"]
     assert stat.S_IMODE(os.stat(ready["socket"]).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(ready["log"]).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(os.path.dirname(ready["socket"])).st_mode) == 0o700
-
-
-def test_it_goes_on_in_a_session_of_its_own(start):
-    pid = start()["pid"]
-    assert os.getsid(pid) == pid
 
 
 def test_its_status_is_shown_and_it_is_stopped(start, terminal):
@@ -127,9 +123,9 @@ def test_a_second_one_of_the_same_name_is_refused(start, terminal):
 @pytest.mark.slow
 def test_backends_are_created_from_modules_that_were_allowed(start, terminal):
     start("--allow-module", "driven_models")
-    terminal.told("backends", "create", "b", "driven_models:add_one", "placement=thread")
-    terminal.told("endpoints", "create", "e", "--backend", "b")
-    assert terminal.told("call", "e", "1") == "2\n"
+    terminal.told_here("backends", "create", "b", "driven_models:add_one", "placement=thread")
+    terminal.told_here("endpoints", "create", "e", "--backend", "b")
+    assert terminal.told_here("call", "e", "1") == "2\n"
     code, _, err = terminal.run("backends", "create", "c", "json:dumps")
     assert code == 1
     assert "the operator did not allow imports from 'json' here" in err
@@ -138,8 +134,8 @@ def test_backends_are_created_from_modules_that_were_allowed(start, terminal):
 def test_the_state_of_one_that_was_killed_comes_back(start, terminal):
     allowed = ("--state", "file.db", "--allow-module", "driven_models")
     pid = start(*allowed)["pid"]
-    terminal.told("backends", "create", "b", "driven_models:add_one")
-    terminal.told("endpoints", "create", "e", "--route", "/e", "--backend", "b")
+    terminal.told_here("backends", "create", "b", "driven_models:add_one")
+    terminal.told_here("endpoints", "create", "e", "--route", "/e", "--backend", "b")
     os.kill(pid, signal.SIGKILL)
     terminal.wait_until_ended()
     ready = start(*allowed)
@@ -220,7 +216,7 @@ def test_the_name_of_one_that_was_killed_is_free(start, terminal):
     os.kill(start()["pid"], signal.SIGKILL)
     terminal.wait_until_ended()
     start()
-    assert terminal.told("status") == "no backends\n\nno endpoints\n"
+    assert terminal.told_here("status") == "no backends\n\nno endpoints\n"
 
 
 def test_to_stop_what_is_not_there_is_told(terminal):
@@ -242,7 +238,7 @@ def test_a_signal_ends_one_in_the_foreground_with_0(signum, terminal, directory)
 
 def test_a_client_that_shuts_it_down_ends_the_process(terminal, directory):
     with terminal.serving("start", "app.toml") as (process, _):
-        assert terminal.told("stop") == "stopped default\n"
+        assert terminal.told_here("stop") == "stopped default\n"
         assert process.wait(15) == 0
 
 
@@ -261,7 +257,7 @@ app = shoal.App()
 def test_a_process_that_the_application_has_forked_holds_nothing_up(terminal, directory, start):
     (directory / "forking.py").write_text(FORKING)
     start("forking:app")
-    assert terminal.told("stop") == "stopped default\n"
+    assert terminal.told_here("stop") == "stopped default\n"
 
 
 def test_one_that_has_not_said_which_process_it_is_is_not_killed(terminal):

@@ -374,7 +374,7 @@ def Popen(terminal, arguments, slave):
 @pytest.mark.real_time
 def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(terminal):
     terminal.told("start", "--detach", "--port", "0", "--allow-module", "driven_models")
-    terminal.told("backends", "create", "b", "driven_models:add_one")
+    terminal.told_here("backends", "create", "b", "driven_models:add_one")
     screen = Screen(terminal)
     screen.until(b"live")
     screen.until(b"REFUSED/S")
@@ -383,7 +383,7 @@ def test_it_is_live_follows_the_window_survives_a_restart_and_ends_cleanly(termi
     screen.until(b"BATCHER", after=before)
     at = screen.until(b"BACKEND", after=before)
     assert b"REFUSED/S" not in screen.shown[at:]
-    terminal.told("stop")
+    terminal.told_here("stop")
     at = screen.until(b"not reachable", after=before)
     terminal.wait_until_ended()
     terminal.told("start", "--detach", "--port", "0")

@@ -63,7 +63,7 @@ def no_text() -> str:
     raise LookupError("no texts")
 """
 
-FEW = ["--runs", "5", "--requests", "300"]
+FEW = ["--runs", "5", "--requests", "100"]
 QUICK = ["--rate", "10", "--p99", "100", "--max-batch-size", "2", *FEW]
 
 
@@ -94,10 +94,13 @@ def told(capsys):
     return run
 
 
-@pytest.mark.parametrize("loop", ["trio", "asyncio"])
 @pytest.mark.parametrize(
-    "source",
-    [["--item", '"eel"'], ["--items", "items.json"], ["--item-from", "tuned:a_text"]],
+    ("source", "loop"),
+    [
+        (["--item", '"eel"'], "trio"),
+        (["--items", "items.json"], "asyncio"),
+        (["--item-from", "tuned:a_text"], "trio"),
+    ],
 )
 def test_it_names_the_options_that_meet_the_target(source, loop, told):
     text = told("tuned:echo", *source, *QUICK, "--event-loop", loop)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.core.replicas.autoscaling import Autoscaler, AutoscalingOptions
 
-EXAMPLES = settings(max_examples=300)
+EXAMPLES = settings(max_examples=100)
 AT_ONCE: dict[str, Any] = {"upscale_delay_s": 0, "downscale_delay_s": 0}
 
 

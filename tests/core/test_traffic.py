@@ -18,7 +18,7 @@ from shoal.errors import NoSuchName
 
 pytestmark = pytest.mark.slow
 
-REQUESTS = 40_000
+REQUESTS = 20_000
 KEYS = [f"customer-{number}" for number in range(REQUESTS)]
 SPLITS = [
     {"a": 1.0},
@@ -31,7 +31,7 @@ SPLITS = [
 WEIGHTS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 1000), min_size=1).map(
     lambda parts: {tag: part / (sum(parts.values()) or 1) for tag, part in parts.items()}
 )
-EXAMPLES = settings(max_examples=200)
+EXAMPLES = settings(max_examples=100)
 
 
 def shares(chosen: list[str]) -> dict[str, float]:

@@ -84,6 +84,7 @@ def test_a_manifest_fits_its_schema(path, version):
     kubernetes_validate.validate(read(path), version, strict=True)
 
 
+@pytest.mark.slow
 def test_a_wrong_manifest_does_not():
     import kubernetes_validate
 

@@ -149,13 +149,13 @@ async def until_quiet():
 
 
 async def read_all(client):
-    received = b""
+    received = []
     try:
         while data := await client.receive_some():
-            received += data
+            received.append(data)
     except anyio.BrokenResourceError:
-        return received + b"<reset>"
-    return received
+        received.append(b"<reset>")
+    return b"".join(received)
 
 
 async def read_until(client, mark):

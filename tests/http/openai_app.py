@@ -112,15 +112,17 @@ async def breaks(prompts: list[str]):
     raise RuntimeError("secret")
 
 
-def openai_app(*protocols, **settings):
-    """Returns an application with all of these models, and the writer."""
+def openai_app(*protocols, models=None, **settings):
+    """Returns an application with these models; by default with all, which takes 20 ms longer."""
     app = shoal.App(protocols=protocols or ["openai"], **settings)
     for handler in (words, upper, options, narrow, talk, columns, embed, numbers, broken, breaks):
-        app.endpoint(f"/{handler.__name__}", name=handler.__name__)(handler)
-    app.writer = Writer()
-    app.endpoint("/writer", name="writer", fill="continuous", streams=True, max_batch_size=2)(
-        app.writer
-    )
+        if models is None or handler.__name__ in models:
+            app.endpoint(f"/{handler.__name__}", name=handler.__name__)(handler)
+    if models is None or "writer" in models:
+        app.writer = Writer()
+        app.endpoint("/writer", name="writer", fill="continuous", streams=True, max_batch_size=2)(
+            app.writer
+        )
     return app
 
 

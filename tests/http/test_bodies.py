@@ -109,11 +109,15 @@ async def client(**options):
         yield asking
 
 
+@pytest.fixture(scope="module")
+def declared():
+    return made_app()
+
+
 @pytest.fixture
-async def app():
-    app = made_app()
-    async with app.lifespan():
-        yield app
+async def app(declared):
+    async with declared.lifespan():
+        yield declared
 
 
 def npy(value):

@@ -16,7 +16,7 @@ from shoal.http.requests.compressed import CompressedStream
 from shoal.http.requests.stream_forms import JSON_LINES, SERVER_SENT_EVENTS
 from shoal.testing.asgi import Call, ask, calling
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
 DECOMPRESS = {"gzip": gzip.decompress, "zstd": zstd.decompress}
 

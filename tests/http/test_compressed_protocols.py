@@ -10,7 +10,7 @@ from openai_app import events, openai_app, text_of
 
 import shoal
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
 
 TEXT = "many " * 100
 TENSOR = {"inputs": [{"name": "x", "shape": [1, 500], "datatype": "FP64", "data": [1.5] * 500}]}

@@ -381,8 +381,15 @@ class Load:
             self.is_on.set()
 
 
+BY_SIGNALS = pytest.mark.parametrize(
+    ("served", "signum"),
+    [("trio", signal.SIGTERM), ("asyncio", signal.SIGINT)],
+    indirect=["served"],
+)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@BY_SIGNALS
 async def test_a_signal_under_load_has_every_accepted_request_answered(served, signum):
     load = Load(served)
     with trio.fail_after(HANG_S):
@@ -408,7 +415,7 @@ async def test_a_signal_under_load_has_every_accepted_request_answered(served, s
     assert outcomes == {"finished": answers}
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@BY_SIGNALS
 async def test_a_signal_lets_queued_and_running_requests_finish(served, signum):
     async with http_client(served) as (client, nursery):
         await tell(client, "signal")

@@ -110,7 +110,7 @@ async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(app
     try:
         async with live(app, workers=1) as server:
             before = files_open()
-            for _ in range(3):
+            for _ in range(2):
                 async with asking(server, 1, held_request(body=b"7" + b" " * 100_000)) as [client]:
                     assert await read_answer(client) == (200, 7)
                 [dead] = workers_of()
@@ -255,15 +255,14 @@ async def test_an_endpoint_that_is_created_while_they_serve_is_served(app, held)
         assert (await server.talk(held_request("/new", headers=CLOSE))).startswith(b"HTTP/1.1 404 ")
 
 
-@pytest.mark.parametrize("is_chunked", [False, True])
-async def test_bodies_of_all_sizes_come_whole_there_and_back(is_chunked):
+async def test_bodies_of_all_sizes_come_whole_there_and_back():
     app = shoal.App()
 
     @app.endpoint("/echo")
     async def echo(items: list[str]) -> list[str]:
         return items
 
-    def sent(text):
+    def sent(text, is_chunked):
         body = json.dumps(text).encode()
         if not is_chunked:
             return held_request("/echo", body)
@@ -277,9 +276,9 @@ async def test_bodies_of_all_sizes_come_whole_there_and_back(is_chunked):
     async with live(app, workers=1) as server, await server.connect() as client:
         for size in (1000, 20_000, 600_000, 5_000_000):
             text = ("abcdefghijklmnopqrstuvwxyz" * (size // 26 + 1))[:size]
-            for _ in range(2):
+            for is_chunked in (False, True, False, True):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(client.send_all, sent(text))
+                    tasks.start_soon(client.send_all, sent(text, is_chunked))
                     assert await read_answer(client) == (200, text)
 
 
@@ -310,21 +309,22 @@ async def test_a_client_that_does_not_read_its_stream_holds_up_only_that(app, he
         assert len(steps) == 1000
 
 
-@pytest.mark.parametrize("accept", ["text/event-stream", "application/x-ndjson"])
-async def test_a_stream_is_sent_as_it_is_made(app, accept):
-    go = anyio.Event()
+async def test_a_stream_is_sent_as_it_is_made(app):
+    go = {1: anyio.Event(), 2: anyio.Event()}
 
-    @app.endpoint("/stream")
+    @app.endpoint("/stream", max_batch_size=1)
     async def stream(items: list[int]):
         yield ["first"]
-        await go.wait()
+        await go[items[0]].wait()
         yield ["second"]
 
-    sent = held_request("/stream", b"1", (f"Accept: {accept}",))
-    async with live(app, workers=2) as server, asking(server, 1, sent) as [client]:
-        await read_until(client, b"first")
-        go.set()
-        assert b"second" in await read_until(client, b"0\r\n\r\n")
+    async with live(app, workers=2) as server:
+        for item, accept in (b"1", "text/event-stream"), (b"2", "application/x-ndjson"):
+            sent = held_request("/stream", item, (f"Accept: {accept}",))
+            async with asking(server, 1, sent) as [client]:
+                assert b"second" not in await read_until(client, b"first")
+                go[int(item)].set()
+                assert b"second" in await read_until(client, b"0\r\n\r\n")
 
 
 async def test_a_silent_stream_gets_heartbeats(app):

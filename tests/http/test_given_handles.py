@@ -171,7 +171,9 @@ async def test_a_wrong_name_in_a_constructor_is_told_at_the_start():
             pass
 
 
-@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.parametrize(
+    "placement", ["thread", pytest.param("process", marks=pytest.mark.one_loop)]
+)
 async def test_a_call_in_a_constructor_is_told_to_be_too_early(placement):
     app = application()
     app.post("/hasty", placement=placement)(given_code.Hasty)

@@ -459,7 +459,7 @@ def test_requests_are_read_as_h11_reads_them_but_for_named_differences():
 
 @pytest.mark.slow
 def test_many_requests_are_read_as_h11_reads_them_and_each_named_difference_occurs():
-    found = compared(seed=2, count=20_000)
+    found = compared(seed=2, count=12_000)
     names = {named.name for table in DIFFERENCES.values() for named in table}
     assert (names | {SWITCHED}) - set(found) == set()
-    assert found[WAITS] > 7_500  # most are right, and read alike
+    assert found[WAITS] > 4_500  # most are right, and read alike

@@ -24,12 +24,12 @@ from shoal.http.requests.results import encoded
 from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
 
 JSON = [("content-type", "application/json")]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def app():
     app = shoal.App(max_json_elements=10)
 

@@ -8,8 +8,6 @@ import anyio
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from litestar import Litestar, asgi, get
-from litestar.types import Receive, Scope, Send  # noqa: TC002 - Litestar reads the annotations
 from live_server import live, request
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -55,17 +53,9 @@ def in_starlette(models):
 
 
 def in_litestar(models):
-    @asgi("/ml", is_mount=True, copy_scope=True)
-    async def ml(scope: Scope, receive: Receive, send: Send) -> None:
-        # Litestar removes the prefix, and adds a slash.
-        path = "/ml" + scope["path"].rstrip("/")
-        await models({**scope, "root_path": "/ml", "path": path}, receive, send)
+    from litestar_site import site_with
 
-    @get("/hello")
-    async def hello() -> str:
-        return "hello"
-
-    site = Litestar([ml, hello], lifespan=[models.lifespan], logging_config=None)
+    site = site_with(models)
     return site, site.lifespan()
 
 

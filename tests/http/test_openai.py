@@ -42,7 +42,7 @@ async def refused(app, asked, path=COMPLETIONS):
 
 
 async def test_a_completion():
-    app = openai_app()
+    app = openai_app(models=["upper"])
     async with app.lifespan():
         answer = await ask(app, COMPLETIONS, {"model": "upper", "prompt": "a b", "user": "me"})
         body = answer.json()
@@ -57,7 +57,7 @@ async def test_a_completion():
 
 
 async def test_a_chat():
-    app = openai_app()
+    app = openai_app(models=["upper"])
     async with app.lifespan():
         body = (await ask(app, CHATS, {"model": "upper", "messages": HI})).json()
         assert body["object"] == "chat.completion"
@@ -71,7 +71,7 @@ async def test_a_chat():
 
 
 async def test_a_streaming_model_gives_whole_texts_too():
-    app = openai_app()
+    app = openai_app(models=["words"])
     async with app.lifespan():
         body = await completed(app, "words", "a b c")
         assert body["choices"][0]["text"] == "a b c "
@@ -79,7 +79,7 @@ async def test_a_streaming_model_gives_whole_texts_too():
 
 
 async def test_a_model_of_whole_texts_streams_too():
-    app = openai_app()
+    app = openai_app(models=["upper"])
     async with app.lifespan():
         found = await streamed(app, model="upper", prompt="a b")
         assert found[-1] == "[DONE]"
@@ -87,7 +87,7 @@ async def test_a_model_of_whole_texts_streams_too():
 
 
 async def test_a_stream_of_a_completion():
-    app = openai_app()
+    app = openai_app(models=["words"])
     async with app.lifespan():
         found = await streamed(app, model="words", prompt="a b")
         assert [event["choices"][0]["text"] for event in found[:-1]] == ["a ", "b ", ""]
@@ -98,7 +98,7 @@ async def test_a_stream_of_a_completion():
 
 
 async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_asked():
-    app = openai_app()
+    app = openai_app(models=["words"])
     async with app.lifespan():
         found = await streamed(
             app, CHATS, model="words", messages=HI, stream_options={"include_usage": True}
@@ -122,8 +122,6 @@ async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_as
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("model", ["words", "upper", "writer"])
 @pytest.mark.parametrize(
     ("asked", "text", "reason"),
     [
@@ -139,27 +137,25 @@ async def test_a_stream_of_a_chat_begins_with_the_role_and_ends_with_usage_if_as
         ({"stop": ["b"], "max_tokens": 2}, "a ", "stop"),
     ],
 )
-async def test_a_text_ends_whatever_the_model_knows(model, asked, text, reason, stream):
-    app = openai_app()
-    if model == "upper":
-        asked = (
-            {**asked, "stop": [stop.upper() for stop in asked["stop"]]}
-            if "stop" in asked
-            else asked
-        )
+async def test_a_text_ends_whatever_the_model_knows(asked, text, reason):
+    app = openai_app(models=["words", "upper", "writer"])
     async with app.lifespan():
-        if stream:
-            found = await streamed(app, model=model, prompt="a b c d", **asked)
-            texts, reasons = text_of(found)
-            got, why = texts[0], reasons[0]
-        else:
-            choice = (await completed(app, model, "a b c d", **asked))["choices"][0]
-            got, why = choice["text"], choice["finish_reason"]
-        assert (got.lower().rstrip(), why) == (text.rstrip(), reason)
+        for model in ("words", "upper", "writer"):
+            more = dict(asked)
+            if model == "upper" and "stop" in asked:
+                more["stop"] = [stop.upper() for stop in asked["stop"]]
+            choice = (await completed(app, model, "a b c d", **more))["choices"][0]
+            texts, reasons = text_of(await streamed(app, model=model, prompt="a b c d", **more))
+            for form, got, why in (
+                ("whole", choice["text"], choice["finish_reason"]),
+                ("stream", texts[0], reasons[0]),
+            ):
+                found = (model, form, got.lower().rstrip(), why)
+                assert found == (model, form, text.rstrip(), reason)
 
 
 async def test_a_text_that_has_ended_frees_its_place_before_the_next_step():
-    app = openai_app()
+    app = openai_app(models=["writer"])
     async with app.lifespan():
         asked = {"model": "writer", "prompt": "a b c d e f", "max_tokens": 2}
         # Streams of one text do so on Shoal's own server; on others one step may be wasted.
@@ -172,7 +168,7 @@ async def test_a_text_that_has_ended_frees_its_place_before_the_next_step():
 
 @pytest.mark.parametrize("more", [{"stream": True}, {}, {"n": 2}, {"n": 2, "stream": True}])
 async def test_a_client_that_leaves_frees_its_place_before_the_next_step(more):
-    app = openai_app()
+    app = openai_app(models=["writer"])
     app.writer.is_held = True
     asked = {"model": "writer", "prompt": "a b c d e f", **more}
     async with app.lifespan():
@@ -191,7 +187,7 @@ async def test_a_client_that_leaves_frees_its_place_before_the_next_step(more):
 
 
 async def test_n_makes_n_calls_with_seeds_that_differ():
-    app = openai_app()
+    app = openai_app(models=["columns"])
     async with app.lifespan():
         body = await completed(app, "columns", ["x", "y"], n=2, seed=5, top_p=0.5)
         assert [one["text"] for one in body["choices"]] == [
@@ -205,7 +201,7 @@ async def test_n_makes_n_calls_with_seeds_that_differ():
 
 
 async def test_several_texts_are_streamed_together():
-    app = openai_app()
+    app = openai_app(models=["words"])
     async with app.lifespan():
         found = await streamed(
             app,
@@ -228,7 +224,7 @@ async def test_several_texts_are_streamed_together():
 
 
 async def test_a_record_gets_the_parameters_that_it_has_fields_for():
-    app = openai_app()
+    app = openai_app(models=["options", "narrow", "columns"])
     async with app.lifespan():
         body = await completed(app, "options", "p", presence_penalty=1, top_k=3, temperature=0)
         assert body["choices"][0]["text"] == "p|7|0.0|[]|None|3"
@@ -253,7 +249,7 @@ async def test_the_default_of_a_record_ends_a_stream_too():
 
 
 async def test_messages_are_passed_to_a_model_that_takes_them():
-    app = openai_app()
+    app = openai_app(models=["talk"])
     async with app.lifespan():
         parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
         messages = [{"role": "system", "content": parts}, *HI]
@@ -318,7 +314,7 @@ async def test_a_template_that_gives_no_text_fails_its_own_caller_alone(more):
 
 
 async def test_a_function_counts_the_tokens_of_pieces():
-    app = openai_app(OpenAI(count_tokens=len))
+    app = openai_app(OpenAI(count_tokens=len), models=["words"])
     async with app.lifespan():
         found = await streamed(
             app,
@@ -351,7 +347,7 @@ async def test_the_models():
 
 
 async def test_embeddings():
-    app = openai_app()
+    app = openai_app(models=["embed"])
     async with app.lifespan():
         asked = {"model": "embed", "input": ["aa", "b c"]}
         body = (await ask(app, "/v1/embeddings", asked)).json()
@@ -459,7 +455,7 @@ async def test_what_is_refused():
 
 @pytest.mark.one_loop
 async def test_what_changes_nothing_is_accepted():
-    app = openai_app()
+    app = openai_app(models=["upper"])
     nothing = {
         "tools": [],
         "tool_choice": "none",
@@ -480,7 +476,7 @@ async def test_what_changes_nothing_is_accepted():
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}])
 async def test_a_model_that_fails_is_a_server_error_without_its_text(more, caplog):
-    app = openai_app()
+    app = openai_app(models=["broken"])
     async with app.lifespan():
         status, error = await refused(app, {"model": "broken", "prompt": "a", **more})
         assert (status, error["type"], error["code"]) == (500, "server_error", None)
@@ -490,7 +486,7 @@ async def test_a_model_that_fails_is_a_server_error_without_its_text(more, caplo
 
 @pytest.mark.parametrize("more", [{}, {"n": 2}])
 async def test_a_stream_that_fails_ends_with_an_error(more, caplog):
-    app = openai_app()
+    app = openai_app(models=["breaks"])
     async with app.lifespan():
         found = await streamed(app, model="breaks", prompt="a", **more)
         assert text_of(found[:-1])[0][0] == "one "
@@ -531,7 +527,7 @@ async def test_a_prompt_that_is_too_long_is_the_clients_mistake():
 
 
 async def test_a_text_that_takes_too_long_is_given_up():
-    app = openai_app(answer_timeout_s=5)
+    app = openai_app(answer_timeout_s=5, models=["writer"])
     app.writer.is_held = True
     async with app.lifespan():
         status, error = await refused(app, {"model": "writer", "prompt": "a"})
@@ -570,7 +566,7 @@ async def test_answers_are_counted_under_the_endpoint_and_pieces_are_timed():
 
 
 async def test_a_client_that_is_silent_gets_heartbeats():
-    app = openai_app(heartbeat_s=3)
+    app = openai_app(heartbeat_s=3, models=["writer"])
     app.writer.is_held = True
     async with app.lifespan():
         call = Call(app, COMPLETIONS, item={"model": "writer", "prompt": "a b", "stream": True})
@@ -783,7 +779,7 @@ async def test_the_items_are_those_of_the_backend_that_takes_the_call():
 
 
 async def test_a_model_that_is_deleted_is_not_there_until_it_is_made_again():
-    app = openai_app()
+    app = openai_app(models=["upper"])
     async with app.lifespan():
         for _ in range(2):
             await completed(app, "upper", "a")
@@ -794,7 +790,7 @@ async def test_a_model_that_is_deleted_is_not_there_until_it_is_made_again():
 
 
 async def test_null_is_as_if_a_parameter_was_absent():
-    app = openai_app()
+    app = openai_app(models=["upper", "options", "embed"])
     async with app.lifespan():
         answer = await ask(app, *embedding(dimensions=None, encoding_format=None))
         assert answer.status == 200

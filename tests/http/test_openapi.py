@@ -22,7 +22,7 @@ from shoal.http.openapi.served import LONGEST_TEXT, Documented, ServedEndpoint, 
 from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
 
 SOURCES = Path(inspect.getfile(shoal)).parent / "http" / "requests"
 

@@ -13,7 +13,7 @@ from test_openapi import document
 import shoal
 from shoal.http import Cookie, Header, MediaType, Path, Query, Upload
 
-pytestmark = [pytest.mark.anyio, pytest.mark.one_loop]
+pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
 
 JSON, MSGPACK, FORM = "application/json", "application/msgpack", "multipart/form-data"
 BINARY = {"type": "string", "format": "binary"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import anyio
 import h2.events
 import pytest
@@ -51,39 +53,44 @@ GET = "HTTP/1.1", "GET", "/double"
 UNREAD = "HTTP/1.1", None, None
 
 
-@pytest.mark.parametrize(
-    ("sent", "expected"),
-    [
-        (ELSEWHERE, (*GET, 421)),
-        (ELSEWHERE.replace(b"1.1", b"1.0"), ("HTTP/1.0", "GET", "/double", 421)),
-        (POST + b"Origin: https://evil.test\r\n\r\n", ("HTTP/1.1", "POST", "/double", 403)),
-        (upgrade("Origin: https://evil.test"), ("HTTP/1.1", "GET", "/", 403)),
-        (b"nonsense\r\n\r\n", (*UNREAD, 400)),
-        (b"GET /double HTTP/3.0\r\n\r\n", (*UNREAD, 400)),
-        (b"GET /double HTTP/1.1\r\n\r\n", (*GET, 400)),
-        (b"GET /double HTTP/1.1\nHost: shoal.test\n\n", (*UNREAD, 400)),
-        (b"get /double HTTP/1.1\r\nHost: shoal.test\r\n\r\n", (*UNREAD, 501)),
-        (b"GET /double HTTP/1.1\r\n" + b"X: " + 40000 * b"x" + b"\r\n\r\n", (*UNREAD, 431)),
-        (b"GET /" + 40000 * b"x", (*UNREAD, 414)),
-        (
-            b"GET /double HTTP/1.1\r\nHost: shoal.test\r\n" + 200 * b"a: b\r\n" + b"\r\n",
-            (*GET, 431),
-        ),
-        (b"GET /double HTTP/1.1\r\nHost: shoal.test\r\nbad header\r\n\r\n", (*GET, 400)),
-        (request("/nowhere", close=True), ("HTTP/1.1", "GET", "/nowhere", 404)),
-        (request("/double", method="PATCH", close=True), ("HTTP/1.1", "PATCH", "/double", 405)),
-        (request("/double", method="BREW", close=True), ("HTTP/1.1", "BREW", "/double", 501)),
-    ],
-)
-async def test_what_never_reaches_an_endpoint_is_counted_once(app, logged, workers, sent, expected):
+NEVER_THERE = [
+    (ELSEWHERE, (*GET, 421)),
+    (ELSEWHERE.replace(b"1.1", b"1.0"), ("HTTP/1.0", "GET", "/double", 421)),
+    (POST + b"Origin: https://evil.test\r\n\r\n", ("HTTP/1.1", "POST", "/double", 403)),
+    (upgrade("Origin: https://evil.test"), ("HTTP/1.1", "GET", "/", 403)),
+    (b"nonsense\r\n\r\n", (*UNREAD, 400)),
+    (b"GET /double HTTP/3.0\r\n\r\n", (*UNREAD, 400)),
+    (b"GET /double HTTP/1.1\r\n\r\n", (*GET, 400)),
+    (b"GET /double HTTP/1.1\nHost: shoal.test\n\n", (*UNREAD, 400)),
+    (b"get /double HTTP/1.1\r\nHost: shoal.test\r\n\r\n", (*UNREAD, 501)),
+    (b"GET /double HTTP/1.1\r\n" + b"X: " + 40000 * b"x" + b"\r\n\r\n", (*UNREAD, 431)),
+    (b"GET /" + 40000 * b"x", (*UNREAD, 414)),
+    (
+        b"GET /double HTTP/1.1\r\nHost: shoal.test\r\n" + 200 * b"a: b\r\n" + b"\r\n",
+        (*GET, 431),
+    ),
+    (b"GET /double HTTP/1.1\r\nHost: shoal.test\r\nbad header\r\n\r\n", (*GET, 400)),
+    (request("/nowhere", close=True), ("HTTP/1.1", "GET", "/nowhere", 404)),
+    (request("/double", method="PATCH", close=True), ("HTTP/1.1", "PATCH", "/double", 405)),
+    (request("/double", method="BREW", close=True), ("HTTP/1.1", "BREW", "/double", 501)),
+]
+
+
+async def test_what_never_reaches_an_endpoint_is_counted_once(app, logged, workers):
+    answers, counts = [], Counter()
     async with live(app, workers=workers, **OPTIONS) as server:
-        answer = await server.talk(sent)
-        assert answer.startswith(b"HTTP/1.1 %d " % expected[-1])
-        await counted_once(app, outcome="failed" if expected[-1] == 501 else "invalid")
-    [line] = logged()
-    assert shown(line) == expected
-    assert line["client"].startswith("127.0.0.1:")
-    assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
+        for sent, expected in NEVER_THERE:
+            answers.append(await server.talk(sent))
+            assert answers[-1].startswith(b"HTTP/1.1 %d " % expected[-1]), sent
+            counts["-", "other", "failed" if expected[-1] == 501 else "invalid"] += 1
+            await until(lambda: sum(counted(app).values()) >= counts.total())  # a worker tells it
+            assert counted(app) == counts, sent
+    assert counted(app) == counts
+    lines = logged()
+    assert [shown(line) for line in lines] == [expected for _, expected in NEVER_THERE]
+    for line, answer in zip(lines, answers, strict=True):
+        assert line["client"].startswith("127.0.0.1:")
+        assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
 
 
 async def test_a_head_that_can_not_be_read_is_not_taken_for_the_one_before(app, logged, workers):
@@ -107,25 +114,26 @@ async def test_a_head_that_does_not_come_in_time_is_counted(app, logged, workers
     assert line["duration_s"] >= 0.2
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "outcome"),
-    [
-        (b"Content-Length: 5\r\n\r\n1", 408, "timeout"),
-        (b"Transfer-Encoding: chunked\r\n\r\nz\r\n", 400, "invalid"),
-        (b"Transfer-Encoding: chunked\r\n\r\n1\r\n", 408, "timeout"),
-    ],
-)
-async def test_a_body_that_is_wrong_or_late_is_no_client_that_left(
-    app, logged, workers, body, status, outcome
-):
-    sent = POST + b"Content-Type: application/json\r\n" + body
+async def test_a_body_that_is_wrong_or_late_is_no_client_that_left(app, logged, workers):
+    answers, counts = [], Counter()
     async with live(app, workers=workers, body_timeout_s=0.2, **OPTIONS) as server:
-        answer = await server.talk(sent)
-        assert answer.startswith(b"HTTP/1.1 %d " % status)
-        await counted_once(app, "double", "json", outcome)
-    [line] = logged()
-    assert shown(line) == ("HTTP/1.1", "POST", "/double", status)
-    assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
+        for body, status, outcome in (
+            (b"Content-Length: 5\r\n\r\n1", 408, "timeout"),
+            (b"Transfer-Encoding: chunked\r\n\r\nz\r\n", 400, "invalid"),
+            (b"Transfer-Encoding: chunked\r\n\r\n1\r\n", 408, "timeout"),
+        ):
+            answers.append(await server.talk(POST + b"Content-Type: application/json\r\n" + body))
+            assert answers[-1].startswith(b"HTTP/1.1 %d " % status), body
+            counts["double", "json", outcome] += 1
+            await until(lambda: sum(counted(app).values()) >= counts.total())
+            assert counted(app) == counts, body
+    assert counted(app) == counts
+    lines = logged()
+    assert [shown(line) for line in lines] == [
+        ("HTTP/1.1", "POST", "/double", status) for status in (408, 400, 408)
+    ]
+    for line, answer in zip(lines, answers, strict=True):
+        assert line["bytes"] == len(answer.partition(b"\r\n\r\n")[2])
 
 
 async def test_what_is_refused_over_http2_is_counted(app, logged, workers):

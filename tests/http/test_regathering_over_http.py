@@ -11,10 +11,10 @@ from held_app import served
 import shoal
 from closed_loops import Sizes, think
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MOST = 32
-ROUNDS = 40
+ROUNDS = 20
 
 
 async def in_a_loop(server: Any, path: str, number: int, clients: int) -> None:

@@ -184,6 +184,7 @@ KEYS = b"{" + b",".join(b'"%d":0' % number for number in range(2000)) + b"}"
 
 
 @pytest.mark.parametrize("text", [DEEP, MANY, KEYS], ids=["deep", "many", "keys"])
+@pytest.mark.one_loop
 async def test_json_is_bounded_in_depth_and_elements(text):
     app = safe_app(max_json_elements=1000)
     async with app.lifespan():
@@ -194,6 +195,7 @@ async def test_json_is_bounded_in_depth_and_elements(text):
     assert app.seen.items == []
 
 
+@pytest.mark.one_loop
 async def test_a_body_is_bounded_in_bytes():
     app = safe_app(max_body_bytes=1000)
     async with app.lifespan():
@@ -228,6 +230,7 @@ COMPRESS = {
 
 
 @pytest.mark.parametrize("coding", COMPRESS)
+@pytest.mark.one_loop
 async def test_an_archive_bomb_is_refused(coding):
     app = safe_app(max_body_bytes=MIB)
     async with app.lifespan():
@@ -241,6 +244,7 @@ async def test_an_archive_bomb_is_refused(coding):
     assert app.seen.items == []
 
 
+@pytest.mark.one_loop
 async def test_a_file_in_a_form_is_not_unpacked():
     app = safe_app(max_body_bytes=MIB)
     bomb = gzip.compress(bytes(2 * MIB))
@@ -270,6 +274,7 @@ OF_PROTOCOLS = {
 METHODS = ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "TRACE", "CONNECT"]
 
 
+@pytest.mark.one_loop
 async def test_only_named_methods_are_answered():
     app = safe_app()
     async with app.lifespan():
@@ -302,6 +307,7 @@ async def test_nothing_of_a_protocol_changes_the_server():
                 assert "error" in answer.json()
 
 
+@pytest.mark.one_loop
 async def test_what_a_page_may_send_unasked_is_refused():
     """A page of another origin can send the types of forms, or none."""
     app = safe_app()
@@ -324,6 +330,7 @@ SAFE_PATHS = [path for path, methods in OF_PROTOCOLS.items() if "GET" in methods
 
 
 @pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_other_hosts_and_origins_are_refused_over_http1():
     app = safe_app()
     async with live(app, allowed_hosts=[]) as server:
@@ -407,6 +414,7 @@ def pickled_npy() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.one_loop
 async def test_pickles_are_not_read():
     app = safe_app()
     async with app.lifespan():
@@ -436,6 +444,7 @@ FORGED = "\r\nX-Forged: yes\r\n\r\n"
 
 
 @pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_nothing_that_a_caller_names_becomes_a_header():
     app = safe_app()
     quoted = "%0d%0aX-Forged:%20yes%0d%0a%0d%0a"
@@ -477,6 +486,7 @@ async def test_nothing_that_a_caller_names_becomes_a_header():
                 assert line.partition(b":")[2].strip().isascii(), line
 
 
+@pytest.mark.one_loop
 async def test_models_that_callers_name_are_no_labels():
     app = safe_app()
     async with app.lifespan():
@@ -607,6 +617,7 @@ class Raw:
 
 
 @pytest.mark.real_time
+@pytest.mark.one_loop
 async def test_no_payload_is_in_a_log_at_any_level(caplog):
     app = safe_app(debug=False, max_body_bytes=MIB)
 

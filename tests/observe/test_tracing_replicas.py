@@ -12,7 +12,9 @@ from shoal.serving.controller.controller import Controller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
-PLACEMENTS = pytest.mark.parametrize("placement", ["task", "thread", "process"])
+PLACEMENTS = pytest.mark.parametrize(
+    "placement", ["task", "thread", pytest.param("process", marks=pytest.mark.one_loop)]
+)
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ CASES = {
 
 
 @pytest.mark.anyio
+@pytest.mark.one_loop
 @pytest.mark.parametrize("name", CASES)
 async def test_a_recording_replays_to_the_same_batches(name, tmp_path):
     times, options = CASES[name]

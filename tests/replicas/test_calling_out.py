@@ -88,6 +88,7 @@ async def test_a_call_is_made_by_the_parent(code, method):
         np.testing.assert_array_equal(array, np.arange(100_000))
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(("code", "method"), UNARY)
 async def test_the_error_of_a_call_is_raised_where_it_was_made(code, method):
     async with calling(code) as (played, _others):
@@ -108,6 +109,7 @@ async def test_cancelling_the_work_cancels_its_call(code, method):
         assert await played.run(method, [3]) == [["answer", 3]]
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize(("code", "method"), STREAMS)
 async def test_a_stream_of_a_call_goes_through_step_by_step(code, method):
     async with calling(code) as (played, others):

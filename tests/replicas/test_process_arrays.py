@@ -40,8 +40,16 @@ def arrays(size: int) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("shared_memory_bytes", [0, FOUR])
-@pytest.mark.parametrize("code", [Plain, Async])
+@pytest.mark.parametrize(
+    ("anyio_backend", "code", "shared_memory_bytes"),
+    [
+        ("trio", Plain, 0),
+        ("trio", Async, FOUR),
+        ("asyncio", Plain, FOUR),
+        ("asyncio", Async, 0),
+    ],
+    indirect=["anyio_backend"],
+)
 async def test_arrays_come_back_as_they_went(shared_memory_bytes, code):
     async with playing(made(code, shared_memory_bytes=shared_memory_bytes)) as played:
         for size in 3 * LARGE, 10, LARGE, ARRAY:
@@ -54,6 +62,7 @@ async def test_arrays_come_back_as_they_went(shared_memory_bytes, code):
             assert await played.run("sums", items[:1]) == [items[0].sum()]
 
 
+@pytest.mark.one_loop
 async def test_results_are_the_callers_own(folder):
     async with playing(made(shared_memory_bytes=FOUR)) as played:
         first = (await played.run("echo", [np.full(ARRAY, 1.0)]))[0]
@@ -63,6 +72,7 @@ async def test_results_are_the_callers_own(folder):
     assert [set(a) for a in (first, second, third)] == [{11.0}, {2.0}, {3.0}]
 
 
+@pytest.mark.one_loop
 async def test_memory_is_given_back_when_a_batch_has_ended():
     replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
@@ -72,6 +82,7 @@ async def test_memory_is_given_back_when_a_batch_has_ended():
             assert used(replica) == 0
 
 
+@pytest.mark.one_loop
 async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back_later():
     replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
@@ -87,6 +98,7 @@ async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back
         assert used(replica) == 0
 
 
+@pytest.mark.one_loop
 async def test_memory_comes_back_from_a_batch_that_fails():
     replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
@@ -127,6 +139,7 @@ async def test_memory_comes_back_from_a_call_that_was_cancelled_before_it_was_se
         assert await played.run("sums", [np.ones(LARGE)]) == [LARGE]
 
 
+@pytest.mark.one_loop
 async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
     items = [np.full((3, 50, 50), float(nth)) for nth in range(8)]
     async with playing(made(shared_memory_bytes=FOUR)) as played:
@@ -143,6 +156,7 @@ async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
         assert (await played.run("one_array", different))[0] == (3, 3, 50, 50)
 
 
+@pytest.mark.one_loop
 async def test_steps_of_a_stream_may_be_arrays():
     replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
@@ -164,6 +178,7 @@ async def test_many_batches_of_arrays_at_once_are_not_mixed_up():
                 tasks.start_soon(call, number)
 
 
+@pytest.mark.one_loop
 async def test_code_that_truncates_the_shared_memory_does_not_kill_its_parent():
     async with playing(made(shared_memory_bytes=FOUR)) as played:
         assert set(await played.run("truncate", [0])) == {"PermissionError"}

@@ -147,6 +147,7 @@ async def test_an_annotation_that_can_not_be_had_here_is_left_out(tmp_path, monk
     assert "own_code_9" not in sys.modules
 
 
+@pytest.mark.one_loop
 async def test_a_worker_has_its_environment_and_its_cpus():
     cpus = sorted(os.sched_getaffinity(0))
     entries = [[cpus[0]], cpus]
@@ -190,6 +191,7 @@ async def run_script(path: Any, text: str, *arguments: str) -> tuple[str, str]:
     return done.stdout.decode(), done.stderr.decode()
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("how", [["script_9.py", "argument"], ["-m", "script_9"]])
 async def test_code_of_the_main_script_is_found_by_running_it_under_another_name(tmp_path, how):
     guarded = f'{SCRIPT}\n    if __name__ == "__main__":\n        anyio.run(main)\n'
@@ -197,6 +199,7 @@ async def test_code_of_the_main_script_is_found_by_running_it_under_another_name
     assert "['1 in __mp_main__']" in out, errors
 
 
+@pytest.mark.one_loop
 async def test_a_script_that_starts_workers_without_a_guard_is_told_so(tmp_path):
     unguarded = f"{SCRIPT}\n    anyio.run(main)\n"
     out, errors = await run_script(tmp_path / "script_9.py", unguarded, "script_9.py")
@@ -459,6 +462,7 @@ async def test_the_memory_of_a_worker_that_died_is_closed_at_once():
         gc.enable()
 
 
+@pytest.mark.one_loop
 async def test_a_worker_takes_no_module_from_the_current_directory(tmp_path):
     script, elsewhere = tmp_path / "script.py", tmp_path / "elsewhere"
     script.write_text(

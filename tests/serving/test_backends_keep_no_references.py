@@ -28,10 +28,13 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 ASYNC: list[Any] = [in_a_task, one, steps, failing, failing_steps]
 PLAIN: list[Any] = [plain, plain_steps, plainly_failing]
-CASES: list[tuple[Any, str]] = [
+CASES: list[Any] = [
     *((code, "task") for code in ASYNC + PLAIN),
     *((code, "thread") for code in PLAIN),
-    *((code, "process") for code in (in_a_task, plain, steps, plain_steps, failing)),
+    *(
+        pytest.param(code, "process", marks=pytest.mark.one_loop)
+        for code in (in_a_task, plain, steps, plain_steps, failing)
+    ),
 ]
 
 

@@ -867,8 +867,13 @@ async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other
 
 @pytest.mark.real_time
 @pytest.mark.parametrize(
-    ("deadly", "more"),
-    [("deadly", {}), ("deadly later", {}), ("deadly later", {"shared_memory_bytes": 4096})],
+    ("anyio_backend", "deadly", "more"),
+    [
+        ("trio", "deadly", {}),
+        ("asyncio", "deadly later", {}),
+        ("trio", "deadly later", {"shared_memory_bytes": 4096}),
+    ],
+    indirect=["anyio_backend"],
 )
 async def test_a_user_config_that_kills_processes_loses_no_call_and_changes_nothing(
     deadly: str, more: dict[str, Any]

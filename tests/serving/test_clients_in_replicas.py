@@ -30,11 +30,11 @@ async def up(code, **config):
     ("code", "placement"),
     [
         (composed_code.Connecting, "task"),
-        (composed_code.Connecting, "process"),
+        pytest.param(composed_code.Connecting, "process", marks=pytest.mark.one_loop),
         (composed_code.PlainConnecting, "thread"),
-        (composed_code.PlainConnecting, "process"),
+        pytest.param(composed_code.PlainConnecting, "process", marks=pytest.mark.one_loop),
         (composed_code.ConnectingAtStart, "task"),
-        (composed_code.ConnectingAtStart, "process"),
+        pytest.param(composed_code.ConnectingAtStart, "process", marks=pytest.mark.one_loop),
     ],
 )
 async def test_code_connects_to_the_controller_that_it_runs_in(code, placement):
@@ -42,7 +42,7 @@ async def test_code_connects_to_the_controller_that_it_runs_in(code, placement):
         assert await handle.call(3) == 6
 
 
-@pytest.mark.parametrize("placement", ["task", "process"])
+@pytest.mark.parametrize("placement", ["task", pytest.param("process", marks=pytest.mark.one_loop)])
 async def test_code_has_a_handle_of_an_endpoint_that_is_yet_to_come(placement):
     async with up(composed_code.Connecting, placement=placement) as (client, handle):
         later = await handle.options(method_name="early").call(3)
@@ -53,7 +53,9 @@ async def test_code_has_a_handle_of_an_endpoint_that_is_yet_to_come(placement):
         assert await calling.call(later) == 6
 
 
-@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.parametrize(
+    "placement", ["thread", pytest.param("process", marks=pytest.mark.one_loop)]
+)
 async def test_plain_code_enters_the_client_that_it_runs_in(placement):
     async with up(composed_code.PlainConnecting, placement=placement) as (_client, handle):
         assert await handle.options(method_name="entered").call(3) == 6

@@ -87,9 +87,9 @@ async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner
     ("code", "placement"),
     [
         (Calling, "task"),
-        (Calling, "process"),
+        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
         (PlainCalling, "thread"),
-        (PlainCalling, "process"),
+        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
     ],
 )
 async def test_code_reads_the_stream_of_another_backend(code, placement):
@@ -102,7 +102,11 @@ async def test_code_reads_the_stream_of_another_backend(code, placement):
 @real_time
 @pytest.mark.parametrize(
     ("code", "placement"),
-    [(Calling, "process"), (PlainCalling, "thread"), (PlainCalling, "process")],
+    [
+        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
+        (PlainCalling, "thread"),
+        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
+    ],
 )
 async def test_errors_cross_both_levels_by_their_type(code, placement):
     async with Controller() as client:
@@ -119,7 +123,7 @@ async def test_errors_cross_both_levels_by_their_type(code, placement):
 
 
 @real_time
-@pytest.mark.parametrize("placement", ["task", "process"])
+@pytest.mark.parametrize("placement", ["task", pytest.param("process", marks=pytest.mark.one_loop)])
 async def test_a_handle_is_given_in_an_item_and_handed_on(placement):
     async with Controller() as client:
         config = {"placement": placement}
@@ -137,7 +141,9 @@ async def test_a_handle_is_given_in_an_item_and_handed_on(placement):
 
 
 @real_time
-@pytest.mark.parametrize("placement", ["thread", "process"])
+@pytest.mark.parametrize(
+    "placement", ["thread", pytest.param("process", marks=pytest.mark.one_loop)]
+)
 async def test_a_blocking_handle_is_handed_on_from_a_process(placement):
     async with Controller() as client:
         for tag in ("double", "plain_use"):
@@ -315,7 +321,11 @@ async def test_the_inner_backend_may_run_its_batch_again_unseen():
 @real_time
 @pytest.mark.parametrize(
     ("code", "placement"),
-    [(Calling, "process"), (PlainCalling, "thread"), (PlainCalling, "process")],
+    [
+        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
+        (PlainCalling, "thread"),
+        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
+    ],
 )
 async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
     log = tmp_path / "runs"

@@ -271,6 +271,7 @@ def _number(tag: str) -> int:
     return int(tag.rpartition("#")[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_each_request_ends_as_it_should(backend: Any) -> None:
     @quick

@@ -314,7 +314,6 @@ class EqualItems(WholeQueuePolicy):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [SizeOrWindow, AddTells, LetsOthersJoin, OnlyWhenFull, UntilIdle, EqualItems]
 )
