@@ -53,7 +53,8 @@ class Side:
         return self.former.parked_and_queued()[-1]
 
     def request(self, item, options=None):
-        request = self.intake._new_request(item, options, self.intake._new_waiter())
+        intake = self.intake
+        request = intake._new_request(item, options, intake._new_waiter(), intake._now())
         request.state = State.QUEUED
         return request
 
