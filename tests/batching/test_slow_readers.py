@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import Steps, read_all, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.anyio
 
@@ -153,3 +157,38 @@ async def test_reading_in_the_tick_in_which_the_time_is_up_loses_nothing() -> No
                 assert got == [1, 2]
         statistics = batcher.statistics()
         assert statistics.finished + statistics.failed == 1
+
+
+@pytest.mark.real_time
+async def test_a_full_buffer_does_not_hold_back_what_another_reader_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # As if each step waited for a device: its items are passed on while the next step runs.
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+    passed_on: list[int] = []
+    has_two = anyio.Event()
+
+    def steps(items: list[str]) -> Iterator[list[int]]:
+        for number in range(3):
+            yield [number] * len(items)
+
+    def take(number: int) -> bool:
+        passed_on.append(number)
+        if number == 1:
+            has_two.set()
+        return True
+
+    async def read_fast() -> None:
+        async with call("fast") as fast:
+            fast.pass_on(take)
+            async for number in fast:
+                take(number)
+
+    batcher = shoal.Batcher(
+        steps, max_batch_size=2, batch_wait_timeout_s=60, stream_buffer=2, slow_reader_timeout_s=5
+    )
+    async with batcher as call, anyio.create_task_group() as tasks, call("slow") as slow:
+        tasks.start_soon(read_fast)
+        await has_two.wait()
+        assert [number async for number in slow] == [0, 1, 2]
+    assert passed_on == [0, 1, 2]

@@ -107,6 +107,7 @@ class StreamRun(Run):
             active = len(still_running(requests)) if is_part else batch.active
             try:
                 if full:
+                    offer_all(to_offer)  # the next step waits, and these readers need not
                     limit_s = self.options.slow_reader_timeout_s
                     await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
                 elif not (self.handler.threaded or stepping.waits) and (
