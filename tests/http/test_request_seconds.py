@@ -6,6 +6,7 @@ import time
 from collections import Counter
 
 import anyio
+import anyio.lowlevel
 import pytest
 from held_app import served
 
@@ -113,3 +114,21 @@ async def test_the_date_of_an_answer_is_that_of_its_second(monkeypatch):
 
         found = [await date_after(seconds) for seconds in (0, 0.2, 0.1, 0.9, 0.1, 3)]
     assert found == [b"40", b"40", b"41", b"41", b"42", b"45"]
+
+
+@pytest.mark.real_time
+async def test_a_request_takes_parts_of_a_millisecond():
+    app = shoal.App()
+
+    @app.endpoint("/same", name="same")
+    async def same(items: list[int]) -> list[int]:
+        return items
+
+    async with served(app) as server:
+        client = server.connect()
+        for nth in range(20):
+            client.ask("/same", nth)
+            while len(client.answers) <= nth:
+                await anyio.lowlevel.checkpoint()
+    milliseconds = 1000 * seconds(app)["same", "sum"]
+    assert milliseconds != pytest.approx(round(milliseconds), abs=1e-6)  # as uvloop's clock counts

@@ -48,7 +48,12 @@ class DirectCall(Protocol):
 
     @property
     def now(self) -> Callable[[], float]:
-        """The clock of that loop."""
+        """The clock for the times of requests."""
+        ...
+
+    @property
+    def is_loop_time(self) -> bool:
+        """Whether that is the clock of the event loop."""
         ...
 
     @property

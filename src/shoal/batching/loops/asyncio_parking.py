@@ -34,6 +34,7 @@ class AsyncioParking(Parking):
         # Called directly, unless the loop has a clock of its own.
         has_usual_clock = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
         self.now = time.monotonic if has_usual_clock else loop.time
+        self.is_coarse = type(loop).__module__.partition(".")[0] == "uvloop"
         self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
         self.checkpoint = partial(asyncio.sleep, 0)  # as anyio's, which looks for the loop first

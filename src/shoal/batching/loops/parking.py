@@ -63,6 +63,7 @@ class Parking(ABC):
     Attributes:
         name: anyio's name of the event loop: "trio" or "asyncio".
         now: The event loop's clock: a function that returns the time in seconds.
+        is_coarse: Whether that clock counts milliseconds, as uvloop's does.
         new_waiter: Creates a waiter for the task that calls it.
         new_scope: Creates a cancel scope; the loop's own if anyio's would only wrap it.
         checkpoint: Lets other tasks run, and checks for cancellation.
@@ -72,6 +73,7 @@ class Parking(ABC):
 
     name: Literal["trio", "asyncio"]
     now: Callable[[], float]
+    is_coarse = False
     soon: Callable[..., object]
     new_waiter: Callable[[], Awaitable[Any]]
     new_scope: Callable[[], Scope]

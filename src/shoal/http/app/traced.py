@@ -228,6 +228,10 @@ class _TracedCall:
         return self._call.now
 
     @property
+    def is_loop_time(self) -> bool:
+        return self._call.is_loop_time
+
+    @property
     def answered_at(self) -> float:
         return self._call.answered_at
 

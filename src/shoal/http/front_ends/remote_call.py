@@ -60,7 +60,7 @@ class RemoteCall:
         headers: The headers by name; other requests share them.
         line: The method and the path.
         loop: The event loop of the server.
-        now: Its clock.
+        now, is_loop_time: The clock for the times of requests; see `Shared`.
         answered_at: When the whole answer was given at once, on that clock; 0 before.
         suspended: What the application goes on with after it has returned; None if it does not.
         has_left: Whether the client is gone.
@@ -106,6 +106,7 @@ class RemoteCall:
         self.header_list: Iterable[tuple[bytes, bytes]] = head.scope["headers"]
         self.loop: EventLoop = shared.loop
         self.now = shared.now
+        self.is_loop_time = shared.is_loop_time
 
     # The application's side: ASGI.
 

@@ -42,7 +42,8 @@ class CallRoute(Route):
             if body is None:
                 rest = self._answer(call, exchange)
             else:
-                call.now = exchange.began_at
+                if exchange.direct is not None and exchange.direct.is_loop_time:
+                    call.now = exchange.began_at
                 rest = self._begin(call, exchange, body)
         except BaseException:
             with call:  # only now, since without an error there is nothing to do at its end

@@ -99,8 +99,7 @@ class Exchange:
         path_params: The values of the path's parameters, for a direct call.
 
     Attributes:
-        began_at: When it came, in seconds: on the loop's clock if it is `direct`, else on that of
-            `time.perf_counter`.
+        began_at: When it came, in seconds: on the clock of `direct`, else of `time.perf_counter`.
         direct: As above.
         counted: What the request is counted under, if not under its route.
         method: The method of the request.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextvars import copy_context
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
@@ -77,7 +78,9 @@ class Shared:
         context: The context that each call of the application gets a copy of.
         loop: The event loop.
         parking: As above.
-        now, new_waiter, wake: Its functions.
+        new_waiter, wake: Its functions.
+        now: The clock for the times of requests: the event loop's, unless that is a coarse one.
+        is_loop_time: Whether it is the event loop's.
         idle_s: How long a connection may be idle, in seconds.
         workers: Call the application for HTTP/1.1.
         turns: The turns of the connections that speak HTTP/2 or WebSocket.
@@ -120,7 +123,8 @@ class Shared:
         self.context = copy_context()
         self.loop = EventLoop.here()
         self.parking = parking
-        self.now = parking.now
+        self.is_loop_time = not parking.is_coarse
+        self.now = parking.now if self.is_loop_time else perf_counter
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.workers = Workers(self, parking, tasks)
@@ -207,7 +211,7 @@ class Shared:
         """Returns the header line with the current date, and a line break before it.
 
         Args:
-            now: The time on the loop's clock.
+            now: The reading of `now`.
         """
         if now >= self._date_until:
             at = time.time()

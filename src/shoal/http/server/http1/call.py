@@ -51,7 +51,8 @@ class Call:
 
     Attributes:
         carrier: The connection.
-        loop, now: The event loop of the server, and its clock.
+        loop: The event loop of the server.
+        now, is_loop_time: The clock for the times of requests; see `Shared`.
         answered_at: When the whole answer was given at once, on that clock; 0 before.
         line: The request line.
         headers: The headers by name, and `header_list` all of them; other requests share both.
@@ -90,6 +91,7 @@ class Call:
         self._shared = shared = carrier.shared
         self.loop = shared.loop
         self.now = shared.now
+        self.is_loop_time = shared.is_loop_time
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
         self.headers = parser.by_name
@@ -367,7 +369,7 @@ class Call:
             carrier.send(text)
             is_sent = carrier.send(data)
         if is_sent:
-            carrier.answered(self, now)
+            carrier.answered(self, now if self.is_loop_time else None)
         return is_sent
 
     def _put(self, data: bytes, *, is_last: bool) -> bool:

@@ -35,7 +35,7 @@ class Carrier(Protocol):
         ...
 
     def answered(self, call: Any, now: float | None = None) -> None:
-        """Handles that the whole answer was passed to the kernel; now, or at a time just before."""
+        """Handles that the whole answer was passed to the kernel; just now on the loop's clock."""
         ...
 
     def call_ended(self, call: Any) -> None:

@@ -197,7 +197,7 @@ class Http1Connection(Receiver):
             self._set_timeout()
 
     def answered(self, call: Call, now: float | None = None) -> None:
-        """Handles that the whole answer was passed to the kernel; now, or at a time just before."""
+        """Handles that the whole answer was passed to the kernel; just now on the loop's clock."""
         if call is not self._call:
             return
         self._call = None
