@@ -63,6 +63,7 @@ class TextRoute(BodyRoute):
             return self._answer_with_several(exchange, job)
         # The stream itself watches whether the client leaves.
         call = EndpointCall(model.calls, UnwatchedCaller(exchange) if job.streams else exchange)
+        call.now = exchange.arrived_at
         try:
             batcher = call.found(call_headers(exchange.headers))
             if batcher is None:

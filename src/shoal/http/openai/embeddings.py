@@ -74,6 +74,7 @@ class EmbeddingsRoute(BodyRoute):
         exchange.counted = model.counted
         job = _Job(exchange, model, inputs, given)
         call = EndpointCall(model.calls, exchange)
+        call.now = exchange.arrived_at
         try:
             batcher = call.found(call_headers(exchange.headers))
             if batcher is None:

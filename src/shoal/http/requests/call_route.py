@@ -42,8 +42,7 @@ class CallRoute(Route):
             if body is None:
                 rest = self._answer(call, exchange)
             else:
-                if exchange.direct is not None and exchange.direct.is_loop_time:
-                    call.now = exchange.began_at
+                call.now = exchange.arrived_at
                 rest = self._begin(call, exchange, body)
         except BaseException:
             with call:  # only now, since without an error there is nothing to do at its end

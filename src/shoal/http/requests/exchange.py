@@ -99,6 +99,7 @@ class Exchange:
         path_params: The values of the path's parameters, for a direct call.
 
     Attributes:
+        arrived_at: When it came, on the loop's clock, if it came whole and that is known.
         began_at: When it came, in seconds: on the clock of `direct`, else of `time.perf_counter`.
         direct: As above.
         counted: What the request is counted under, if not under its route.
@@ -112,8 +113,8 @@ class Exchange:
 
     __slots__ = (
         *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_route", "_scope"),
-        *("_send", "_step", "began_at", "counted", "direct", "headers", "kept", "method"),
-        *("settings", "status"),
+        *("_send", "_step", "arrived_at", "began_at", "counted", "direct", "headers", "kept"),
+        *("method", "settings", "status"),
     )
 
     headers: Mapping[bytes, bytes]
@@ -126,6 +127,7 @@ class Exchange:
         direct: DirectCall | None,
         path_params: Mapping[str, Any] = NO_PARAMS,
     ) -> None:
+        self.arrived_at: float | None = None
         self.began_at = perf_counter() if direct is None else direct.now()
         self._scope: Scope | None = None
         self._receive: Receive | None = None
@@ -261,9 +263,14 @@ class Exchange:
         Raises:
             Refused: The body is too large.
         """
-        body = None if self.direct is None else self.direct.whole_body()
-        if body is not None and len(body) > (most := self.settings.max_body_bytes):
+        direct = self.direct
+        body = None if direct is None else direct.whole_body()
+        if direct is None or body is None:
+            return None
+        if len(body) > (most := self.settings.max_body_bytes):
             raise too_large(most)
+        if direct.is_loop_time:
+            self.arrived_at = self.began_at
         return body
 
     def suspend(
