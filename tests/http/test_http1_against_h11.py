@@ -66,6 +66,7 @@ class Waiter:
 class TasksByHand:
     """The tasks and the clock of connections; nothing runs but in `run`, and no time passes."""
 
+    is_coarse = False
     new_waiter = Waiter
     new_scope = nullcontext
 
