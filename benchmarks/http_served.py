@@ -118,12 +118,9 @@ def main() -> None:
     sentence = f"on {loop} every protocol costs at most {AT_MOST} times our own JSON"
     if missed:
         sentence = f"on {loop} {missed} of the targets are missed"
-    ratios = {
-        way: [row["times"]] for row in report.rows for way in [f"{row['way']}, {row['kind']}"]
-    }
-    report.finish(
-        f"{sentence}.", [Panel("CPU time", "times our own JSON", [loop], ratios, AT_MOST)]
-    )
+    ratios = {f"{row['way']}, {row['kind']}": [row["times"]] for row in report.rows}
+    panel = Panel("CPU time of a request", "times our own JSON", [loop], ratios, AT_MOST)
+    report.finish(f"{sentence}.", [panel])
 
 
 def _tell(report: Report, found: dict[tuple[str, str], list[Seen]]) -> int:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 from server_in_memory import serving
 
+import shoal
 from shoal.testing.asgi import ask
 
 
@@ -27,6 +28,26 @@ class Held:
             self.cancelled += 1
             raise
         return items
+
+
+def slow_app(server_timing="never", batch_wait_timeout_s=1, **options):
+    """An App whose handlers take seconds; one fails for the item 0."""
+    app = shoal.App(server_timing=server_timing)
+
+    @app.endpoint("/slow", max_batch_size=2, batch_wait_timeout_s=batch_wait_timeout_s, **options)
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(3)
+        if 0 in items:
+            raise ValueError
+        return items
+
+    @app.endpoint("/steps")
+    async def steps(items: list[int]):
+        await anyio.sleep(2)
+        yield items
+        await anyio.sleep(2)
+
+    return app
 
 
 @asynccontextmanager

@@ -8,31 +8,12 @@ from collections import Counter
 import anyio
 import anyio.lowlevel
 import pytest
-from held_app import served
+from held_app import served, slow_app
 
 import shoal
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio
-
-
-def slow_app(**options):
-    app = shoal.App(**options)
-
-    @app.endpoint("/slow", max_batch_size=4, batch_wait_timeout_s=0)
-    async def slow(items: list[int]) -> list[int]:
-        await anyio.sleep(3)
-        if 0 in items:
-            raise ValueError
-        return items
-
-    @app.endpoint("/steps")
-    async def steps(items: list[int]):
-        await anyio.sleep(2)
-        yield items
-        await anyio.sleep(2)
-
-    return app
 
 
 def seconds(app):
@@ -47,7 +28,7 @@ def seconds(app):
 
 @pytest.mark.parametrize("timing", ["never", "always"])
 async def test_a_request_takes_until_its_answer(timing):
-    app = slow_app(server_timing=timing)
+    app = slow_app(timing, batch_wait_timeout_s=0)
     async with served(app) as server:
         for item in (1, 0, 1, 0):  # the first of a kind is counted in another way
             client = server.connect()
@@ -66,7 +47,7 @@ async def test_a_request_takes_until_its_answer(timing):
 
 @pytest.mark.parametrize("timing", ["never", "always"])
 async def test_a_request_by_asgi_takes_no_longer_than_it_took(timing):
-    app = slow_app(server_timing=timing)
+    app = slow_app(timing, batch_wait_timeout_s=0)
     async with app.lifespan():
         since = time.perf_counter()
         await ask(app, "/slow", 1)

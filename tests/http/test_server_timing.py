@@ -6,7 +6,7 @@ import re
 
 import anyio
 import pytest
-from held_app import served
+from held_app import served, slow_app
 from server_in_memory import asked
 
 import shoal
@@ -21,27 +21,8 @@ def timing_of(header):
     return {name: float(ms) for name, ms in TIMING.findall(header)}
 
 
-def timed_app(how="always", **options):
-    app = shoal.App(server_timing=how)
-
-    @app.endpoint("/slow", max_batch_size=2, batch_wait_timeout_s=1, **options)
-    async def slow(items: list[int]) -> list[int]:
-        await anyio.sleep(3)
-        if 0 in items:
-            raise ValueError
-        return items
-
-    @app.endpoint("/steps")
-    async def steps(items: list[int]):
-        await anyio.sleep(2)
-        yield items
-        await anyio.sleep(2)
-
-    return app
-
-
 async def test_the_times_are_those_of_the_request():
-    app = timed_app()
+    app = slow_app("always")
     early, late = (Call(app, "/slow", item=number) for number in (1, 2))
     async with app.lifespan(), calling(early) as tasks:
         await anyio.sleep(2)  # the first has waited, and runs
@@ -55,7 +36,7 @@ async def test_the_times_are_those_of_the_request():
 
 
 async def test_they_are_those_of_a_direct_call_too():
-    app = timed_app()
+    app = slow_app("always")
     async with served(app) as server:
         client = server.connect()
         client.say(asked("/slow", 1))
@@ -66,7 +47,7 @@ async def test_they_are_those_of_a_direct_call_too():
 
 
 async def test_a_failed_request_says_them_and_one_that_never_ran_does_not():
-    app = timed_app()
+    app = slow_app("always")
     async with app.lifespan():
         answer = await ask(app, "/slow", "x")
         assert answer.status == 422
@@ -77,14 +58,14 @@ async def test_a_failed_request_says_them_and_one_that_never_ran_does_not():
 
 
 async def test_a_stream_says_how_long_it_waited():
-    app = timed_app()
+    app = slow_app("always")
     async with app.lifespan():
         answer = await ask(app, "/steps", 1)
     assert timing_of(answer.headers["server-timing"]) == {"queue": 0, "wait": 0}
 
 
 async def test_a_client_asks_for_it_where_it_may():
-    app = timed_app("asked")
+    app = slow_app("asked")
     async with app.lifespan():
         for headers, there in [([], False), ([("X-Server-Timing", "1")], True)]:
             answer = await ask(app, "/slow", 1, headers=headers)

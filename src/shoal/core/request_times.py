@@ -1,7 +1,7 @@
 """How long requests took, from end to end, by endpoint, protocol and outcome; and their traces.
 
-A request costs an `append`. What was appended is counted in bulk,
-and statuses become outcomes only then.
+A request costs an `append`. What was appended is counted in bulk, and statuses become outcomes only
+then.
 """
 
 from __future__ import annotations
