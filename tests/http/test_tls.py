@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import socket
 import ssl
+from dataclasses import replace
 from functools import partial
 
 import anyio
@@ -14,6 +15,9 @@ from echo_app import EchoApp
 from live_server import request
 
 import shoal
+from shoal.http.server.hypercorn import tls_context
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -168,3 +172,27 @@ async def test_a_shoal_app_turns_not_ready_when_the_shutdown_begins():
         served = await serving(tasks, app)
         served.stop.set()
     assert drains == [True]
+
+
+async def test_a_certificate_that_was_read_is_not_read_again(certificate):
+    options = HttpOptions(port=0, **certificate)
+    gone = replace(options, certfile="gone.pem", keyfile=None)
+    context = ssl.create_default_context(cafile=certificate["certfile"])
+    stop, started = anyio.Event(), anyio.Event()
+    urls = []
+
+    async def run():
+        await serve(
+            EchoApp(),
+            gone,
+            shutdown=stop.wait,
+            started=lambda url: (urls.append(url), started.set()),
+            tls=tls_context(options),
+        )
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await started.wait()
+        async with httpx.AsyncClient(verify=context) as client:
+            assert (await client.post(urls[0], content=b"once")).content == b"once"
+        stop.set()

@@ -45,6 +45,7 @@ from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from ssl import SSLContext
 
 _OTHER_PROTOCOL: Final = 3
 # How long it may take to end once the server is gone.
@@ -68,20 +69,22 @@ def main(arguments: Sequence[str]) -> int:
     start = FrontEndStart(**unpickled(frame.body))
     options = replace(HttpOptions(**start.options), fd=listening)
     write_logs(start.log_level, start.log_format, options)
+    tls: SSLContext | None = None
     if options.certfile is not None:
         from shoal.http.server.hypercorn import tls_context
 
         try:
-            tls_context(options)
+            tls = tls_context(options)
         except OSError as error:  # it was changed since the server has read it
             say(f"shoal: a worker {cant_listen(options, error)}")
             return 1
     regions = SharedMemory(memory[0], MEMORY) if memory else None
-    return run_in(start.event_loop, partial(_serve, options, sock, reader, regions))
+    return run_in(start.event_loop, partial(_serve, options, tls, sock, reader, regions))
 
 
 async def _serve(
     options: HttpOptions,
+    tls: SSLContext | None,
     sock: socket.socket,
     reader: FrameReader[FrontKind],
     regions: SharedMemory | None,
@@ -129,6 +132,7 @@ async def _serve(
                 # Where each process takes one at a time, all get their share.
                 accepts_at_once=1,
                 counts=counts,
+                tls=tls,
             )
             front_end.tell_connections()
         channel.flush()

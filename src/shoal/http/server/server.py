@@ -70,6 +70,7 @@ async def serve(
     accepts_at_once: int = _ACCEPTED_AT_ONCE,
     front_ends: StartFrontEnds | None = None,
     counts: ConnectionCounts | None = None,
+    tls: SSLContext | None = None,
 ) -> Drained:
     """Serves an ASGI application until it is shut down.
 
@@ -91,6 +92,7 @@ async def serve(
         front_ends: Makes the listener whose processes speak HTTP at the address of the options, in
             place of this one; None for no such processes.
         counts: Counts the connections to the application; None for a new one.
+        tls: The TLS configuration; None for that of the certificate of the options, if any.
 
     Returns:
         The outcome of the run.
@@ -109,7 +111,7 @@ async def serve(
         server = _Server(
             options,
             Lifespan(app) if lifespan else None,
-            _tls_context(options),
+            tls or _tls_context(options),
             load_later,
             accepts_at_once,
             front_ends,
