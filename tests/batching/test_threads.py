@@ -326,8 +326,13 @@ def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_
     assert waited == [True]
 
 
-def test_so_does_one_that_is_closed_between_two_tasks() -> None:
-    closed_in: list[str] = []
+def test_so_does_one_that_is_closed_between_two_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    start = threading.Thread.start
+
+    def start_and_tell(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
 
     def use() -> Any:
         with shoal.blocking(double):
@@ -337,12 +342,12 @@ def test_so_does_one_that_is_closed_between_two_tasks() -> None:
         def before_io_wait(self, timeout: float) -> None:
             while dropped:
                 dropped.pop().close()
-                closed_in.extend(thread.name for thread in threading.enumerate())
 
     dropped = [use()]
     next(dropped[0])
+    monkeypatch.setattr(threading.Thread, "start", start_and_tell)
     trio.run(trio.sleep, 0, instruments=[Collector()])
-    assert "shoal closes a block" in closed_in
+    assert "shoal closes a block" in started
 
 
 def test_a_blocking_block_in_a_task_of_trio_is_refused() -> None:
