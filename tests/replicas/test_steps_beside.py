@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-import shoal
 from batching.scenes import read_all
+from replicas.plain_generators import calls_of, pretend
 from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.testing import settle
 
@@ -41,21 +39,6 @@ class Beside:
         has_begun = self._begun[item + 1].wait(10 if self._waits else 0)
         self.taken.append((item, has_begun))
         return True
-
-
-@asynccontextmanager
-async def calls_of(handler, placement, **options):
-    """Opens a handler as the code of a local replica; gives what makes calls of it."""
-    app = shoal.App()
-    app.endpoint("/steps", name="steps", placement=placement, **options)(handler)
-    async with app.lifespan():
-        batcher = app.controller.backends["steps"].method_batchers["__call__"].batcher
-        yield batcher.call
-
-
-def pretend(monkeypatch, *, waits):
-    """Has all steps wait, or compute, for the whole of their time."""
-    monkeypatch.setattr(time, "thread_time", (lambda: 0.0) if waits else time.perf_counter)
 
 
 @pytest.mark.parametrize("placement", ["task", "thread"])
@@ -106,7 +89,7 @@ async def test_a_plain_generator_tells_in_the_event_loop_that_its_next_step_has_
     told = []
     monkeypatch.setattr(
         "shoal.batching.running.stream.Stepping",
-        lambda began: Stepping(lambda: (told.append(threading.get_ident()), began())),
+        lambda began, *more: Stepping(lambda: (told.append(threading.get_ident()), began()), *more),
     )
     async with calls_of(Beside(waits=False).handler, "task") as call, call("x") as stream:
         assert [item async for item in stream] == [0, 1, 2, 3, 4]

@@ -1,46 +1,69 @@
-"""The steps of a plain generator, which run in a replica's threads, and what is done meanwhile."""
+"""The steps of a plain generator, which run in a replica's threads, and what is done meanwhile.
+
+To pass on the items of a step may take longer than to make them, and the next step need not wait
+for that; nor need it wait until the event loop has a turn, if nothing that the loop could find out
+would hold it up. So a thread may go on with the next step by itself, while the last one is handed
+out. But a step that computes in Python would hold up each of the items in turn, since Python runs
+one thread at a time. So both is done only beside steps that wait for a device or another program.
+"""
 
 from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-T = TypeVar("T")
 
 
 class Stepping:
     """The steps of one run of a plain generator.
 
-    To pass on the items of a step may take longer than to make them, and the next step need not
-    wait for that. But a step that computes in Python would hold up each of the items in turn, since
-    Python runs one thread at a time. So it is done beside steps that wait, if it is worth that.
-
     Args:
-        began: Called in the event loop once the next step was given to its thread.
+        began: Called in the event loop once the next step was given to its thread, or has begun.
+        is_asked_on: Returns whether the generator will be asked for another step after this one, by
+            what is known in its thread, which calls this.
 
     Attributes:
         began: As above.
         waits: Whether the last step has waited, for a device or for another program, for more than
             half of its time.
+        has_room: Whether each reader has room for more than one step. The event loop sets it, for
+            one step that may begin before the one in front of it was handed out.
     """
 
-    __slots__ = ("began", "waits")
+    __slots__ = ("_is_asked_on", "_may_go_on", "began", "has_room", "waits")
 
-    def __init__(self, began: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        began: Callable[[], object] = lambda: None,
+        is_asked_on: Callable[[list[Any]], bool] = lambda _: False,
+    ) -> None:
         self.began = began
         self.waits = False
+        self.has_room = False
+        self._is_asked_on = is_asked_on
+        self._may_go_on = False
 
-    def take(self, step: Callable[[], T]) -> T:
+    def take(self, step: Callable[[], Any]) -> Any:
         """Runs a step in its thread, which calls this."""
+        self._may_go_on = False
         since, used = time.perf_counter(), time.thread_time()
         try:
-            return step()
+            slots = step()
         finally:
             self.waits = 2 * (time.thread_time() - used) < time.perf_counter() - since
+        if self.waits and self.has_room:
+            self.has_room = False
+            if type(slots) in (list, tuple):
+                slots = list(slots)  # the generator may change its own in the next step
+                self._may_go_on = self._is_asked_on(slots)
+        return slots
+
+    def goes_on(self) -> bool:
+        """Returns whether the next step may begin before the event loop has the last one."""
+        return self._may_go_on
 
 
 running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")

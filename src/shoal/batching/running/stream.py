@@ -39,7 +39,9 @@ class StreamRun(Run):
         width = len(items)  # the handler may change the list
         to_offer: list[StreamBuffer] = []
         steps = self.handler.steps(items)
-        stepping = Stepping(partial(offer_all, to_offer))
+        stepping = Stepping(
+            partial(offer_all, to_offer), partial(self._is_asked_on, batch, requests, width)
+        )
         interruption: BaseException | None = None
         failure: BaseException | None = None
         has_ended = False
@@ -100,11 +102,11 @@ class StreamRun(Run):
         Raises:
             BaseException: What the generator raised, or an error for a wrong step.
         """
-        is_part = len(requests) < batch.size
         async for step in steps:
             offer_all(to_offer)
-            full = self._hand_out(requests, step, width, to_offer if stepping.waits else None)
-            active = len(still_running(requests)) if is_part else batch.active
+            offers = to_offer if stepping.waits else None
+            full, has_room = self._hand_out(requests, step, width, offers)
+            active = _active(batch, requests)
             try:
                 if full:
                     offer_all(to_offer)  # the next step begins only after the wait
@@ -118,10 +120,22 @@ class StreamRun(Run):
                     await self.parking.checkpoint()
             except BaseException as error:
                 return error
-            active = len(still_running(requests)) if is_part else batch.active
+            active = _active(batch, requests)
             if active == 0 and not self._goes_on_alone(requests):
                 break
+            stepping.has_room = has_room
         return None
+
+    def _is_asked_on(
+        self, batch: Batch, requests: Sequence[Request], width: int, slots: list[Any]
+    ) -> bool:
+        """Returns whether a generator is asked for another step after this one; in its thread."""
+        if len(slots) != width:
+            return False
+        may_end = 0
+        if any(issubclass(kind, _MAY_END) for kind in kinds_of(slots)):
+            may_end = sum([slot is not SKIP and issubclass(type(slot), _MAY_END) for slot in slots])
+        return may_end < _active(batch, requests)
 
     def _may_run_again(self, request: Request) -> bool:
         buffer: StreamBuffer = request.waiter
@@ -133,8 +147,8 @@ class StreamRun(Run):
         step: Any,
         width: int,
         to_offer: list[StreamBuffer] | None,
-    ) -> list[Request]:
-        """Puts each slot of a step into its stream; returns the requests whose buffer is full.
+    ) -> tuple[list[Request], bool]:
+        """Puts each slot of a step into its stream.
 
         Args:
             requests: The requests of the run.
@@ -142,6 +156,9 @@ class StreamRun(Run):
             width: The required number of slots: one for each request, and for padding.
             to_offer: Gets the buffers whose item is to be passed on while the next step runs; None
                 if that is done before it.
+
+        Returns:
+            The requests whose buffer is full; and whether none will be full after another step.
         """
         got = self._counted(step, width)
         slots: list[Any] = self._listed(step, got)
@@ -155,25 +172,30 @@ class StreamRun(Run):
         if any(issubclass(kind, _MAY_END) for kind in kinds_of(slots)):
             self._end_some(requests, slots)
         full: list[Request] = []
+        has_room = True
         woken: list[StreamBuffer] = []
         for request, slot in zip(requests, slots, strict=False):
-            if request.state is not RUNNING or slot is SKIP:
+            if request.state is not RUNNING:
                 continue
             buffer: StreamBuffer = request.waiter
             items = buffer.items
-            items.append(slot)
-            buffer.has_sent = True
-            if buffer.passes_on is not None:
-                if to_offer is not None and len(items) < buffer.capacity:
-                    to_offer.append(buffer)
-                else:
-                    buffer.offer()
-            elif buffer.waiter is not None:
-                woken.append(buffer)
-            if len(items) >= buffer.capacity:
-                full.append(request)
+            if slot is not SKIP:
+                items.append(slot)
+                buffer.has_sent = True
+                if buffer.passes_on is not None:
+                    if to_offer is not None and len(items) < buffer.capacity:
+                        to_offer.append(buffer)
+                    else:
+                        buffer.offer()
+                elif buffer.waiter is not None:
+                    woken.append(buffer)
+            room = buffer.capacity - len(items)
+            if room < 2:
+                has_room = False
+                if room < 1:
+                    full.append(request)
         self.parking.wake_all(woken)
-        return full
+        return full, has_room
 
     def _end_some(self, requests: Sequence[Request], slots: Sequence[Any]) -> None:
         """Ends the streams for which a step has an end or an error."""
@@ -195,3 +217,8 @@ class StreamRun(Run):
         error = partial(too_slow, self.name, request, limit_s)
         if not request.waiter.fail_slow(error):
             self._fail(request, error())
+
+
+def _active(batch: Batch, requests: Sequence[Request]) -> int:
+    """Returns how many requests of a run have not ended; of all of a batch, or of a part of it."""
+    return batch.active if len(requests) == batch.size else len(still_running(requests))

@@ -29,12 +29,18 @@ class Job:
     Args:
         function: The call.
         name: The name of the code in errors.
-        undo: What another job must call afterwards, if this job was given up meanwhile.
+        undo: What must be called afterwards, in the same thread, if the job was given up; once or
+            twice.
+        goes_on: Returns whether the call is to be made again at once; called in the thread. None
+            for a call that is made once.
 
     Attributes:
         name: As passed.
         undo: As passed.
-        is_given_up: Whether the task stopped waiting before the call ended.
+        has_begun: Whether a thread was told to run it, or runs it.
+        is_given_up: Whether the task stopped waiting before there was an outcome.
+        following: The job that its thread went on with, without being told to; None for none. It
+            is set before the outcome of this one is delivered.
     """
 
     def __init__(
@@ -42,11 +48,15 @@ class Job:
         function: Callable[[], Any],
         name: str = HANDLER,
         undo: Callable[[], None] | None = None,
+        goes_on: Callable[[], bool] | None = None,
     ) -> None:
         self.name = name
         self.undo = undo
+        self.has_begun = False
         self.is_given_up = False
+        self.following: Job | None = None
         self._function = function
+        self._goes_on = goes_on
         self._has_ended = False
         self._end: Callable[[], object] | None = None  # wakes the task that waits
         self._value: Any = None
@@ -55,20 +65,35 @@ class Job:
     def run(self) -> tuple[Any, BaseException | None]:
         """Makes the call, in its thread. Returns its result or error, and raises nothing.
 
-        A job that was given up before it began is skipped.
+        A job that was given up before it began is skipped, and then undone. So is one that is given
+        up while it runs.
         """
-        if self.is_given_up:
-            return None, None
+        value: Any = None
         try:
-            return self._function(), None
+            if not self._is_lost():
+                value = self._function()
+            if self._is_lost() and self.undo is not None:
+                self.undo()
         except BaseException as error:
             return None, error
+        return value, None
+
+    def _is_lost(self) -> bool:
+        return self.is_given_up
+
+    def go_on(self) -> Job | None:
+        """Returns the job that its thread goes on with, if it has nothing else to do, or None."""
+        if self._goes_on is not None and not self.is_given_up and self._goes_on():
+            self.following = Job(self._function, self.name, self.undo, self._goes_on)
+            self.following.has_begun = True
+        return self.following
 
     def answer(self, value: Any, error: BaseException | None) -> bool:
         """Delivers the outcome of the call; in the event loop.
 
         Returns:
-            Whether the task still waits; if not, `undo` must be called.
+            Whether the task still waits; if not, it may have been given up too late for its thread
+            to notice, and `undo` must be called.
         """
         if self.is_given_up:
             return False
@@ -96,7 +121,9 @@ class Job:
             await waiter
 
     async def result(self, parking: Parking) -> Any:
-        """Waits for the outcome, and returns or raises it."""
+        """Waits for the outcome, and returns or raises it; a checkpoint."""
+        if self._has_ended:
+            await parking.checkpoint()
         await self.wait(parking)
         error, self._error = self._error, None
         if error is None:

@@ -50,7 +50,7 @@ class JobThread:
     async def run(self) -> None:
         """Runs the thread until it was released. If it can't be started, its jobs fail.
 
-        Cancellation: abandons the thread.
+        Cancellation: abandons the thread, which ends after the jobs that it was given.
         """
         _, soon = loop_of_caller()
         work = partial(self._do_jobs, soon, copy_context())
@@ -63,6 +63,8 @@ class JobThread:
                 if (entry := self._queue.get()) is not None:
                     job, _, answered = entry
                     answered(job, None, error)
+        finally:
+            self.release()  # its jobs may end after the event loop, which then releases nothing
 
     def _do_jobs(self, soon: Soon, loop_context: Context) -> None:
         # Callers' contexts say that an event loop runs; restore what this thread's context says.
@@ -75,6 +77,12 @@ class JobThread:
             job, context, answered = entry
             for variable, value in differences:
                 context.run(variable.set, value)
-            # Does not wait: an event loop that has ended would never call it.
-            soon(answered, job, *context.run(job.run))
+            following: Job | None = job
+            while following is not None:
+                job = following
+                outcome = context.run(job.run)
+                following = job.go_on() if self._queue.empty() else None
+                # Does not wait: an event loop that has ended would never call it.
+                soon(answered, job, *outcome)
+                del outcome
             del entry, job, context, answered  # or they would stay alive until the next job

@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
-from shoal.batching.handlers.stepping import running_steps
+from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.loops.unlimited import UNLIMITED
@@ -133,22 +133,28 @@ class LocalReplica(Replica):
                         await steps.aclose()
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
-        stepping = running_steps.get(None)
-        began = None if stepping is None else stepping.began
+        stepping = running_steps.get(None) or Stepping()
 
         def take() -> Any:
-            return _as_plain(plain.next() if stepping is None else stepping.take(plain.next))
+            return stepping.take(lambda: _as_plain(plain.next()))
 
-        job = Job(take, undo=plain.close)
+        def goes_on() -> bool:
+            return stepping.goes_on() and not calls.is_cancelled
+
         calls = InnerCalls()
+        job = Job(take, undo=plain.close, goes_on=goes_on)
         try:
-            while (step := await self._in_thread_with(calls, job, began)) is not DONE:
+            while (step := await self._in_thread_with(calls, job, stepping.began)) is not DONE:
                 yield step
                 self._work.check_open()
-                job = Job(take, undo=plain.close)
+                job = job.following or Job(take, undo=plain.close, goes_on=goes_on)
         finally:
-            if plain.is_open and not job.is_given_up and self._has_threads:
-                with anyio.CancelScope(shield=True):
+            stepping.has_room = False  # a step may be under way
+            with anyio.CancelScope(shield=True):
+                while job.following is not None:
+                    job = job.following
+                    await job.wait(self._parking)
+                if plain.is_open and not job.is_given_up and self._has_threads:
                     await self._in_thread(Job(plain.close))
 
     @holds_ctrl_c
@@ -324,8 +330,9 @@ class LocalReplica(Replica):
         calls: InnerCalls | None = None,
         began: Callable[[], object] | None = None,
     ) -> Any:
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        self._start_job(job)
+        if not job.has_begun:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            self._start_job(job)
         if began is not None:
             began()
         try:
@@ -342,11 +349,18 @@ class LocalReplica(Replica):
         """Handles the outcome of a job."""
         if error is not None:
             error = self._work.told(error, job.name)
-        if not job.answer(value, error) and job.undo is not None:
-            self._start_job(Job(job.undo))
+        following = job.following
+        if following is not None:
+            self._work.has_begun(following)
+        if not job.answer(value, error):
+            if following is not None:
+                following.give_up(self._work.died())
+            elif job.undo is not None and self._has_threads:
+                self._start_job(Job(job.undo))
         self._work.is_done(job)
 
     def _start_job(self, job: Job) -> None:
+        job.has_begun = True
         self._work.has_begun(job)
         with self._work.identified():
             self._begin(job)

@@ -36,7 +36,6 @@ class TaskReplica(LocalReplica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._idle: list[JobThread] = []
-        self._is_released = False
 
     @holds_ctrl_c
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
@@ -53,7 +52,6 @@ class TaskReplica(LocalReplica):
         self._context = copy_context()  # for the threads, which outlive the calls that need them
 
     def _release_threads(self) -> None:
-        self._is_released = True
         while self._idle:
             self._idle.pop().release()
 
@@ -75,8 +73,9 @@ class TaskReplica(LocalReplica):
             self._idle.remove(thread)
 
     def _done(self, thread: JobThread, job: Job, value: Any, error: BaseException | None) -> None:
-        if self._is_released or len(self._idle) >= _MOST_IDLE:
-            thread.release()
-        else:
-            self._idle.append(thread)
+        if job.following is None:  # else the thread goes on
+            if len(self._idle) < _MOST_IDLE:
+                self._idle.append(thread)
+            else:
+                thread.release()
         self._answered(job, value, error)

@@ -1,0 +1,117 @@
+"""Plain generators as the code of local replicas, whose steps tests let through one by one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import asynccontextmanager
+from queue import SimpleQueue
+
+import anyio.lowlevel
+
+import shoal
+from shoal.errors import ReplicaDied
+from shoal.replicas.code.current import Identity
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.jobs import Job
+from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.testing import settle
+
+HANG_S = 10
+
+
+class HeldSteps:
+    """A plain generator.
+
+    Args:
+        steps: What it yields, or raises. A function is called with the items.
+
+    Attributes:
+        begun: For each step, and for the end, whether it has begun.
+        go: For each step, whether it may end.
+        closed: How often a generator was closed, or has ended.
+    """
+
+    def __init__(self, *steps):
+        self._steps = steps
+        self.begun = [threading.Event() for _ in range(len(steps) + 1)]
+        self.go = [threading.Event() for _ in steps]
+        self.closed = SimpleQueue()
+
+    def handler(self, items: list[str]):
+        try:
+            for step, begun, go in zip(self._steps, self.begun, self.go, strict=False):
+                begun.set()
+                assert go.wait(HANG_S)
+                if isinstance(step, Exception):
+                    raise step
+                yield step(items) if callable(step) else step
+            self.begun[-1].set()
+        finally:
+            self.closed.put(threading.get_ident())
+
+    def let_all_go(self):
+        for go in self.go:
+            go.set()
+
+
+@asynccontextmanager
+async def calls_of(handler, placement, **options):
+    """Opens a handler as the code of a local replica; gives what makes calls of it."""
+    app = shoal.App()
+    app.endpoint("/steps", name="steps", placement=placement, **options)(handler)
+    async with app.lifespan():
+        batcher = app.controller.backends["steps"].method_batchers["__call__"].batcher
+        yield batcher.call
+
+
+def local_replica(kind, handler):
+    """Returns a replica of a class in this process."""
+    return kind(
+        Blueprint(
+            identity=Identity("held", "held#1"),
+            definition=Definition(handler, ()),
+            user_config=None,
+            options=ReplicaOptions(),
+        )
+    )
+
+
+async def serve(replica, failures, *, task_status):
+    """Serves a replica; the list gets how it died."""
+    try:
+        await replica.serve(task_status=task_status)
+    except ReplicaDied as error:
+        failures.append(error)
+
+
+def pretend(monkeypatch, *, waits):
+    """Has all steps wait, or compute, for the whole of their time."""
+    monkeypatch.setattr(time, "thread_time", (lambda: 0.0) if waits else time.perf_counter)
+
+
+def decisions(monkeypatch, method):
+    """Returns a queue that gets whether each job's thread has gone on by itself.
+
+    Args:
+        method: Which method of `Job` tells it: ``"go_on"``, once the thread has decided, or
+            ``"answer"``, in the event loop.
+    """
+    decided = SimpleQueue()
+    decide = getattr(Job, method)
+
+    def told(job, *args):
+        result = decide(job, *args)
+        decided.put(job.following is not None)
+        return result
+
+    monkeypatch.setattr(Job, method, told)
+    return decided
+
+
+async def handed_out(decided):
+    """Waits until the event loop has handed out a step; returns whether its thread had gone on."""
+    while decided.empty():
+        await anyio.lowlevel.checkpoint()
+    await settle()
+    return decided.get_nowait()

@@ -1,0 +1,59 @@
+"""Threads whose replica was given up while plain code ran in them."""
+
+from __future__ import annotations
+
+import threading
+
+import anyio
+import pytest
+
+from replicas.plain_generators import HANG_S, HeldSteps, local_replica, serve
+from shoal.errors import ReplicaDied
+from shoal.replicas.local.task import TaskReplica
+from shoal.replicas.local.thread import ThreadReplica
+from shoal.testing import settle
+
+pytestmark = pytest.mark.real_time
+
+
+async def give_up_in_a_step(kind, held):
+    """Cancels what serves a replica while a step of its generator runs."""
+    replica = local_replica(kind, held.handler)
+    async with anyio.create_task_group() as outer:
+
+        async def fail():
+            with pytest.raises(ReplicaDied):
+                await anext(replica.run_stream("__call__", ["x"]))
+
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve, replica, [])
+            outer.start_soon(fail)
+            await settle()
+            assert held.begun[0].wait(HANG_S)
+            tasks.cancel_scope.cancel()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [TaskReplica, ThreadReplica])
+async def test_its_generator_is_closed_there_when_the_step_has_ended(kind):
+    held = HeldSteps([0], [1])
+    await give_up_in_a_step(kind, held)
+    held.go[0].set()
+    with anyio.fail_after(HANG_S):
+        while held.closed.empty():
+            await anyio.lowlevel.checkpoint()
+        await settle()
+    assert held.closed.get_nowait() != threading.get_ident()
+    assert not held.begun[1].is_set()
+
+
+@pytest.mark.parametrize("kind", [TaskReplica, ThreadReplica])
+def test_the_thread_ends_when_its_step_has_ended_after_the_event_loop(kind):
+    # On asyncio, where a program does not end before its worker threads have.
+    held = HeldSteps([0])
+    before = set(threading.enumerate())
+    anyio.run(give_up_in_a_step, kind, held, backend="asyncio")
+    [thread] = set(threading.enumerate()) - before
+    held.go[0].set()
+    thread.join(HANG_S)
+    assert not thread.is_alive()

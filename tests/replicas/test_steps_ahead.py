@@ -1,0 +1,378 @@
+"""A plain generator goes on with its next step by itself, where that changes nothing but the time.
+
+Tests hold the event loop up while they look at the thread, so what it does it does by itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import read_all
+from replicas.plain_generators import (
+    HANG_S,
+    HeldSteps,
+    calls_of,
+    decisions,
+    handed_out,
+    local_replica,
+    pretend,
+    serve,
+)
+from shoal.batching.handlers.stepping import Stepping, running_steps
+from shoal.batching.setting import setting
+from shoal.errors import ReplicaDied, WrongBatchSize
+from shoal.replicas.local.task import TaskReplica
+from shoal.replicas.local.thread import ThreadReplica
+from shoal.testing import settle
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+@pytest.fixture(params=["task", "thread"])
+def placement(request):
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def waiting_steps(monkeypatch):
+    pretend(monkeypatch, waits=True)
+
+
+async def first_of(held, stream):
+    """Returns the first item, once the second step has begun."""
+    held.go[0].set()
+    item = await anext(stream)
+    assert held.begun[1].wait(HANG_S)
+    return item
+
+
+async def test_a_thread_goes_on_while_the_event_loop_is_busy(placement):
+    held = HeldSteps([0], [1], [2], [3])
+    async with calls_of(held.handler, placement) as call, call("x") as stream:
+        assert await first_of(held, stream) == 0
+        held.go[1].set()
+        assert held.begun[2].wait(HANG_S)
+        held.let_all_go()
+        assert [item async for item in stream] == [1, 2, 3]
+    assert held.closed.qsize() == 1
+
+
+async def test_it_goes_on_by_one_step_and_not_more(monkeypatch, placement):
+    decided = decisions(monkeypatch, "go_on")
+    held = HeldSteps([0], [1], [2], [3])
+    async with calls_of(held.handler, placement) as call, call("x") as stream:
+        assert await first_of(held, stream) == 0
+        assert not decided.get(timeout=HANG_S)
+        held.let_all_go()
+        assert decided.get(timeout=HANG_S)
+        assert not decided.get(timeout=HANG_S)
+        assert not held.begun[3].is_set()
+        assert [item async for item in stream] == [1, 2, 3]
+
+
+async def test_a_step_that_computes_is_handed_out_before_the_next_one(monkeypatch, placement):
+    decided = decisions(monkeypatch, "go_on")
+    pretend(monkeypatch, waits=False)
+    held = HeldSteps([0], [1], [2])
+    async with calls_of(held.handler, placement) as call, call("x") as stream:
+        held.let_all_go()
+        assert [item async for item in stream] == [0, 1, 2]
+    assert not any(decided.get_nowait() for _ in range(decided.qsize()))
+
+
+SKIP, END = shoal.SKIP, shoal.END
+
+
+@pytest.mark.parametrize(
+    ("capacity", "steps", "goes_on"),
+    [
+        (2, [["a"], ["b"], ["c"]], [False]),
+        (3, [["a"], ["b"], ["c"]], [True, False]),
+        (4, [["a"], ["b"], ["c"], ["d"]], [True, True, False]),
+        (3, [["a"], ["b"], [SKIP], ["c"]], [True, False, False]),
+    ],
+)
+async def test_it_goes_on_only_if_no_reader_can_hold_it_up(monkeypatch, capacity, steps, goes_on):
+    decided = decisions(monkeypatch, "answer")
+    held = HeldSteps(*steps)
+    options = {"stream_buffer": capacity}
+    async with calls_of(held.handler, "thread", **options) as call, call("x") as stream:
+        for go, expected in zip(held.go, [False, *goes_on], strict=False):
+            go.set()
+            assert await handed_out(decided) is expected
+        held.let_all_go()
+        wanted = [item for [item] in steps if item is not SKIP]
+        assert [item async for item in stream] == wanted
+
+
+async def test_a_generator_whose_streams_all_end_is_not_asked_again(monkeypatch, placement):
+    decided = decisions(monkeypatch, "answer")
+    held = HeldSteps([0, 0], [1, END], [2, SKIP], [END, SKIP])
+    options = {"max_batch_size": 2, "batch_wait_timeout_s": 60}
+    async with (
+        calls_of(held.handler, placement, **options) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        readers = await read_all(tasks, call("x"), call("y"))
+        for go, expected in zip(held.go, [False, True, True, False], strict=True):
+            go.set()
+            assert await handed_out(decided) is expected
+    assert [reader.items for reader in readers] == [[0, 1, 2], [0]]
+    assert held.closed.qsize() == 1
+    assert not held.begun[-1].is_set()
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+async def test_a_generator_whose_readers_have_left_is_not_asked_again(placement, is_ahead):
+    held = HeldSteps([0], [1], [2], [3])
+    running = 2 if is_ahead else 1
+    async with calls_of(held.handler, placement) as call:
+        async with anyio.create_task_group() as tasks:
+            [reader] = await read_all(tasks, call("x"))
+            held.go[0].set()
+            while not held.begun[1].is_set() or not reader.items:
+                await anyio.lowlevel.checkpoint()
+            if is_ahead:
+                held.go[1].set()
+                assert held.begun[2].wait(HANG_S)
+            reader.leave()
+        held.go[running].set()
+    assert not held.begun[running + 1].is_set()
+    assert held.closed.qsize() == 1
+
+
+async def test_a_list_that_is_changed_in_the_next_step_was_copied(placement):
+    slots = [0]
+
+    def change(_items):
+        slots[0] += 1
+        return slots
+
+    held = HeldSteps(change, change, change, change)
+    async with calls_of(held.handler, placement) as call, call("x") as stream:
+        assert await first_of(held, stream) == 1
+        held.go[1].set()
+        assert held.begun[2].wait(HANG_S)
+        held.go[2].set()
+        assert [await anext(stream), await anext(stream)] == [2, 3]
+        held.let_all_go()
+        assert [item async for item in stream] == [4]
+
+
+async def test_an_error_in_a_step_that_went_ahead_comes_after_the_items_before_it(placement):
+    held = HeldSteps([0], [1], ValueError("broken"))
+    async with calls_of(held.handler, placement) as call, call("x") as stream:
+        assert await first_of(held, stream) == 0
+        held.let_all_go()
+        assert held.begun[2].wait(HANG_S)
+        assert await anext(stream) == 1
+        with pytest.raises(ValueError, match="broken"):
+            await anext(stream)
+    assert held.closed.qsize() == 1
+
+
+async def test_after_a_step_of_the_wrong_size_there_is_none(placement):
+    held = HeldSteps([0], [1, 1], [2])
+    async with calls_of(held.handler, placement) as call, call("x") as stream:
+        assert await first_of(held, stream) == 0
+        held.let_all_go()
+        with pytest.raises(WrongBatchSize):
+            await anext(stream)
+    assert held.closed.qsize() == 1
+    assert not held.begun[2].is_set()
+
+
+class TwoHeld:
+    """Two generators by the items they are given."""
+
+    def __init__(self):
+        self.by_item = {"x": HeldSteps([0], [1], [2]), "y": HeldSteps([0])}
+
+    def handler(self, items: list[str]):
+        yield from self.by_item[items[0]].handler(items)
+
+
+async def test_a_thread_that_has_other_work_does_that_first():
+    two = TwoHeld()
+    x, y = two.by_item.values()
+    options = {"max_batch_size": 1, "max_concurrent_batches": 2}
+    async with calls_of(two.handler, "thread", **options) as call, call("x") as stream:
+        assert await first_of(x, stream) == 0
+        async with call("y") as other:
+            await settle()
+            x.go[1].set()
+            assert y.begun[0].wait(HANG_S)
+            assert not x.begun[2].is_set()
+            x.let_all_go()
+            y.let_all_go()
+            assert [item async for item in stream] == [1, 2]
+            assert [item async for item in other] == [0]
+
+
+async def test_a_thread_that_goes_on_is_given_no_other_work():
+    two = TwoHeld()
+    x, y = two.by_item.values()
+    options = {"max_batch_size": 1, "max_concurrent_batches": 2}
+    async with calls_of(two.handler, "task", **options) as call, call("x") as stream:
+        assert await first_of(x, stream) == 0
+        x.go[1].set()
+        assert x.begun[2].wait(HANG_S)
+        assert await anext(stream) == 1
+        y.let_all_go()
+        async with call("y") as other:
+            assert [item async for item in other] == [0]
+        x.let_all_go()
+        assert [item async for item in stream] == [2]
+
+
+@pytest.fixture(params=[TaskReplica, ThreadReplica])
+def replica_of(request):
+    return partial(local_replica, request.param)
+
+
+@pytest.fixture
+def stepping():
+    """Steps of which each may go ahead of the last one, once it is said that there is room."""
+    stepping = Stepping(is_asked_on=lambda slots: True)
+    stepping.has_room = True
+    return stepping
+
+
+@asynccontextmanager
+async def steps_of(replica, stepping):
+    """Serves a replica; gives the steps of its code, and a list that gets how it ended."""
+    failures = []
+    with anyio.fail_after(HANG_S), setting(running_steps, stepping):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve, replica, failures)
+            yield replica.run_stream("__call__", ["x"]), failures
+            replica.stop()
+
+
+async def close(steps, *, task_status):
+    closing = ["began"]
+    task_status.started(closing)
+    await steps.aclose()
+    closing.append("ended")
+
+
+async def test_a_step_that_went_ahead_is_waited_for_before_the_generator_is_closed(
+    replica_of, stepping
+):
+    held = HeldSteps([0], [1], [2])
+    async with steps_of(replica_of(held.handler), stepping) as (steps, _):
+        held.go[0].set()
+        assert await anext(steps) == [0]
+        assert held.begun[1].wait(HANG_S)
+        stepping.has_room = True
+        async with anyio.create_task_group() as tasks:
+            closing = await tasks.start(close, steps)
+            await settle()
+            assert closing == ["began"]
+            held.go[1].set()
+        assert closing == ["began", "ended"]
+    assert held.closed.qsize() == 1
+    assert not held.begun[2].is_set()
+
+
+async def test_a_generator_that_is_cancelled_does_not_go_on(replica_of, stepping):
+    held = HeldSteps([0], [1], [2])
+    async with (
+        steps_of(replica_of(held.handler), stepping) as (steps, _),
+        anyio.create_task_group() as tasks,
+    ):
+        scope = anyio.CancelScope()
+
+        async def read():
+            with scope:
+                await anext(steps)
+
+        tasks.start_soon(read)
+        await settle()
+        assert held.begun[0].wait(HANG_S)
+        scope.cancel()
+        await settle()
+        held.go[0].set()
+    assert held.closed.qsize() == 1
+    assert not held.begun[1].is_set()
+
+
+async def test_a_step_that_is_there_already_is_a_checkpoint(monkeypatch, replica_of, stepping):
+    decided = decisions(monkeypatch, "answer")
+    held = HeldSteps([0], [1], [2])
+    async with steps_of(replica_of(held.handler), stepping) as (steps, _):
+        held.let_all_go()
+        assert await anext(steps) == [0]
+        for _ in range(2):
+            await handed_out(decided)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(steps)
+        assert scope.cancelled_caught
+
+
+async def test_a_kill_ends_a_step_that_went_ahead(replica_of, stepping):
+    held = HeldSteps([0], [1], [2], [3])
+    replica = replica_of(held.handler)
+    async with steps_of(replica, stepping) as (steps, failures):
+        held.go[0].set()
+        assert await anext(steps) == [0]
+        assert held.begun[1].wait(HANG_S)
+        stepping.has_room = True
+        replica.kill("out of luck")
+        held.go[1].set()
+        with pytest.raises(ReplicaDied):
+            await anext(steps)
+    assert len(failures) == 1
+    assert held.closed.qsize() == 1
+    assert not held.begun[2].is_set()
+
+
+async def test_a_kill_after_the_last_step_has_ended_closes_its_generator(
+    monkeypatch, replica_of, stepping
+):
+    decided = decisions(monkeypatch, "go_on")
+    stepping.has_room = False
+    held = HeldSteps([0], [1])
+    replica = replica_of(held.handler)
+    async with steps_of(replica, stepping) as (steps, failures):
+
+        async def fail():
+            with pytest.raises(ReplicaDied):
+                await anext(steps)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            await settle()
+            held.go[0].set()
+            assert not decided.get(timeout=HANG_S)
+            replica.kill("out of luck")
+    assert len(failures) == 1
+    assert held.closed.get_nowait() != threading.get_ident()
+
+
+async def test_a_kill_in_the_moment_in_which_a_thread_goes_on(replica_of, stepping):
+    held = HeldSteps([0], [1], [2])
+    replica = replica_of(held.handler)
+    async with steps_of(replica, stepping) as (steps, failures):
+
+        async def fail():
+            with pytest.raises(ReplicaDied):
+                await anext(steps)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            await settle()
+            held.go[0].set()
+            assert held.begun[1].wait(HANG_S)
+            replica.kill("out of luck")
+            held.go[1].set()
+    assert len(failures) == 1
+    assert held.closed.qsize() == 1
+    assert not held.begun[2].is_set()
