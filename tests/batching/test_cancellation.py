@@ -102,7 +102,9 @@ async def test_a_slot_survives_any_number_of_abandoned_batches() -> None:
     assert held.cancelled == [[number] for number in range(5)]
 
 
-async def test_without_cancel_abandoned_the_handler_finishes_for_nobody() -> None:
+async def test_without_cancel_abandoned_the_handler_finishes_for_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     held = Held()
     async with (
         shoal.Batcher(held, cancel_abandoned=False) as call,
@@ -116,6 +118,7 @@ async def test_without_cancel_abandoned_the_handler_finishes_for_nobody() -> Non
         held.gate.set()
         await settle()
         assert held.passed == [[0]]
+    assert caplog.messages == []
 
 
 async def test_the_handler_sees_which_requests_are_cancelled() -> None:

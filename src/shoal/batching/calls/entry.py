@@ -341,16 +341,16 @@ class Entry:
             await anyio.lowlevel.checkpoint()
             raise
         await self._wait(requests)
-        if return_exceptions:
-            results = [r.value if r.error is None else r.error for r in requests]
-            _let_go_of_errors(requests)
-            return results
-        for request in requests:
-            if request.error is not None:
-                try:
-                    raise request.error
-                finally:
-                    _let_go_of_errors(requests)
+        waiter: GroupWaiter = requests[0].waiter
+        if waiter.answered < len(requests):  # some may have failed
+            try:
+                if return_exceptions:
+                    return [r.value if r.error is None else r.error for r in requests]
+                for request in requests:
+                    if request.error is not None:
+                        raise request.error
+            finally:
+                _let_go_of_errors(requests)
         return [request.value for request in requests]
 
     def _divided(self, items: list[Any], call_options: CallOptions) -> list[list[Part]]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from shoal.core.request import State
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -18,23 +20,27 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
 
+FINISHED = State.FINISHED
+
 
 class GroupWaiter:
     """The waiter of all requests of a group; wakes their one caller after the last has ended.
 
     Attributes:
         left: How many of the group's requests have not ended.
+        answered: How many are known to have ended with a result.
         has_failed: Returns whether the caller need not wait for the others; None if it must.
         departed: Returns whether the caller was cancelled but has not run since.
     """
 
-    __slots__ = ("_parking", "_waiter", "departed", "has_failed", "left")
+    __slots__ = ("_parking", "_waiter", "answered", "departed", "has_failed", "left")
 
     def __init__(self, parking: Parking, size: int) -> None:
         self._parking = parking
         self._waiter: Any = parking.new_waiter()
         self.departed = partial(parking.is_spent, self._waiter)
         self.left = size
+        self.answered = 0
         self.has_failed: Callable[[], bool] | None = None
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -43,9 +49,30 @@ class GroupWaiter:
 
     def wake(self) -> None:
         """Counts one ended request, and wakes the caller after the last."""
-        self.left = left = self.left - 1
-        if not left or (self.has_failed is not None and self.has_failed()):
+        self._ended(1)
+
+    def answer_all(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
+        """Ends running requests of the group with their results: a fifth of `map`."""
+        for request, value in zip(requests, values, strict=True):
+            request.value = value
+            request.state = FINISHED
+            request.batch = None
+        self.answered += len(requests)
+        self._ended(len(requests))
+
+    def _ended(self, count: int) -> None:
+        self.left -= count
+        if not self.left or (self.has_failed is not None and self.has_failed()):
             self._parking.wake(self._waiter)
+
+
+def group_of(requests: Sequence[Request]) -> GroupWaiter | None:
+    """Returns the waiter of the group to which all of some requests belong; None for no such."""
+    first = requests[0].waiter if requests else None
+    if type(first) is not GroupWaiter:
+        return None
+    waiters = [request.waiter for request in requests]
+    return first if waiters.count(first) == len(waiters) else None
 
 
 class Part(NamedTuple):

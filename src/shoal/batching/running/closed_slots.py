@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from shoal.batching.calls.groups import group_of
 from shoal.batching.running.run import Run
 from shoal.batching.running.slots import Slots
 from shoal.core.batch import DispatchReason
@@ -148,7 +149,11 @@ class ClosedSlots(Slots[Run]):
             free_at: When this slot was free for it.
         """
         requests = self._former.take(dispatch)
-        departed = self._parking.departed(requests)
+        group = group_of(requests)
+        if group is None:
+            departed = self._parking.departed(requests)
+        else:
+            departed = requests if group.departed() else []
         if departed:
             # The decision included these requests, so decide again without them.
             for request in departed:
