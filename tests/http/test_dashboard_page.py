@@ -120,14 +120,28 @@ def page(opened, server):
 
 
 def row_of(page, kind, name):
-    """The texts of the row of a backend or an endpoint."""
-    rows = page.browser.find_elements(By.CSS_SELECTOR, f"#{kind} .row")
-    return next((row.text for row in rows if row.text.startswith(f"{name}\n")), "")
+    """The texts of the row of a backend or an endpoint; nothing if there is no such row."""
+    return page.until(lambda: [_text_of(page, f"#{kind} .row", name)])[0]
 
 
 def lane_of(page, name):
-    lanes = page.browser.find_elements(By.CSS_SELECTOR, "#lanes .lane")
-    return next(lane for lane in lanes if lane.text.startswith(f"{name}\n"))
+    """The texts of the lane of a backend."""
+    return page.until(lambda: _text_of(page, "#lanes .lane", name))
+
+
+def canvas_of(page, name):
+    """The picture in the lane of a backend."""
+    return _found(page, "#lanes .lane", name).find_element(By.TAG_NAME, "canvas")
+
+
+def _found(page, selector, name):
+    found = page.browser.find_elements(By.CSS_SELECTOR, selector)
+    return next((each for each in found if each.text.startswith(f"{name}\n")), None)
+
+
+def _text_of(page, selector, name):
+    found = _found(page, selector, name)
+    return found.text if found else ""
 
 
 # Whether a canvas has a pixel of the colour that a custom property of the page names.
@@ -151,12 +165,11 @@ def test_the_numbers_are_right_while_requests_run(page, server):
     before = int(re.search(r"Requests\n(\d+)", row_of(page, "backends", "fours"))[1])
     server.post_all("/fours", 80)
     page.until(lambda: f"Requests\n{before + 80}" in row_of(page, "backends", "fours"))
-    page.until(lambda: "4.0 of 4 requests" in lane_of(page, "fours").text)
-    lane = lane_of(page, "fours")
-    assert "100 %: it was full" in lane.text
-    label = lane.find_element(By.TAG_NAME, "canvas").accessible_name
+    page.until(lambda: "4.0 of 4 requests" in lane_of(page, "fours"))
+    assert "100 %: it was full" in lane_of(page, "fours")
+    label = page.until(lambda: canvas_of(page, "fours").accessible_name)
     assert label.startswith("fours: 4.0 of 4 requests; ran ")
-    page.until(lambda: page.run(HAS_COLOUR, lane.find_element(By.TAG_NAME, "canvas"), "--full"))
+    page.until(lambda: page.run(HAS_COLOUR, canvas_of(page, "fours"), "--full"))
     endpoint = row_of(page, "endpoints", "fours")
     assert f"Requests\n{before + 80}" in endpoint
     assert "fours 100 %" in endpoint
@@ -181,13 +194,13 @@ def test_who_is_in_a_continuous_batch_is_shown(page, server):
     reader.start()
     try:
         assert began.wait(LIMIT_S)
-        page.until(lambda: "1 of 8 places taken" in lane_of(page, "write").text)
+        page.until(lambda: "1 of 8 places taken" in lane_of(page, "write"))
         page.until(lambda: "Streams open\n1" in page.text("#figures"))
     finally:
         leave.set()
         reader.join()
-    page.until(lambda: "0 of 8 places taken" in lane_of(page, "write").text)
-    page.until(lambda: "1 left" in lane_of(page, "write").text)
+    page.until(lambda: "0 of 8 places taken" in lane_of(page, "write"))
+    page.until(lambda: "1 left" in lane_of(page, "write"))
 
 
 def test_hostile_names_stay_text(page, server):
@@ -253,6 +266,6 @@ def test_it_survives_the_end_of_its_server_and_comes_back_to_it(opened, server):
     assert page.text("#failures") == "None since the server started."
     server.post_all("/fours", 8)
     page.until(lambda: "Requests\n8" in row_of(page, "backends", "fours"))
-    page.until(lambda: "4.0 of 4 requests" in lane_of(page, "fours").text)
+    page.until(lambda: "4.0 of 4 requests" in lane_of(page, "fours"))
     # Only that nobody answered, meanwhile.
     assert {entry["source"] for entry in page.complaints()} <= {"network"}
