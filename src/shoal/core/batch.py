@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shoal.core.request import RequestBatch, State
 
@@ -72,6 +72,7 @@ class Batch(RequestBatch):
             loop's clock; 0 until it begins.
         failure: The first error that one of its requests ended with; internal to the engine.
         free_at: When a worker slot became free for it, on that clock; internal to the engine.
+        group: The waiter of all its requests, if they have one in common; internal to the engine.
         trace: The headers by which a call continues the batch's trace, as of W3C: ``traceparent``
             and ``tracestate``; None where it is not traced. Set by an observer when it begins.
         surroundings: What its handler runs within, set likewise; None for nothing.
@@ -82,8 +83,8 @@ class Batch(RequestBatch):
     """
 
     __slots__ = (
-        *("arrived_at", "draining", "failure", "free_at", "id", "is_continuous", "load", "members"),
-        *("reason", "size", "surroundings", "trace"),
+        *("arrived_at", "draining", "failure", "free_at", "group", "id", "is_continuous", "load"),
+        *("members", "reason", "size", "surroundings", "trace"),
     )
 
     def __init__(
@@ -102,6 +103,7 @@ class Batch(RequestBatch):
         self.arrived_at = 0.0
         self.failure: BaseException | None = None
         self.free_at = 0.0
+        self.group: Any = None
         self.is_continuous = False
         self.trace: Mapping[str, str] | None = None
         self.surroundings: AbstractContextManager[object] | None = None

@@ -186,14 +186,15 @@ class Counters:
         if count == 1:
             wait_s.observe(now - oldest_at)
             return
-        arrivals = map(arrived_at, requests)
         if in_order:
-            total = count * now - sum(arrivals)
-            least = now - requests[-1].arrived_at
-            if wait_s.observe_alike(now - oldest_at, least, count, total):
+            newest_at = requests[-1].arrived_at
+            # The requests of a group have all arrived at once.
+            alike = newest_at == oldest_at
+            arrivals = count * oldest_at if alike else sum(map(arrived_at, requests))
+            total = count * now - arrivals
+            if wait_s.observe_alike(now - oldest_at, now - newest_at, count, total):
                 return
-            arrivals = map(arrived_at, requests)
-        wait_s.gather(map(now.__sub__, arrivals))
+        wait_s.gather(map(now.__sub__, map(arrived_at, requests)))
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
         """Counts the load of a batch whose size is more than the number of its requests.

@@ -78,7 +78,7 @@ class ClosedSlots(Slots[Run]):
             if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
                 if former.parked:
                     self._tell_idle()  # they may join the next batch
-                batch = self._full_batch()
+                batch = self._full_batch(ended_at)
             if batch is not None:
                 continue
             self._tell_idle()
@@ -88,20 +88,23 @@ class ClosedSlots(Slots[Run]):
                 is_fresh = False
         return False
 
-    def _full_batch(self) -> Batch | None:
+    def _full_batch(self, now: float) -> Batch | None:
         """Returns a full batch that can begin before the callers of the last one go on.
 
         They would take the event loop's time while the handler is idle. It is not called if other
         tasks may have had no turn for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
+
+        Args:
+            now: The time, in seconds.
         """
         former = self._former
         if former.live < former.options.max_batch_size or self._is_one_too_many():
             return None
         self._intake.deadlines.expire_all()
-        decision = former.decide(self._parking.now())
+        decision = former.decide(now)
         batch = None
         if isinstance(decision, Dispatch) and not self._is_full():
-            batch = self._dispatch(decision, self._parking.now())
+            batch = self._dispatch(decision, now)
         self._bell.ring()  # another slot may wait, by a decision that is outdated now
         return batch
 
@@ -163,6 +166,7 @@ class ClosedSlots(Slots[Run]):
             self._former.reform()  # their room in the queue is free
             return None
         batch = self._begun(requests, dispatch.reason, free_at)
+        batch.group = group
         self._counters.batches[dispatch.reason] += 1
         self._counters.batch_size.observe(batch.size)
         return batch

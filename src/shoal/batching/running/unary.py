@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.batching.calls.groups import group_of
 from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.running.run import RUNNING, Run, kinds_of, still_running
 from shoal.errors import WrongBatchSize
@@ -37,7 +36,7 @@ class UnaryRun(Run):
             running = still_running(requests)
         batch.active -= len(running)
         self.counters.finished += len(running)
-        (group_of(running) or self.parking).answer_all(running, values)
+        (batch.group or self.parking).answer_all(running, values)
 
     def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
         if results.__class__ is list and len(results) == wanted:
