@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from contextlib import asynccontextmanager
 from functools import partial
+from weakref import WeakSet
 
 import anyio
 import pytest
@@ -163,6 +164,30 @@ async def test_a_list_that_is_changed_in_the_next_step_was_copied(placement):
         assert [await anext(stream), await anext(stream)] == [2, 3]
         held.let_all_go()
         assert [item async for item in stream] == [4]
+
+
+class Value:
+    """An item that can be watched."""
+
+
+async def test_the_steps_from_which_it_went_on_are_not_kept(placement):
+    alive = WeakSet()
+
+    def give(_items):
+        value = Value()
+        alive.add(value)
+        return [value]
+
+    held = HeldSteps(*[give] * 7)
+    async with calls_of(held.handler, placement) as call, call("x") as stream:
+        await first_of(held, stream)
+        for step in range(1, 6):
+            held.go[step].set()
+            assert held.begun[step + 1].wait(HANG_S)
+            await anext(stream)
+        await settle()
+        assert len(alive) < 3
+        held.let_all_go()
 
 
 async def test_an_error_in_a_step_that_went_ahead_comes_after_the_items_before_it(placement):
