@@ -213,6 +213,24 @@ async def test_after_a_step_of_the_wrong_size_there_is_none(placement):
     assert not held.begun[2].is_set()
 
 
+async def test_a_reader_that_joined_holds_up_no_step_that_has_nothing_for_it(placement):
+    held = HeldSteps([0, SKIP], [1, SKIP], [2, SKIP], [SKIP, 0], [SKIP, 1])
+    options = {"dedupe": True, "stream_buffer": 2, "max_batch_size": 2, "batch_wait_timeout_s": 60}
+    async with (
+        calls_of(held.handler, placement, **options) as call,
+        call("x") as x,
+        call("y") as y,
+    ):
+        for step in range(3):
+            held.go[step].set()
+            assert await anext(x) == step
+        async with call("x") as joined:
+            held.let_all_go()
+            with anyio.fail_after(HANG_S):
+                assert [item async for item in y] == [0, 1]
+            assert [item async for item in joined] == [0, 1, 2]
+
+
 class TwoHeld:
     """Two generators by the items they are given."""
 
