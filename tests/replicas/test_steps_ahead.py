@@ -30,6 +30,7 @@ from shoal.batching.setting import setting
 from shoal.errors import ReplicaDied, WrongBatchSize
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
+from shoal.replicas.threads import inner_calls
 from shoal.testing import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -322,6 +323,48 @@ async def test_a_step_that_went_ahead_is_waited_for_before_the_generator_is_clos
         assert closing == ["began", "ended"]
     assert held.closed.qsize() == 1
     assert not held.begun[2].is_set()
+
+
+async def test_a_call_that_a_step_ahead_waits_for_ends_when_the_generator_is_closed(
+    replica_of, stepping
+):
+    waiting, given_up = threading.Event(), threading.Event()
+
+    def call(_items):
+        with inner_calls.get().waiting(given_up.set):
+            waiting.set()
+            assert given_up.wait(HANG_S)
+        return [1]
+
+    held = HeldSteps([0], call)
+    held.let_all_go()
+    async with steps_of(replica_of(held.handler), stepping) as (steps, _):
+        assert await anext(steps) == [0]
+        assert waiting.wait(HANG_S)
+        await steps.aclose()
+        assert given_up.is_set()
+    assert held.closed.qsize() == 1
+
+
+async def test_calls_of_a_generator_that_is_closed_go_on_if_its_step_ahead_has_ended(
+    monkeypatch, replica_of, stepping
+):
+    decided = decisions(monkeypatch, "answer")
+    cancelled = []
+
+    def handler(items: list[str]):
+        try:
+            yield [0]
+            yield [1]
+        finally:
+            cancelled.append(inner_calls.get().is_cancelled)
+
+    async with steps_of(replica_of(handler), stepping) as (steps, _):
+        assert await anext(steps) == [0]
+        for _ in range(2):
+            await handed_out(decided)
+        await steps.aclose()
+    assert cancelled == [False]
 
 
 async def test_a_generator_that_is_cancelled_does_not_go_on(replica_of, stepping):

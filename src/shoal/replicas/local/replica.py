@@ -153,6 +153,8 @@ class LocalReplica(Replica):
             with anyio.CancelScope(shield=True):
                 while job.following is not None:
                     job = job.following
+                    if not job.has_ended:
+                        calls.cancel()
                     await job.wait(self._parking)
                 if plain.is_open and not job.is_given_up and self._has_threads:
                     await self._in_thread(Job(plain.close))
