@@ -462,3 +462,38 @@ async def test_a_kill_in_the_moment_in_which_a_thread_goes_on(replica_of, steppi
     assert len(failures) == 1
     assert held.closed.qsize() == 1
     assert not held.begun[2].is_set()
+
+
+async def test_what_an_abandoned_thread_yields_does_not_tell_the_next_replica_to_go_on(
+    monkeypatch, replica_of
+):
+    decided = decisions(monkeypatch, "go_on")
+    stepping = Stepping(is_asked_on=lambda slots: slots == ["old"])
+    old, new = HeldSteps(["old"]), HeldSteps([0], [1], [2])
+    replica = replica_of(old.handler)
+    async with steps_of(replica, stepping) as (steps, _), anyio.create_task_group() as tasks:
+
+        async def fail():
+            with pytest.raises(ReplicaDied):
+                await anext(steps)
+
+        tasks.start_soon(fail)
+        await settle()
+        assert old.begun[0].wait(HANG_S)
+        replica.kill("out of luck")
+        async with steps_of(replica_of(new.handler), stepping) as (again, _):
+            new.go[0].set()
+            assert await anext(again) == [0]
+            assert not decided.get(timeout=HANG_S)
+            stepping.has_room = True
+            async with anyio.create_task_group() as readers:
+                readers.start_soon(anext, again)
+                await settle()
+                assert new.begun[1].wait(HANG_S)
+                old.go[0].set()
+                assert not decided.get(timeout=HANG_S)
+                new.go[1].set()
+                assert not decided.get(timeout=HANG_S)
+            await again.aclose()
+    assert (old.closed.qsize(), new.closed.qsize()) == (1, 1)
+    assert not new.begun[2].is_set()

@@ -134,12 +134,16 @@ class LocalReplica(Replica):
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
         stepping = running_steps.get(None) or Stepping()
+        may_go_on = False
 
         def take() -> Any:
-            return stepping.take(lambda: _as_plain(plain.next()))
+            nonlocal may_go_on
+            may_go_on = False  # if this raises
+            step, may_go_on = stepping.take(lambda: _as_plain(plain.next()))
+            return step
 
         def goes_on() -> bool:
-            return stepping.goes_on() and not calls.is_cancelled
+            return may_go_on and not calls.is_cancelled
 
         calls = InnerCalls()
         job = Job(take, undo=plain.close, goes_on=goes_on)
