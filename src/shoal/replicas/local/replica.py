@@ -161,7 +161,7 @@ class LocalReplica(Replica):
                         calls.cancel()
                     await job.wait(self._parking)
                 if plain.is_open and not job.is_given_up and self._has_threads:
-                    await self._in_thread(Job(plain.close))
+                    await self._in_thread(Job(plain.close, undo=plain.close))
 
     @holds_ctrl_c
     async def reconfigure(self, user_config: Any) -> None:
