@@ -4,7 +4,7 @@ To pass on the items of a step may take longer than to make them, and the next s
 for that; nor need it wait until the event loop has a turn, if nothing that the loop could find out
 would hold it up. So a thread may go on with the next step by itself, while the last one is handed
 out. But a step that computes in Python would hold up each of the items in turn, since Python runs
-one thread at a time. So both is done only beside steps that wait for a device or another program.
+one thread at a time. So both are done only beside steps that wait for a device or another program.
 """
 
 from __future__ import annotations

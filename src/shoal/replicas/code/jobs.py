@@ -83,7 +83,10 @@ class Job:
         return self.is_given_up
 
     def go_on(self) -> Job | None:
-        """Returns the job that its thread goes on with, if it has nothing else to do, or None."""
+        """Returns the job that its thread goes on with by itself, or None.
+
+        It is called once the job was run, in its thread, if that has nothing else to do.
+        """
         if self._goes_on is not None and not self.is_given_up and self._goes_on():
             self.following = Job(self._function, self.name, self.undo, self._goes_on)
             self.following.has_begun = True

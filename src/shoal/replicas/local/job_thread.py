@@ -39,7 +39,8 @@ class JobThread:
 
         Args:
             job: The job.
-            answered: Called in the event loop with the job, its value and its error.
+            answered: Called in the event loop with the job, its value and its error; and likewise
+                with each job that the thread then goes on with by itself.
         """
         self._queue.put((job, copy_context(), answered))
 
