@@ -57,3 +57,33 @@ def test_the_thread_ends_when_its_step_has_ended_after_the_event_loop(kind):
     held.go[0].set()
     thread.join(HANG_S)
     assert not thread.is_alive()
+
+
+@pytest.mark.anyio
+async def test_a_generator_that_was_to_be_closed_after_other_work_is_closed_nevertheless():
+    held = {"x": HeldSteps([0], [1]), "y": HeldSteps([0])}
+
+    def handler(items: list[str]):
+        yield from held[items[0]].handler(items)
+
+    x, y = held.values()
+    replica = local_replica(ThreadReplica, handler)
+    x_steps, y_steps = (replica.run_stream("__call__", [item]) for item in held)
+
+    async def fail(work):
+        with pytest.raises(ReplicaDied):
+            await work
+
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(serve, replica, [])
+            x.go[0].set()
+            assert await anext(x_steps) == [0]
+            tasks.start_soon(fail, anext(y_steps))
+            await settle()
+            assert y.begun[0].wait(HANG_S)
+            tasks.start_soon(fail, x_steps.aclose())
+            await settle()
+            replica.kill("out of luck")
+            y.go[0].set()
+    assert x.closed.get_nowait() == y.closed.get_nowait() != threading.get_ident()

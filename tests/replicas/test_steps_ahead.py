@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from contextlib import asynccontextmanager
 from functools import partial
+from weakref import WeakSet
 
 import anyio
 import pytest
@@ -29,6 +30,7 @@ from shoal.batching.setting import setting
 from shoal.errors import ReplicaDied, WrongBatchSize
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
+from shoal.replicas.threads import inner_calls
 from shoal.testing import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -165,6 +167,30 @@ async def test_a_list_that_is_changed_in_the_next_step_was_copied(placement):
         assert [item async for item in stream] == [4]
 
 
+class Value:
+    """An item that can be watched."""
+
+
+async def test_the_steps_from_which_it_went_on_are_not_kept(placement):
+    alive = WeakSet()
+
+    def give(_items):
+        value = Value()
+        alive.add(value)
+        return [value]
+
+    held = HeldSteps(*[give] * 7)
+    async with calls_of(held.handler, placement) as call, call("x") as stream:
+        await first_of(held, stream)
+        for step in range(1, 6):
+            held.go[step].set()
+            assert held.begun[step + 1].wait(HANG_S)
+            await anext(stream)
+        await settle()
+        assert len(alive) < 3
+        held.let_all_go()
+
+
 async def test_an_error_in_a_step_that_went_ahead_comes_after_the_items_before_it(placement):
     held = HeldSteps([0], [1], ValueError("broken"))
     async with calls_of(held.handler, placement) as call, call("x") as stream:
@@ -186,6 +212,24 @@ async def test_after_a_step_of_the_wrong_size_there_is_none(placement):
             await anext(stream)
     assert held.closed.qsize() == 1
     assert not held.begun[2].is_set()
+
+
+async def test_a_reader_that_joined_holds_up_no_step_that_has_nothing_for_it(placement):
+    held = HeldSteps([0, SKIP], [1, SKIP], [2, SKIP], [SKIP, 0], [SKIP, 1])
+    options = {"dedupe": True, "stream_buffer": 2, "max_batch_size": 2, "batch_wait_timeout_s": 60}
+    async with (
+        calls_of(held.handler, placement, **options) as call,
+        call("x") as x,
+        call("y") as y,
+    ):
+        for step in range(3):
+            held.go[step].set()
+            assert await anext(x) == step
+        async with call("x") as joined:
+            held.let_all_go()
+            with anyio.fail_after(HANG_S):
+                assert [item async for item in y] == [0, 1]
+            assert [item async for item in joined] == [0, 1, 2]
 
 
 class TwoHeld:
@@ -279,6 +323,48 @@ async def test_a_step_that_went_ahead_is_waited_for_before_the_generator_is_clos
         assert closing == ["began", "ended"]
     assert held.closed.qsize() == 1
     assert not held.begun[2].is_set()
+
+
+async def test_a_call_that_a_step_ahead_waits_for_ends_when_the_generator_is_closed(
+    replica_of, stepping
+):
+    waiting, given_up = threading.Event(), threading.Event()
+
+    def call(_items):
+        with inner_calls.get().waiting(given_up.set):
+            waiting.set()
+            assert given_up.wait(HANG_S)
+        return [1]
+
+    held = HeldSteps([0], call)
+    held.let_all_go()
+    async with steps_of(replica_of(held.handler), stepping) as (steps, _):
+        assert await anext(steps) == [0]
+        assert waiting.wait(HANG_S)
+        await steps.aclose()
+        assert given_up.is_set()
+    assert held.closed.qsize() == 1
+
+
+async def test_calls_of_a_generator_that_is_closed_go_on_if_its_step_ahead_has_ended(
+    monkeypatch, replica_of, stepping
+):
+    decided = decisions(monkeypatch, "answer")
+    cancelled = []
+
+    def handler(items: list[str]):
+        try:
+            yield [0]
+            yield [1]
+        finally:
+            cancelled.append(inner_calls.get().is_cancelled)
+
+    async with steps_of(replica_of(handler), stepping) as (steps, _):
+        assert await anext(steps) == [0]
+        for _ in range(2):
+            await handed_out(decided)
+        await steps.aclose()
+    assert cancelled == [False]
 
 
 async def test_a_generator_that_is_cancelled_does_not_go_on(replica_of, stepping):
@@ -376,3 +462,38 @@ async def test_a_kill_in_the_moment_in_which_a_thread_goes_on(replica_of, steppi
     assert len(failures) == 1
     assert held.closed.qsize() == 1
     assert not held.begun[2].is_set()
+
+
+async def test_what_an_abandoned_thread_yields_does_not_tell_the_next_replica_to_go_on(
+    monkeypatch, replica_of
+):
+    decided = decisions(monkeypatch, "go_on")
+    stepping = Stepping(is_asked_on=lambda slots: slots == ["old"])
+    old, new = HeldSteps(["old"]), HeldSteps([0], [1], [2])
+    replica = replica_of(old.handler)
+    async with steps_of(replica, stepping) as (steps, _), anyio.create_task_group() as tasks:
+
+        async def fail():
+            with pytest.raises(ReplicaDied):
+                await anext(steps)
+
+        tasks.start_soon(fail)
+        await settle()
+        assert old.begun[0].wait(HANG_S)
+        replica.kill("out of luck")
+        async with steps_of(replica_of(new.handler), stepping) as (again, _):
+            new.go[0].set()
+            assert await anext(again) == [0]
+            assert not decided.get(timeout=HANG_S)
+            stepping.has_room = True
+            async with anyio.create_task_group() as readers:
+                readers.start_soon(anext, again)
+                await settle()
+                assert new.begun[1].wait(HANG_S)
+                old.go[0].set()
+                assert not decided.get(timeout=HANG_S)
+                new.go[1].set()
+                assert not decided.get(timeout=HANG_S)
+            await again.aclose()
+    assert (old.closed.qsize(), new.closed.qsize()) == (1, 1)
+    assert not new.begun[2].is_set()

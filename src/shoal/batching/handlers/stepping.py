@@ -4,7 +4,7 @@ To pass on the items of a step may take longer than to make them, and the next s
 for that; nor need it wait until the event loop has a turn, if nothing that the loop could find out
 would hold it up. So a thread may go on with the next step by itself, while the last one is handed
 out. But a step that computes in Python would hold up each of the items in turn, since Python runs
-one thread at a time. So both is done only beside steps that wait for a device or another program.
+one thread at a time. So both are done only beside steps that wait for a device or another program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Stepping:
             one step that may begin before the one in front of it was handed out.
     """
 
-    __slots__ = ("_is_asked_on", "_may_go_on", "began", "has_room", "waits")
+    __slots__ = ("_is_asked_on", "began", "has_room", "waits")
 
     def __init__(
         self,
@@ -44,26 +44,27 @@ class Stepping:
         self.waits = False
         self.has_room = False
         self._is_asked_on = is_asked_on
-        self._may_go_on = False
 
-    def take(self, step: Callable[[], Any]) -> Any:
-        """Runs a step in its thread, which calls this."""
-        self._may_go_on = False
+    def take(self, step: Callable[[], Any]) -> tuple[Any, bool]:
+        """Runs a step in its thread, which calls this.
+
+        Returns:
+            What the step yields; and whether the next one may begin before the event loop has it.
+            Nothing here keeps that, since a thread whose replica was killed may still run a step
+            while the batch runs again on another replica.
+        """
         since, used = time.perf_counter(), time.thread_time()
         try:
             slots = step()
         finally:
             self.waits = 2 * (time.thread_time() - used) < time.perf_counter() - since
+        may_go_on = False
         if self.waits and self.has_room:
             self.has_room = False
             if type(slots) in (list, tuple):
                 slots = list(slots)  # the generator may change its own in the next step
-                self._may_go_on = self._is_asked_on(slots)
-        return slots
-
-    def goes_on(self) -> bool:
-        """Returns whether the next step may begin before the event loop has the last one."""
-        return self._may_go_on
+                may_go_on = self._is_asked_on(slots)
+        return slots, may_go_on
 
 
 running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")

@@ -192,7 +192,8 @@ class StreamRun(Run):
             room = buffer.capacity - len(items)
             if room < 2:
                 has_room = False
-                if room < 1:
+                # One that got nothing may be full as well, once another reader has joined it.
+                if room < 1 and slot is not SKIP:
                     full.append(request)
         self.parking.wake_all(woken)
         return full, has_room

@@ -39,6 +39,7 @@ class Job:
         undo: As passed.
         has_begun: Whether a thread was told to run it, or runs it.
         is_given_up: Whether the task stopped waiting before there was an outcome.
+        has_ended: Whether there is an outcome, or the job was given up.
         following: The job that its thread went on with, without being told to; None for none. It
             is set before the outcome of this one is delivered.
     """
@@ -54,10 +55,10 @@ class Job:
         self.undo = undo
         self.has_begun = False
         self.is_given_up = False
+        self.has_ended = False
         self.following: Job | None = None
         self._function = function
         self._goes_on = goes_on
-        self._has_ended = False
         self._end: Callable[[], object] | None = None  # wakes the task that waits
         self._value: Any = None
         self._error: BaseException | None = None
@@ -82,7 +83,10 @@ class Job:
         return self.is_given_up
 
     def go_on(self) -> Job | None:
-        """Returns the job that its thread goes on with, if it has nothing else to do, or None."""
+        """Returns the job that its thread goes on with by itself, or None.
+
+        It is called once the job was run, in its thread, if that has nothing else to do.
+        """
         if self._goes_on is not None and not self.is_given_up and self._goes_on():
             self.following = Job(self._function, self.name, self.undo, self._goes_on)
             self.following.has_begun = True
@@ -103,26 +107,26 @@ class Job:
 
     def give_up(self, error: Exception) -> None:
         """Makes the task continue with an error, while the call keeps running."""
-        if not self._has_ended:
+        if not self.has_ended:
             self.is_given_up = True
             self._error = error
             self._let_go()
 
     def _let_go(self) -> None:
-        self._has_ended = True
+        self.has_ended = True
         if self._end is not None:
             self._end()
 
     async def wait(self, parking: Parking) -> None:
         """Waits until there is an outcome; one task at a time."""
-        while not self._has_ended:
+        while not self.has_ended:
             waiter = parking.new_waiter()
             self._end = partial(parking.wake, waiter)
             await waiter
 
     async def result(self, parking: Parking) -> Any:
         """Waits for the outcome, and returns or raises it; a checkpoint."""
-        if self._has_ended:
+        if self.has_ended:
             await parking.checkpoint()
         await self.wait(parking)
         error, self._error = self._error, None

@@ -39,7 +39,8 @@ class JobThread:
 
         Args:
             job: The job.
-            answered: Called in the event loop with the job, its value and its error.
+            answered: Called in the event loop with the job, its value and its error; and likewise
+                with each job that the thread then goes on with by itself.
         """
         self._queue.put((job, copy_context(), answered))
 
@@ -75,6 +76,7 @@ class JobThread:
         ]
         while (entry := self._queue.get()) is not None:
             job, context, answered = entry
+            del entry  # else its job would keep all that follow it, with their values
             for variable, value in differences:
                 context.run(variable.set, value)
             following: Job | None = job
@@ -85,4 +87,4 @@ class JobThread:
                 # Does not wait: an event loop that has ended would never call it.
                 soon(answered, job, *outcome)
                 del outcome
-            del entry, job, context, answered  # or they would stay alive until the next job
+            del job, context, answered  # or they would stay alive until the next job

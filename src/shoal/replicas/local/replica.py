@@ -134,12 +134,16 @@ class LocalReplica(Replica):
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
         stepping = running_steps.get(None) or Stepping()
+        may_go_on = False
 
         def take() -> Any:
-            return stepping.take(lambda: _as_plain(plain.next()))
+            nonlocal may_go_on
+            may_go_on = False  # if this raises
+            step, may_go_on = stepping.take(lambda: _as_plain(plain.next()))
+            return step
 
         def goes_on() -> bool:
-            return stepping.goes_on() and not calls.is_cancelled
+            return may_go_on and not calls.is_cancelled
 
         calls = InnerCalls()
         job = Job(take, undo=plain.close, goes_on=goes_on)
@@ -153,9 +157,11 @@ class LocalReplica(Replica):
             with anyio.CancelScope(shield=True):
                 while job.following is not None:
                     job = job.following
+                    if not job.has_ended:
+                        calls.cancel()
                     await job.wait(self._parking)
                 if plain.is_open and not job.is_given_up and self._has_threads:
-                    await self._in_thread(Job(plain.close))
+                    await self._in_thread(Job(plain.close, undo=plain.close))
 
     @holds_ctrl_c
     async def reconfigure(self, user_config: Any) -> None:
