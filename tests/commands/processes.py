@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import http.client
 import io
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -95,11 +98,38 @@ class Terminal:
 
         That is a tenth of the work, for commands that a test needs but is not about.
         """
-        with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as out:
+        code, out, err = self.run_here(*arguments)
+        assert code == 0, err
+        return out
+
+    def run_here(self, *arguments):
+        """Does as `run` what does not begin to serve, in the process of the test.
+
+        A server takes a process's signals and its log for its own.
+        """
+        before, collected_after = set(sys.modules), gc.get_threshold()
+        at_a_signal = signal.getsignal(signal.SIGTERM)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            redirect_stdout(io.StringIO()) as out,
+            redirect_stderr(io.StringIO()) as err,
+        ):
             patch.chdir(self.directory)
-            patch.setenv("XDG_RUNTIME_DIR", self.environment["XDG_RUNTIME_DIR"])
-            assert main(arguments) == 0
-        return out.getvalue()
+            patch.setattr(sys, "path", [HERE, *sys.path])
+            patch.setattr(logging, "basicConfig", lambda **_: None)  # the log is the tests'
+            for name in ("XDG_RUNTIME_DIR", *filter(is_of_opentelemetry, self.environment)):
+                patch.setenv(name, self.environment[name])
+            try:
+                code = main(arguments)
+            except SystemExit as ended:
+                code = ended.code
+            finally:
+                gc.set_threshold(*collected_after)
+                for name in set(sys.modules) - before:
+                    if is_below(self.directory, sys.modules[name]):
+                        del sys.modules[name]
+        assert signal.getsignal(signal.SIGTERM) == at_a_signal, "it has begun to serve: use `run`"
+        return code, out.getvalue(), err.getvalue()
 
     @contextmanager
     def serving(self, command, *arguments):
@@ -128,6 +158,15 @@ class Terminal:
         """Waits until no process is the server of a name."""
         with self.location(name).process.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def is_of_opentelemetry(name):
+    return name.startswith("OTEL_")
+
+
+def is_below(directory, module):
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).is_relative_to(directory)
 
 
 def ask(port, path, item=None):

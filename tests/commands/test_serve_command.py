@@ -87,7 +87,7 @@ def test_an_application_that_exits_on_import_ends_the_command(terminal, director
 
 def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
     (directory / "app.toml").write_text("[backends.b]\n[server]\nport = -1")
-    code, _, err = terminal.run("serve", "app.toml")
+    code, _, err = terminal.run_here("serve", "app.toml")
     assert code == 2
     assert err.splitlines() == [
         'shoal: app.toml:1: backends.b: has no code; write code = "package.module:Name"',
@@ -121,7 +121,7 @@ def test_with_a_token_the_port_has_the_admin_api(serving, terminal, directory):
     (directory / "token").write_text("s3cret")
     with serving("--token-file", "token") as (_, port):
         url = ("--url", f"http://127.0.0.1:{port}")
-        assert terminal.run("status", *url)[0] == 1
+        assert terminal.run_here("status", *url)[0] == 1
         status = json.loads(terminal.told_here("status", *url, "--token-file", "token", "--json"))
         assert set(status["backends"]) == {"small", "large"}
         assert ask(port, "/scale", 2) == (200, 7)
@@ -141,7 +141,7 @@ def test_what_was_changed_is_there_again_with_a_state_file(serving, terminal, di
 )
 def test_what_is_for_our_applications_is_refused_for_others(options, terminal, directory):
     (directory / "token").write_text("s3cret")
-    code, _, err = terminal.run("serve", "other:app", *options)
+    code, _, err = terminal.run_here("serve", "other:app", *options)
     assert code == 2
     assert err.startswith("shoal: other:app is not a shoal.App; leave out --state")
 
@@ -229,7 +229,7 @@ def origin_allowed(port):
 
 def test_an_application_with_middleware_around_it_is_checked_served_and_operated(terminal):
     (terminal.directory / "wrapped.py").write_text(WRAPPED)
-    assert "/double" in terminal.told("check", "wrapped:app")
+    assert "/double" in terminal.told_here("check", "wrapped:app")
     page = ("--port", "0", "--allow-origin", "https://page.example")
     options = (*page, "--admin-socket", "admin.sock", "--access-log")
     with terminal.serving("serve", "wrapped:app", *options) as (process, port):

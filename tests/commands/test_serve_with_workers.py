@@ -164,7 +164,7 @@ def test_a_file_may_say_how_many(terminal, directory):
     ],
 )
 def test_what_is_no_number_of_workers_is_refused(terminal, directory, given, said):
-    code, _, err = terminal.run("serve", "code:app", "--workers", given)
+    code, _, err = terminal.run_here("serve", "code:app", "--workers", given)
     assert code == 2
     assert said in err
 

@@ -104,7 +104,7 @@ def test_its_status_is_shown_and_it_is_stopped(start, terminal):
     assert terminal.told("stop", "--name", "one") == "stopped one\n"
     assert terminal.location("one").holder() is None
     assert not terminal.location("one").socket.exists()
-    code, _, err = terminal.run("status", "--name", "one")
+    code, _, err = terminal.run_here("status", "--name", "one")
     assert code == 1
     assert "no server named 'one' runs here; start one with `shoal start --detach" in err
 
@@ -126,7 +126,7 @@ def test_backends_are_created_from_modules_that_were_allowed(start, terminal):
     terminal.told_here("backends", "create", "b", "driven_models:add_one", "placement=thread")
     terminal.told_here("endpoints", "create", "e", "--backend", "b")
     assert terminal.told_here("call", "e", "1") == "2\n"
-    code, _, err = terminal.run("backends", "create", "c", "json:dumps")
+    code, _, err = terminal.run_here("backends", "create", "c", "json:dumps")
     assert code == 1
     assert "the operator did not allow imports from 'json' here" in err
 
@@ -204,11 +204,11 @@ def test_stopping_lets_what_is_under_way_finish(start, terminal, directory):
 def test_one_that_does_not_answer_is_killed_by_force_alone(start, terminal):
     pid = start()["pid"]
     os.kill(pid, signal.SIGSTOP)
-    code, out, err = terminal.run("stop", "--timeout", "0.2")
+    code, out, err = terminal.run_here("stop", "--timeout", "0.2")
     assert (code, out) == (1, "")
     assert err.startswith("shoal: default is still running: ")
     assert err.endswith("; --force kills it\n")
-    assert terminal.told("stop", "--timeout", "0.2", "--force") == "killed default\n"
+    assert terminal.told_here("stop", "--timeout", "0.2", "--force") == "killed default\n"
     assert terminal.location().holder() is None
 
 
@@ -220,7 +220,7 @@ def test_the_name_of_one_that_was_killed_is_free(start, terminal):
 
 
 def test_to_stop_what_is_not_there_is_told(terminal):
-    code, _, err = terminal.run("stop")
+    code, _, err = terminal.run_here("stop")
     assert (code, err) == (1, "shoal: no server named 'default' runs here\n")
 
 

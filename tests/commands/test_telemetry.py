@@ -170,7 +170,7 @@ def test_a_sampler_of_the_environment_is_kept_to(serving):
 )
 def test_what_the_environment_can_not_have_is_said(terminal, serving, environment, said):
     terminal.environment.update(environment)
-    code, _, err = terminal.run("serve", "traced_app:app", "--port", "0", "--otel")
+    code, _, err = terminal.run_here("serve", "traced_app:app", "--port", "0", "--otel")
     assert code == 2
     assert said in err
 
@@ -187,7 +187,7 @@ def test_an_extra_that_is_missing_is_named(terminal, serving):
 def test_other_applications_are_not_traced(terminal):
     other = "async def app(scope, receive, send):\n    pass\n"
     (terminal.directory / "other.py").write_text(other)
-    code, _, err = terminal.run("serve", "other:app", "--port", "0", "--otel")
+    code, _, err = terminal.run_here("serve", "other:app", "--port", "0", "--otel")
     assert code == 2
     assert "leave out --otel" in err
 

@@ -21,6 +21,8 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
+from schema_checks import check_schema
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -241,10 +243,9 @@ def test_what_the_image_copies_is_in_its_context():
     assert [name for name in taken if not (ROOT / name).exists()] == []
 
 
-@pytest.mark.real_time
+@pytest.mark.slow
 def test_the_composition_fits_its_schema():
-    path = str(DEPLOY / "compose.yaml")
-    run(tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", path)
+    check_schema("vendor.compose-spec", DEPLOY / "compose.yaml")
 
 
 GRAFANA = ROOT / "examples" / "grafana"

@@ -73,10 +73,11 @@ def browser(tmp_path_factory):
 class Page:
     """The page as its user meets it."""
 
-    def __init__(self, browser, url):
+    def __init__(self, browser, url=None):
         self.browser = browser
-        browser.get(url)
-        self.until(lambda: len(self.all("#samples button")) == 10)
+        if url is not None:
+            browser.get(url)
+            self.until(lambda: len(self.all("#samples button")) == 10)
 
     def one(self, name):
         return self.browser.find_element(By.ID, name)
@@ -114,9 +115,21 @@ class Page:
 
 @pytest.fixture
 def page(browser, url):
+    """The page, opened anew."""
     browser.get_log("browser")  # reading the log empties it
     page = Page(browser, url)
     page.enter("clients", FEW)  # a full crowd takes a processor
+    return page
+
+
+@pytest.fixture
+def opened(browser, url):
+    """The page as the test before left it: for what does not depend on its settings."""
+    browser.get_log("browser")
+    if browser.current_url == url:
+        return Page(browser)
+    page = Page(browser, url)
+    page.enter("clients", FEW)
     return page
 
 
@@ -137,19 +150,19 @@ def test_a_digit_drawn_with_the_pointer_is_read_and_its_batch_shown(page):
     assert page.complaints() == []
 
 
-def test_the_sample_digits_are_read_as_what_they_are(page):
-    for digit, button in enumerate(page.all("#samples button")):
+def test_the_sample_digits_are_read_as_what_they_are(opened):
+    for digit, button in enumerate(opened.all("#samples button")):
         button.click()
-        page.until(lambda digit=digit: page.text("digit") == str(digit))
+        opened.until(lambda digit=digit: opened.text("digit") == str(digit))
 
 
-def test_clearing_leaves_nothing_of_the_answer(page):
-    page.all("#samples button")[3].click()
-    page.until(lambda: page.text("digit") == "3")
-    page.one("clear").click()
-    assert page.text("digit") == "\N{EN DASH}"
-    assert page.all("#bars .best") == []
-    assert page.one("seen").get_attribute("aria-label") == "Nothing drawn yet"
+def test_clearing_leaves_nothing_of_the_answer(opened):
+    opened.all("#samples button")[3].click()
+    opened.until(lambda: opened.text("digit") == "3")
+    opened.one("clear").click()
+    assert opened.text("digit") == "\N{EN DASH}"
+    assert opened.all("#bars .best") == []
+    assert opened.one("seen").get_attribute("aria-label") == "Nothing drawn yet"
 
 
 def account(page):
@@ -211,49 +224,49 @@ def readers(page):
     return [match and match[0] for match in found]
 
 
-def test_texts_join_a_running_batch_while_others_go_on(page):
-    page.until(lambda: all(readers(page)))
-    assert len(readers(page)) == 8
-    before = readers(page)
+def test_texts_join_a_running_batch_while_others_go_on(opened):
+    opened.until(lambda: all(readers(opened)))
+    assert len(readers(opened)) == 8
+    before = readers(opened)
 
     def another_joined_the_rest():
-        pairs = list(zip(before, readers(page), strict=True))
+        pairs = list(zip(before, readers(opened), strict=True))
         return any(was != now and now for was, now in pairs) and any(
             was == now for was, now in pairs
         )
 
-    page.until(another_joined_the_rest)
-    page.until(lambda: "In the queue: #" in page.text("queue"))
+    opened.until(another_joined_the_rest)
+    opened.until(lambda: "In the queue: #" in opened.text("queue"))
 
 
-def test_a_reader_that_leaves_frees_its_place_for_the_next(page):
-    page.until(lambda: all(readers(page)))
+def test_a_reader_that_leaves_frees_its_place_for_the_next(opened):
+    opened.until(lambda: all(readers(opened)))
     # In one step: a reader whose text ends meanwhile gives its place to another one.
-    who = page.browser.execute_script(LEAVE, "#lanes li:nth-child(5)")
+    who = opened.browser.execute_script(LEAVE, "#lanes li:nth-child(5)")
     leaving = re.match(r"#\d+", who)[0]
-    page.until(lambda: readers(page)[4] not in (leaving, None))
-    page.until(lambda: page.browser.execute_script("return window.left").count(leaving))
-    assert page.text("lanes-error") == ""
+    opened.until(lambda: readers(opened)[4] not in (leaving, None))
+    opened.until(lambda: opened.browser.execute_script("return window.left").count(leaving))
+    assert opened.text("lanes-error") == ""
 
 
-def test_a_text_of_a_visitor_joins_and_stays_text(page):
+def test_a_text_of_a_visitor_joins_and_stays_text(opened):
     hostile = "<img src=x onerror=alert(1)>"
-    page.until(lambda: page.text("live") == "Live")  # a show that has not begun takes no text
-    page.enter("beginning", hostile)
+    opened.until(lambda: opened.text("live") == "Live")  # a show that has not begun takes no text
+    opened.enter("beginning", hostile)
 
     def join():
-        page.browser.execute_script("arguments[0].requestSubmit()", page.one("join"))
+        opened.browser.execute_script("arguments[0].requestSubmit()", opened.one("join"))
 
     def is_written():
-        if page.text("lanes-error"):  # its batch has not begun, or takes no more visitors now
+        if opened.text("lanes-error"):  # its batch has not begun, or takes no more visitors now
             join()
         # What it wrote stays a while, its name only until the model ends the text, maybe at once.
-        return any(hostile in title for title in page.now("#lanes .part.mine", "title"))
+        return any(hostile in title for title in opened.now("#lanes .part.mine", "title"))
 
     join()
-    page.until(is_written)
-    assert page.all("main img") == []
-    assert page.complaints() == []
+    opened.until(is_written)
+    assert opened.all("main img") == []
+    assert opened.complaints() == []
 
 
 def test_a_drawing_travels_with_the_crowd(page):
@@ -358,11 +371,11 @@ def test_equal_seeds_write_equal_texts(page):
     assert texts[0] == texts[1] != ""
 
 
-def test_a_refusal_is_said_on_the_page(page):
-    page.enter("prompt", "x" * 3000)
-    page.one("write").click()
-    page.until(lambda: page.text("text-error"))
-    assert page.one("write").is_enabled()
+def test_a_refusal_is_said_on_the_page(opened):
+    opened.enter("prompt", "x" * 3000)
+    opened.one("write").click()
+    opened.until(lambda: opened.text("text-error"))
+    assert opened.one("write").is_enabled()
 
 
 def test_nothing_sticks_out_at_any_width(page):
@@ -376,8 +389,8 @@ def test_nothing_sticks_out_at_any_width(page):
         assert wide <= width
 
 
-def test_every_control_has_a_name(page):
-    for control in page.all("button, input, textarea, [role=img], [role=region]"):
+def test_every_control_has_a_name(opened):
+    for control in opened.all("button, input, textarea, [role=img], [role=region]"):
         assert control.accessible_name
 
 

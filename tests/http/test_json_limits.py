@@ -439,7 +439,8 @@ def fits(number):
         return False
     return True
 
-low, high = 1, most + 2
+low, high = 1, most // sum(map(unit.count, (b",", b"[", b"{", b":"))) + 2
+assert not fits(high)
 while high - low > 1 + low // 16:
     middle = (low + high) // 2
     low, high = (middle, high) if fits(middle) else (low, middle)

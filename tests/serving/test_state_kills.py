@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
-KILLS_A_TEST = 50
+KILLS_A_TEST = 25
 MOST_ACKNOWLEDGED = 8
 LONGEST_WAIT_S = 0.004
 
