@@ -7,7 +7,7 @@ the median of the rounds, in which the protocols take turns. `http_openai.py` an
 `http_protocols.py` measure the same without sockets, and count bytecodes; `websocket.py` measures
 WebSockets.
 
-    python benchmarks/http_served.py [--event-loop asyncio] [--rounds 7]
+    python benchmarks/http_served.py [--event-loop asyncio] [--rounds 15]
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def main() -> None:
     """Runs the benchmark."""
     made = parser("What a request in each protocol costs `shoal serve`.", "http_served")
     made.add_argument("--event-loop", choices=("trio", "asyncio"), default="trio")
-    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--rounds", type=int, default=15)
     given = made.parse_args()
     wrk = http_load.wrk_path()
     if wrk is None or not os.path.exists("/proc/self/stat"):
