@@ -36,7 +36,7 @@ from shoal.commands.support.mistake import say
 from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.front_end import FrontEnd
 from shoal.http.front_ends.wire import MEMORY, FrontKind
-from shoal.http.server.server import serve
+from shoal.http.server.server import serve, tls_of
 from shoal.observe.connections import ConnectionCounts
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
@@ -69,15 +69,11 @@ def main(arguments: Sequence[str]) -> int:
     start = FrontEndStart(**unpickled(frame.body))
     options = replace(HttpOptions(**start.options), fd=listening)
     write_logs(start.log_level, start.log_format, options)
-    tls: SSLContext | None = None
-    if options.certfile is not None:
-        from shoal.http.server.hypercorn import tls_context
-
-        try:
-            tls = tls_context(options)
-        except OSError as error:  # it was changed since the server has read it
-            say(f"shoal: a worker {cant_listen(options, error)}")
-            return 1
+    try:
+        tls = tls_of(options)
+    except OSError as error:  # the certificate was changed since the server has read it
+        say(f"shoal: a worker {cant_listen(options, error)}")
+        return 1
     regions = SharedMemory(memory[0], MEMORY) if memory else None
     return run_in(start.event_loop, partial(_serve, options, tls, sock, reader, regions))
 

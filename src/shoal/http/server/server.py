@@ -111,7 +111,7 @@ async def serve(
         server = _Server(
             options,
             Lifespan(app) if lifespan else None,
-            tls or _tls_context(options),
+            tls or tls_of(options),
             load_later,
             accepts_at_once,
             front_ends,
@@ -129,7 +129,12 @@ def _url(bound: LimitedListener, shared: Shared) -> str:
     return bound.url.replace("http:", f"{shared.scheme}:", 1)
 
 
-def _tls_context(options: HttpOptions) -> SSLContext | None:
+def tls_of(options: HttpOptions) -> SSLContext | None:
+    """Returns the TLS configuration of a certificate; None, and nothing is loaded, without one.
+
+    Raises:
+        OSError: A file can't be read, or is not what it should be.
+    """
     if options.certfile is None:
         return None
     from shoal.http.server.hypercorn import tls_context
