@@ -1,10 +1,11 @@
 """The steps of a plain generator, which run in a replica's threads, and what is done meanwhile.
 
-To pass on the items of a step may take longer than to make them, and the next step need not wait
-for that; nor need it wait until the event loop has a turn, if nothing that the loop could find out
-would hold it up. So a thread may go on with the next step by itself, while the last one is handed
-out. But a step that computes in Python would hold up each of the items in turn, since Python runs
-one thread at a time. So both are done only beside steps that wait for a device or another program.
+To pass on the items of a step may take longer than to make them, so the next step runs meanwhile.
+If the event loop would ask for that step in any case, its thread does not wait to be asked, and
+goes on by itself while the loop hands out the last step.
+
+A step that computes in Python would hold up each of the items in turn, since Python runs one thread
+at a time. So both are done only beside steps that wait for a device or another program.
 """
 
 from __future__ import annotations
@@ -22,28 +23,28 @@ class Stepping:
 
     Args:
         began: Called in the event loop once the next step was given to its thread, or has begun.
-        is_asked_on: Returns whether the generator will be asked for another step after this one, by
-            what is known in its thread, which calls this.
+        wants_more: Returns whether the loop will ask for another step after this one, as far as the
+            thread of the steps can tell, which calls this.
 
     Attributes:
         began: As above.
         waits: Whether the last step has waited, for a device or for another program, for more than
             half of its time.
-        has_room: Whether each reader has room for more than one step. The event loop sets it, for
-            one step that may begin before the one in front of it was handed out.
+        has_room: Whether each reader has room for two more steps. The event loop sets it after each
+            step; it permits one step to begin before the one in front of it was handed out.
     """
 
-    __slots__ = ("_is_asked_on", "began", "has_room", "waits")
+    __slots__ = ("_wants_more", "began", "has_room", "waits")
 
     def __init__(
         self,
         began: Callable[[], object] = lambda: None,
-        is_asked_on: Callable[[list[Any]], bool] = lambda _: False,
+        wants_more: Callable[[list[Any]], bool] = lambda _: False,
     ) -> None:
         self.began = began
         self.waits = False
         self.has_room = False
-        self._is_asked_on = is_asked_on
+        self._wants_more = wants_more
 
     def take(self, step: Callable[[], Any]) -> tuple[Any, bool]:
         """Runs a step in its thread, which calls this.
@@ -63,7 +64,7 @@ class Stepping:
             self.has_room = False
             if type(slots) in (list, tuple):
                 slots = list(slots)  # the generator may change its own in the next step
-                may_go_on = self._is_asked_on(slots)
+                may_go_on = self._wants_more(slots)
         return slots, may_go_on
 
 

@@ -40,7 +40,7 @@ class StreamRun(Run):
         to_offer: list[StreamBuffer] = []
         steps = self.handler.steps(items)
         stepping = Stepping(
-            partial(offer_all, to_offer), partial(self._is_asked_on, batch, requests, width)
+            partial(offer_all, to_offer), partial(self._wants_more, batch, requests, width)
         )
         interruption: BaseException | None = None
         failure: BaseException | None = None
@@ -126,10 +126,10 @@ class StreamRun(Run):
             stepping.has_room = has_room
         return None
 
-    def _is_asked_on(
+    def _wants_more(
         self, batch: Batch, requests: Sequence[Request], width: int, slots: list[Any]
     ) -> bool:
-        """Returns whether a generator is asked for another step after this one; in its thread."""
+        """Returns whether the run goes on after a step, as far as the step's thread can tell."""
         if len(slots) != width:
             return False
         may_end = 0

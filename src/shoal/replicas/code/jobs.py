@@ -29,7 +29,7 @@ class Job:
     Args:
         function: The call.
         name: The name of the code in errors.
-        undo: What must be called afterwards, in the same thread, if the job was given up; once or
+        undo: What must be called afterwards, in a thread, if the job was given up. It may be called
             twice.
         goes_on: Returns whether the call is to be made again at once; called in the thread. None
             for a call that is made once.
@@ -69,18 +69,13 @@ class Job:
         A job that was given up before it began is skipped, and then undone. So is one that is given
         up while it runs.
         """
-        value: Any = None
         try:
-            if not self._is_lost():
-                value = self._function()
-            if self._is_lost() and self.undo is not None:
+            value = None if self.is_given_up else self._function()
+            if self.is_given_up and self.undo is not None:
                 self.undo()
         except BaseException as error:
             return None, error
         return value, None
-
-    def _is_lost(self) -> bool:
-        return self.is_given_up
 
     def go_on(self) -> Job | None:
         """Returns the job that its thread goes on with by itself, or None.
