@@ -9,6 +9,7 @@ from itertools import count
 from queue import SimpleQueue
 
 import anyio.lowlevel
+import pytest
 
 import shoal
 from shoal.errors import ReplicaDied
@@ -84,6 +85,12 @@ async def serve(replica, failures, *, task_status):
         await replica.serve(task_status=task_status)
     except ReplicaDied as error:
         failures.append(error)
+
+
+async def dies(work):
+    """Awaits work, which the end of its replica ends."""
+    with pytest.raises(ReplicaDied):
+        await work
 
 
 def pretend(monkeypatch, *, waits):

@@ -20,6 +20,7 @@ from replicas.plain_generators import (
     HeldSteps,
     calls_of,
     decisions,
+    dies,
     handed_out,
     local_replica,
     pretend,
@@ -283,7 +284,7 @@ def replica_of(request):
 @pytest.fixture
 def stepping():
     """Steps of which each may go ahead of the last one, once it is said that there is room."""
-    stepping = Stepping(is_asked_on=lambda slots: True)
+    stepping = Stepping(wants_more=lambda slots: True)
     stepping.has_room = True
     return stepping
 
@@ -427,18 +428,15 @@ async def test_a_kill_after_the_last_step_has_ended_closes_its_generator(
     stepping.has_room = False
     held = HeldSteps([0], [1])
     replica = replica_of(held.handler)
-    async with steps_of(replica, stepping) as (steps, failures):
-
-        async def fail():
-            with pytest.raises(ReplicaDied):
-                await anext(steps)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fail)
-            await settle()
-            held.go[0].set()
-            assert not decided.get(timeout=HANG_S)
-            replica.kill("out of luck")
+    async with (
+        steps_of(replica, stepping) as (steps, failures),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(dies, anext(steps))
+        await settle()
+        held.go[0].set()
+        assert not decided.get(timeout=HANG_S)
+        replica.kill("out of luck")
     assert len(failures) == 1
     assert held.closed.get_nowait() != threading.get_ident()
 
@@ -446,19 +444,16 @@ async def test_a_kill_after_the_last_step_has_ended_closes_its_generator(
 async def test_a_kill_in_the_moment_in_which_a_thread_goes_on(replica_of, stepping):
     held = HeldSteps([0], [1], [2])
     replica = replica_of(held.handler)
-    async with steps_of(replica, stepping) as (steps, failures):
-
-        async def fail():
-            with pytest.raises(ReplicaDied):
-                await anext(steps)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(fail)
-            await settle()
-            held.go[0].set()
-            assert held.begun[1].wait(HANG_S)
-            replica.kill("out of luck")
-            held.go[1].set()
+    async with (
+        steps_of(replica, stepping) as (steps, failures),
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(dies, anext(steps))
+        await settle()
+        held.go[0].set()
+        assert held.begun[1].wait(HANG_S)
+        replica.kill("out of luck")
+        held.go[1].set()
     assert len(failures) == 1
     assert held.closed.qsize() == 1
     assert not held.begun[2].is_set()
@@ -468,16 +463,11 @@ async def test_what_an_abandoned_thread_yields_does_not_tell_the_next_replica_to
     monkeypatch, replica_of
 ):
     decided = decisions(monkeypatch, "go_on")
-    stepping = Stepping(is_asked_on=lambda slots: slots == ["old"])
+    stepping = Stepping(wants_more=lambda slots: slots == ["old"])
     old, new = HeldSteps(["old"]), HeldSteps([0], [1], [2])
     replica = replica_of(old.handler)
     async with steps_of(replica, stepping) as (steps, _), anyio.create_task_group() as tasks:
-
-        async def fail():
-            with pytest.raises(ReplicaDied):
-                await anext(steps)
-
-        tasks.start_soon(fail)
+        tasks.start_soon(dies, anext(steps))
         await settle()
         assert old.begun[0].wait(HANG_S)
         replica.kill("out of luck")
