@@ -120,8 +120,8 @@ soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAM
 fuzz: $(DEV_STAMP) ## the long hostile runs of the server, about an hour, or FUZZ_CONNECTIONS=n for shorter ones
 	@$(BIN)/python tests/hostile/report.py --connections $(FUZZ_CONNECTIONS)
 
-bench: $(DEV_STAMP) ## the benchmarks: calls, memory, rules, forming, adaptive sizes, continuous batches, processes, HTTP
-	@for name in inproc memory rules forming adaptive continuous process http; do $(BIN)/python benchmarks/$$name.py; done
+bench: $(DEV_STAMP) ## the benchmarks: calls, memory, rules, forming, adaptive sizes, continuous batches, processes, images, HTTP
+	@for name in inproc memory rules forming adaptive continuous process images http; do $(BIN)/python benchmarks/$$name.py; done
 
 bench-peers: $(PEERS_STAMP) ## install the servers that the benchmark over HTTP compares with, in an environment of their own
 

@@ -262,7 +262,13 @@ def _wrk_ms(printed: str, percentile: str) -> float:
     return float(found[1]) * _SECONDS[found[2]] * 1e3
 
 
-def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+def ask(
+    port: int,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    content_type: str = "application/json",
+) -> tuple[int, bytes]:
     """Makes one request; returns the status and the body.
 
     Raises:
@@ -270,7 +276,7 @@ def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[i
     """
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request(method, path, body, {"Content-Type": "application/json"})
+        connection.request(method, path, body, {"Content-Type": content_type})
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-START_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 10.0
 
 _PROC: Final = Path("/proc")

@@ -168,6 +168,13 @@ class Plain:
     def echo(self, items: list[Any]) -> list[Any]:
         return items
 
+    def echoes(self, items: list[Any]) -> Generator[list[Any]]:
+        yield items
+        yield items
+
+    def lengths(self, items: list[Any]) -> list[int]:
+        return [len(item) for item in items]
+
     def sums(self, items: list[Any]) -> list[Any]:
         return [float(item.sum()) for item in items]
 
@@ -283,6 +290,19 @@ class Async(Plain):
             CallOut(endpoint="other", args=(item,), stream=True)
         ):
             yield step
+
+
+class Made:
+    """Code that gives what it was made of, or was configured with."""
+
+    def __init__(self, made_of: Any) -> None:
+        self._made_of = made_of
+
+    def __call__(self, item: int) -> Any:
+        return self._made_of
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self._made_of = user_config["large"]
 
 
 class Panic(BaseException):

@@ -66,7 +66,7 @@ async def test_the_loop_reads_each_frame_until_the_other_end_is_gone(ends):
     ours, theirs = ends
     reading = Reading(ours)
     for nth in range(3):
-        theirs.sendall(b"".join(encoded(Kind.RESULT, nth, b"x")))
+        theirs.sendall(b"".join(encoded(Kind.RESULT, nth, [b"x"])))
         await reading.got_some.wait()
         reading.got_some = anyio.Event()
     assert [frame.id for frame in reading.frames] == [0, 1, 2]

@@ -1,22 +1,23 @@
-"""Large arrays on their way to a process and back."""
+"""Large arrays and bytes on their way to a process and back."""
 
 from __future__ import annotations
 
 import gc
+import random
 
 import anyio
 import numpy as np
 import pytest
 
 from replicas.playing import made, noted, playing
-from replicas.process_backends import Async, Plain
+from replicas.process_backends import Async, Made, Plain
 from shoal.testing.replicas.folder import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 ARRAY = 5_000  # 40 kB of float64: beside the pickle, but copied in the event loop
-LARGE = 400_000  # 3.2 MB: copied in a thread
-FOUR = 4 * 2**20
+LARGE = 1_100_000  # 8.8 MB: copied in a thread
+ROOM = 12 * 2**20
 
 
 def used(replica) -> int:
@@ -44,15 +45,15 @@ def arrays(size: int) -> list[np.ndarray]:
     ("anyio_backend", "code", "shared_memory_bytes"),
     [
         ("trio", Plain, 0),
-        ("trio", Async, FOUR),
-        ("asyncio", Plain, FOUR),
+        ("trio", Async, ROOM),
+        ("asyncio", Plain, ROOM),
         ("asyncio", Async, 0),
     ],
     indirect=["anyio_backend"],
 )
 async def test_arrays_come_back_as_they_went(shared_memory_bytes, code):
     async with playing(made(code, shared_memory_bytes=shared_memory_bytes)) as played:
-        for size in 3 * LARGE, 10, LARGE, ARRAY:
+        for size in LARGE, 10, LARGE // 8, ARRAY:
             items = arrays(size)
             for _ in range(2):
                 echo = await played.run("echo", items)
@@ -62,9 +63,60 @@ async def test_arrays_come_back_as_they_went(shared_memory_bytes, code):
             assert await played.run("sums", items[:1]) == [items[0].sum()]
 
 
+@pytest.mark.parametrize(
+    ("anyio_backend", "code", "shared_memory_bytes"),
+    [
+        ("trio", Plain, ROOM),
+        ("trio", Async, 0),
+        ("asyncio", Plain, 0),
+        ("asyncio", Async, ROOM),
+    ],
+    indirect=["anyio_backend"],
+)
+async def test_bytes_come_back_as_they_went(shared_memory_bytes, code):
+    replica = made(code, shared_memory_bytes=shared_memory_bytes)
+    async with playing(replica) as played:
+        for size in 10, 70_000, 1_000_000, 5_000_000:
+            body = random.Random(size).randbytes(size)
+            items = [body, {"parts": [b"a", body[1:], "text" * (size // 4)]}, bytearray(body)]
+            for _ in range(2):
+                echo = await played.run("echo", items)
+                assert echo == items
+                assert [type(one) for one in echo] == [type(one) for one in items]
+            steps = await played.steps("echoes", [body])
+            assert steps == [[body], [body]]
+        if shared_memory_bytes:
+            assert await played.run("lengths", [b""]) == [0]
+            assert used(replica) == 0
+
+
+@pytest.mark.one_loop
+async def test_bytes_leave_the_shared_memory_and_arrays_beside_them_stay_in_it():
+    replica = made(shared_memory_bytes=ROOM)
+    async with playing(replica) as played:
+        await played.run("keep", [bytes(500_000)])
+        await played.run("lengths", [b""])
+        assert used(replica) == 0
+        await played.run("keep", [(bytes(500_000), np.ones(ARRAY))])
+        await played.run("lengths", [b""])
+        assert used(replica) > 500_000 + 8 * ARRAY  # one block, as long as any of it is in use
+        await played.run("forget", [0])
+        await played.run("lengths", [b""])
+        assert used(replica) == 0
+
+
+@pytest.mark.one_loop
+async def test_code_may_be_made_of_large_bytes():
+    played_with = bytes(range(256)) * 1000
+    async with playing(made(Made, played_with)) as played:
+        assert await played.run("__call__", [3]) == [played_with]
+        await played.replica.reconfigure({"large": played_with * 2})
+        assert await played.run("__call__", [3]) == [played_with * 2]
+
+
 @pytest.mark.one_loop
 async def test_results_are_the_callers_own(folder):
-    async with playing(made(shared_memory_bytes=FOUR)) as played:
+    async with playing(made(shared_memory_bytes=ROOM)) as played:
         first = (await played.run("echo", [np.full(ARRAY, 1.0)]))[0]
         second = (await played.run("echo", [np.full(ARRAY, 2.0)]))[0]
         third = (await played.run("echo", [np.full(ARRAY, 3.0)]))[0]
@@ -74,7 +126,7 @@ async def test_results_are_the_callers_own(folder):
 
 @pytest.mark.one_loop
 async def test_memory_is_given_back_when_a_batch_has_ended():
-    replica = made(shared_memory_bytes=FOUR)
+    replica = made(shared_memory_bytes=ROOM)
     async with playing(replica) as played:
         for _ in range(10):
             await played.run("sums", [np.ones(LARGE)])
@@ -84,7 +136,7 @@ async def test_memory_is_given_back_when_a_batch_has_ended():
 
 @pytest.mark.one_loop
 async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back_later():
-    replica = made(shared_memory_bytes=FOUR)
+    replica = made(shared_memory_bytes=ROOM)
     async with playing(replica) as played:
         await played.run("keep", [np.full(LARGE // 4, 1.0)])
         await played.run("keep", [np.full(LARGE // 4, 2.0)])
@@ -100,7 +152,7 @@ async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back
 
 @pytest.mark.one_loop
 async def test_memory_comes_back_from_a_batch_that_fails():
-    replica = made(shared_memory_bytes=FOUR)
+    replica = made(shared_memory_bytes=ROOM)
     async with playing(replica) as played:
         for _ in range(5):
             with pytest.raises(TypeError):
@@ -113,7 +165,7 @@ async def test_memory_comes_back_from_a_batch_that_fails():
 
 @pytest.mark.parametrize("code", [Plain, Async])
 async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
-    replica = made(code, folder.path, shared_memory_bytes=FOUR)
+    replica = made(code, folder.path, shared_memory_bytes=ROOM)
     async with playing(replica) as played:
         for nth in range(3):
             async with anyio.create_task_group() as tasks:
@@ -129,7 +181,7 @@ async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
 
 
 async def test_memory_comes_back_from_a_call_that_was_cancelled_before_it_was_sent():
-    replica = made(shared_memory_bytes=FOUR)
+    replica = made(shared_memory_bytes=ROOM)
     async with playing(replica) as played:
         with anyio.CancelScope() as scope:
             scope.cancel()
@@ -142,7 +194,7 @@ async def test_memory_comes_back_from_a_call_that_was_cancelled_before_it_was_se
 @pytest.mark.one_loop
 async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
     items = [np.full((3, 50, 50), float(nth)) for nth in range(8)]
-    async with playing(made(shared_memory_bytes=FOUR)) as played:
+    async with playing(made(shared_memory_bytes=ROOM)) as played:
         for _ in range(2):
             shape, is_shared, total = await played.run("one_array", items)
             assert shape == (8, 3, 50, 50)
@@ -158,7 +210,7 @@ async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
 
 @pytest.mark.one_loop
 async def test_steps_of_a_stream_may_be_arrays():
-    replica = made(shared_memory_bytes=FOUR)
+    replica = made(shared_memory_bytes=ROOM)
     async with playing(replica) as played:
         steps = await played.steps("arrays", [30])
         assert [step[0][0] for step in steps] == list(range(30))
@@ -166,7 +218,7 @@ async def test_steps_of_a_stream_may_be_arrays():
 
 
 async def test_many_batches_of_arrays_at_once_are_not_mixed_up():
-    async with playing(made(Async, shared_memory_bytes=FOUR)) as played:
+    async with playing(made(Async, shared_memory_bytes=ROOM)) as played:
 
         async def call(number: int) -> None:
             for _ in range(5):
@@ -180,7 +232,7 @@ async def test_many_batches_of_arrays_at_once_are_not_mixed_up():
 
 @pytest.mark.one_loop
 async def test_code_that_truncates_the_shared_memory_does_not_kill_its_parent():
-    async with playing(made(shared_memory_bytes=FOUR)) as played:
+    async with playing(made(shared_memory_bytes=ROOM)) as played:
         assert set(await played.run("truncate", [0])) == {"PermissionError"}
         [echo] = await played.run("echo", [np.ones(LARGE)])
     assert echo.sum() == LARGE

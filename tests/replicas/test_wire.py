@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import pickle
 import socket
 import threading
 from dataclasses import fields
@@ -21,6 +23,7 @@ from shoal.replicas.process.wire.frames import (
     send,
 )
 from shoal.replicas.process.wire.messages import MessageCodec, packed, places_of
+from shoal.replicas.process.wire.shared_memory import Region
 
 
 def joined(parts) -> bytes:
@@ -54,7 +57,7 @@ FRAMES = st.tuples(
 @given(st.lists(FRAMES, max_size=4), st.lists(st.integers(1, 100_000)))
 def test_frames_come_as_they_went(frames, pieces):
     data = b"".join(
-        joined(encoded(kind, id_, body, buffers, (), given_back))
+        joined(encoded(kind, id_, [body], buffers, (), given_back))
         for kind, id_, body, buffers, given_back in frames
     )
     got = [
@@ -65,7 +68,14 @@ def test_frames_come_as_they_went(frames, pieces):
 
 
 def test_places_in_shared_memory_travel_in_the_place_of_buffers():
-    [frame] = read_in_pieces(joined(encoded(Kind.RUN, 1, b"x", (), [(64, 10), (128, 20)])), [])
+    [frame] = read_in_pieces(joined(encoded(Kind.RUN, 1, [b"x"], (), [(64, 10), (128, 20)])), [])
+    assert (frame.buffers, frame.place) == ([(64, 10), (128, 20)], None)
+    assert places_of(frame) == [(64, 10), (128, 20)]
+
+
+def test_a_pickle_in_shared_memory_has_the_last_place():
+    [frame] = read_in_pieces(joined(encoded(Kind.RUN, 1, (), (), [(64, 10), (128, 20)])), [])
+    assert (bytes(frame.body), frame.buffers, frame.place) == (b"", [(64, 10)], (128, 20))
     assert places_of(frame) == [(64, 10), (128, 20)]
 
 
@@ -79,7 +89,55 @@ def test_what_is_small_goes_into_the_pickle_and_what_is_large_beside_it():
     assert packed([np.zeros(10), "text"]).size == 0
     message = packed([np.zeros(10), np.zeros(10_000)])
     assert message.size == 80_000
-    assert len(message.body) < 1000
+    assert len(joined(message.parts)) < 1000
+
+
+@pytest.mark.parametrize("large", [bytes(70_000), bytearray(70_000)])
+def test_large_bytes_are_not_copied_into_the_pickle(large):
+    message = packed({"items": [large, b"small", large]})
+    assert [part for part in message.parts if part is large] == [large]  # the second is the first
+    assert message.shared == [len(joined(message.parts))]
+    assert packed(large[:60_000]).shared == []
+
+
+SIZES = st.integers(0, 100) | st.integers(60_000, 70_000) | st.just(200_000)
+CONTENT = st.recursive(
+    st.builds(lambda size: b"b" * size, SIZES)
+    | st.builds(lambda size: bytearray(b"a" * size), SIZES)
+    | st.builds(lambda size: "t" * size, SIZES)
+    | st.builds(lambda size: pickle.PickleBuffer(bytearray(b"p" * size)), SIZES)
+    | st.integers(),
+    lambda children: st.lists(children, max_size=4) | st.tuples(children, children),
+    max_leaves=6,
+)
+
+
+def plain(content):
+    """The content with memory of all kinds as bytes, to compare it."""
+    if isinstance(content, (list, tuple)):
+        return [plain(one) for one in content]
+    return bytes(content) if isinstance(content, (pickle.PickleBuffer, memoryview)) else content
+
+
+@pytest.mark.parametrize("room", [0, 100_000, 2**21])
+@given(contents=st.lists(CONTENT, max_size=4), copies=st.booleans())
+def test_content_is_what_it_was_wherever_it_lay(room, contents, copies):
+    region = Region(memoryview(bytearray(room)))
+    sender, receiver = MessageCodec(outgoing=region), MessageCodec(incoming=region)
+    for content in contents:
+        message = packed(content)
+        if sender.reserve(message):
+            sender.write(message)
+            assert not message.buffers
+        [frame] = read_in_pieces(joined(sender.frame(Kind.RUN, 1, message)), [])
+        if copies and places_of(frame):
+            receiver.copied(frame, pause=False)
+            assert not places_of(frame)
+        assert plain(receiver.opened_here(frame)) == plain(content)
+        gc.collect()  # hypothesis may hold the last example's frames
+        [back] = read_in_pieces(joined(receiver.frame(Kind.RESULT, 1)), [])
+        sender.take_back(back)
+        assert region.used == 0
 
 
 def test_frames_cross_a_blocking_socket():
@@ -102,7 +160,7 @@ def test_frames_cross_a_blocking_socket():
 
 def test_what_is_sent_has_a_number_that_changes_with_it():
     """Raise PROTOCOL when you change this test: a worker may have another version of Shoal."""
-    assert PROTOCOL == 4
+    assert PROTOCOL == 5
     assert sorted(Kind) == [*range(1, 15), 18]
     assert [one.name for one in fields(CallOut)] == [
         *("endpoint", "args", "kwargs", "stream", "options", "trace")

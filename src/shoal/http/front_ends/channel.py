@@ -116,12 +116,12 @@ class Channel:
             body = b"".join(self._small)
             self._small = []
             self._small_bytes = 0
-            self._connection.send(self._codec.frame(FrontKind.SMALL, 0, Message(body)))
+            self._connection.send(self._codec.frame(FrontKind.SMALL, 0, Message([body])))
 
     def _send_large(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
         if not data:
             body, data = b"", body
-        message = Message(body, [data], len(data))
+        message = Message([body], [data], [len(data)])
         if self._codec.reserve(message):
             self._codec.write(message)
         self._connection.send(self._codec.frame(kind, id_, message))

@@ -69,7 +69,7 @@ class RemoteFrontEnd:
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
             passed = [listening, theirs.fileno(), *([] if memory is None else [memory])]
             regions = None if memory is None else SharedMemory(memory, MEMORY)
-            send(ours, encoded(FrontKind.START, 0, start))
+            send(ours, encoded(FrontKind.START, 0, [start]))
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - ours
                 [*command, *map(str, (PROTOCOL, *passed))],
                 stdin=subprocess.DEVNULL,

@@ -100,11 +100,12 @@ class ProcessOptions:
             last entry it starts over. None for no CPU affinity.
         max_memory_bytes: A process with more resident memory than this is replaced after its
             current batch. It is killed if that batch takes it beyond twice this limit.
-        shared_memory_bytes: The size of the shared memory for large arrays, in each direction; 0
-            for none. Only the used part takes up memory.
+        shared_memory_bytes: The size of the shared memory for large arrays and bytes, in each
+            direction; 0 for none. Only the used part takes up memory.
         log_lines: How many of the last lines of a process's output are kept.
         gpus: How many of the server's GPUs each replica has; with a part of one, so many replicas
-            share it. Its process sees no other ones, by ``CUDA_VISIBLE_DEVICES``.
+            share it. Its process sees no other ones, by ``CUDA_VISIBLE_DEVICES``, and has
+            ``OMP_NUM_THREADS=1``, unless `env` or the server's own environment has that variable.
     """
 
     python: str | None = option(None, _interpreter)

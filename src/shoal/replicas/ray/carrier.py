@@ -30,11 +30,11 @@ class Sent(NamedTuple):
     @classmethod
     def of(cls, kind: Kind, id_: int, message: Message) -> Sent:
         """Makes it of a message."""
-        return cls(int(kind), id_, message.body, tuple(map(bytearray, message.buffers)))
+        return cls(int(kind), id_, b"".join(message.parts), tuple(map(bytearray, message.buffers)))
 
     def frame(self) -> Frame:
         """Returns the frame."""
-        return Frame(Kind(self.kind), self.id, self.body, list(self.buffers), ())
+        return Frame(Kind(self.kind), self.id, self.body, None, [*self.buffers], ())
 
 
 class ActorCarrier:

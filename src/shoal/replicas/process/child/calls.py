@@ -166,7 +166,7 @@ class CallAnswers:
         return Work(
             name,
             self.instance.handlers[name],
-            stacked(self._defaults[name].put_into(items), places_of(frame)),
+            stacked(self._defaults[name].put_into(items), places_of(frame)[: len(frame.buffers)]),
             None if batch is None else batch.as_batch(now, self._draining),
             cancel_token,
             batched=method.batched,

@@ -54,7 +54,7 @@ class Control:
     def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
         """Sends a frame."""
         with self._sending:
-            send(self._socket, encoded(kind, id_, message.body, message.buffers))
+            send(self._socket, encoded(kind, id_, message.parts, message.buffers))
 
     def answer_health(self, id_: int, answer: object, error: BaseException | None) -> None:
         """Sends the outcome of a health check."""

@@ -122,7 +122,7 @@ class Child:
         frame = receive(self._socket, self._reader)
         if frame is None:
             os._exit(1)  # the parent is gone
-        start_message: StartMessage = unpickled(frame.body)
+        start_message: StartMessage = self._codec.opened_here(frame)
         running_replica.set(Identity(start_message.backend, start_message.replica))
         parent_channel.set(ParentChannel(self._control))
         try:

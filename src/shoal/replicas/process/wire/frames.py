@@ -1,6 +1,6 @@
 """The frames between a process replica and its parent: encoding and decoding.
 
-A frame is a header, a table of its buffers, a pickle, and the buffers that are not in shared
+A frame is a header, a table of its buffers, and the pickle and the buffers that are not in shared
 memory, one after another. A `FrameReader` does no I/O: it returns the memory for the next bytes and
 is told how many were received. So the same code serves a non-blocking socket in an event loop and
 the blocking socket in the worker, which `receive` and `send` use.
@@ -39,12 +39,13 @@ def fresh_memory(size: int) -> memoryview:
     return memoryview(memory)
 
 
-PROTOCOL: Final = 4
+PROTOCOL: Final = 5
 """The version of the protocol; both ends must have the same one."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-_HEADER: Final = struct.Struct("<BBxxIQQ")  # kind, blocks given back, buffers, id, bytes of pickle
+# Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
+_HEADER: Final = struct.Struct("<BB?xIQQ")
 _NUMBER: Final = struct.Struct("<Q")
 _PLACE: Final = struct.Struct("<QQ")
 _INLINE: Final = 2**64 - 1
@@ -104,15 +105,17 @@ class Frame(Generic[K]):
     Attributes:
         kind: The kind of the frame.
         id: The id of its call.
-        body: The pickle.
+        body: The pickle, if it is part of the frame.
+        place: Otherwise, its place in shared memory: offset and length.
         buffers: The pickle's buffers: bytes if they are part of the frame, otherwise the place in
-            shared memory, as offset and length.
+            shared memory.
         given_back: Blocks of shared memory that the sender no longer uses.
     """
 
     kind: K
     id: int
     body: Buffer
+    place: tuple[int, int] | None
     buffers: list[Buffer | tuple[int, int]]
     given_back: Sequence[int]
 
@@ -120,7 +123,7 @@ class Frame(Generic[K]):
 def encoded(
     kind: IntEnum,
     id_: int,
-    body: bytes = b"",
+    parts: Sequence[Buffer] = (),
     buffers: Sequence[Buffer] = (),
     places: Sequence[tuple[int, int]] = (),
     given_back: Sequence[int] = (),
@@ -130,9 +133,10 @@ def encoded(
     Args:
         kind: The kind of the frame.
         id_: The id of its call.
-        body: The pickle.
+        parts: The pickle in pieces, if it is sent with the frame.
         buffers: The pickle's buffers, if they are sent with the frame.
-        places: Otherwise, their places in shared memory: offset and length.
+        places: Otherwise, their places in shared memory: offset and length; last that of the pickle
+            if this has no parts.
         given_back: Blocks of shared memory that the sender no longer uses; at most
             `MOST_GIVEN_BACK`.
 
@@ -140,14 +144,15 @@ def encoded(
         The parts to send, in order.
     """
     places = places or [(_INLINE, memoryview(buffer).nbytes) for buffer in buffers]
+    size = sum(map(len, parts))
     head = [
-        _HEADER.pack(kind, len(given_back), len(places), id_, len(body)),
+        _HEADER.pack(kind, len(given_back), bool(places) and not parts, len(places), id_, size),
         *map(_NUMBER.pack, given_back),
         *(_PLACE.pack(offset, length) for offset, length in places),
     ]
-    if len(body) <= _JOINED:
-        return [b"".join((*head, body)), *buffers]
-    return [b"".join(head), body, *buffers]
+    if size <= _JOINED:
+        return [b"".join((*head, *parts)), *buffers]
+    return [b"".join(head), *parts, *buffers]
 
 
 class FrameReader(Generic[K]):
@@ -192,7 +197,9 @@ class FrameReader(Generic[K]):
         while True:
             while self._end - self._start < _HEADER.size:
                 yield None
-            kind, given_back, count, id_, size = _HEADER.unpack_from(self._chunk, self._start)
+            kind, given_back, is_shared, count, id_, size = _HEADER.unpack_from(
+                self._chunk, self._start
+            )
             self._start += _HEADER.size
             numbers: list[int] = []
             if given_back or count:
@@ -206,7 +213,8 @@ class FrameReader(Generic[K]):
                     buffers.append((yield from self._take_writable(length)))
                 else:
                     buffers.append((place, length))
-            frame = [Frame(self._kinds(kind), id_, body, buffers, numbers[:given_back])]
+            of_pickle = buffers.pop() if is_shared else None
+            frame = [Frame(self._kinds(kind), id_, body, of_pickle, buffers, numbers[:given_back])]
             del body, buffers  # or they would stay until the next frame has come
             yield frame.pop()
 

@@ -1,7 +1,9 @@
 """Messages between processes: pickled objects, with their large buffers outside of the pickle.
 
 Pickle's protocol 5 passes out the memory of arrays instead of copying it into the pickle. If there
-is shared memory, the buffers are copied into it and only their places are sent.
+is shared memory, the buffers are copied into it and only their places are sent. So is a pickle that
+is large because there are large `bytes` in it, such as the bodies of requests: these are not copied
+into the pickle either, since a pickler that writes to a file passes each on as it is.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ if TYPE_CHECKING:
 _LEAST_BESIDE: Final = 16 * 1024
 """Smaller buffers go into the pickle."""
 
-LEAST_IN_THREAD: Final = 2**20
+_LEAST_SHARED: Final = 64 * 1024
+"""Smaller pickles are sent with their frame, even if there is shared memory."""
+
+LEAST_IN_THREAD: Final = 2**23
 """From this size on, copying is done in a thread, not in the event loop."""
 
 
@@ -32,20 +37,32 @@ class Message:
     """A pickled object.
 
     Attributes:
-        body: The pickle.
+        parts: The pickle in pieces, unless it was copied.
         buffers: The pickle's buffers, unless they were copied; they must not change until they
-            are sent.
-        size: The total size of the buffers, in bytes.
-        places: Their places in shared memory; empty if they are not in it.
+            are sent, as must large `bytearray`s among the parts.
+        shared: The sizes of what shared memory is for: the buffers, and last the pickle if it is
+            large.
+        places: The places of these in shared memory; empty if they are not in it.
     """
 
-    body: bytes
+    parts: Sequence[Buffer] = ()
     buffers: Sequence[Buffer] = ()
-    size: int = 0
+    shared: Sequence[int] = ()
     places: Sequence[tuple[int, int]] = ()
 
+    @property
+    def size(self) -> int:
+        """How many bytes go to shared memory if there is room."""
+        return sum(self.shared)
 
-EMPTY: Final = Message(b"")
+
+EMPTY: Final = Message()
+
+
+class _Parts(list[bytes]):
+    """A file for a pickler, which keeps what is written to it as it is."""
+
+    write = list[bytes].append
 
 
 @held
@@ -64,8 +81,13 @@ def packed(content: Any) -> Message:
         buffers.append(raw)
         return False
 
-    body = pickle.dumps(content, 5, buffer_callback=goes_inside)
-    return Message(body, buffers, sum(buffer.nbytes for buffer in buffers))
+    parts = _Parts()
+    pickle.Pickler(parts, 5, buffer_callback=goes_inside).dump(content)
+    shared = [buffer.nbytes for buffer in buffers]
+    # A pickle that was written at once is not large.
+    if len(parts) > 1 and (size := sum(map(len, parts))) >= _LEAST_SHARED:
+        shared.append(size)
+    return Message(parts, buffers, shared)
 
 
 @held
@@ -91,20 +113,26 @@ class MessageCodec:
     incoming: Region | None = None
 
     def reserve(self, message: Message) -> bool:
-        """Reserves shared memory for a message's buffers; returns whether `write` must follow."""
-        if message.buffers and self.outgoing is not None:
-            message.places = self.outgoing.reserve(message.buffers)
+        """Reserves shared memory for a message; returns whether `write` must follow."""
+        if message.shared and self.outgoing is not None:
+            message.places = self.outgoing.reserve(message.shared)
         return bool(message.places)
 
     def write(self, message: Message, *, pause: bool = False) -> None:
-        """Copies a message's buffers to the reserved memory, and drops them."""
+        """Copies what is large of a message to the reserved memory, and drops it."""
         assert self.outgoing is not None
-        self.outgoing.write(message.places, message.buffers, pause=pause)
+        copied: list[Sequence[Buffer]] = [[buffer] for buffer in message.buffers]
+        if len(message.places) > len(copied):
+            copied.append(message.parts)
+            message.parts = ()
+        self.outgoing.write(message.places, copied, pause=pause)
         message.buffers = ()
 
     def frame(self, kind: IntEnum, id_: int, message: Message = EMPTY) -> list[Buffer]:
         """Encodes a message as a frame, which also gives back memory of the incoming region."""
-        return encoded(kind, id_, message.body, message.buffers, message.places, self._given_back())
+        return encoded(
+            kind, id_, message.parts, message.buffers, message.places, self._given_back()
+        )
 
     def take_back(self, frame: Frame[Any]) -> None:
         """Frees the memory that a frame gives back."""
@@ -127,7 +155,7 @@ class MessageCodec:
             self.incoming.give_back(places)
 
     def opened_here(self, frame: Frame[Any]) -> Any:
-        """Unpickles a frame's content, whose buffers are views of the shared memory.
+        """Unpickles a frame's content, whose arrays are views of the shared memory.
 
         Raises:
             Exception: It can't be unpickled, for whatever reason.
@@ -136,13 +164,17 @@ class MessageCodec:
         if not places:
             return unpickled(frame.body, frame.buffers)
         assert self.incoming is not None
-        return unpickled(frame.body, self.incoming.views(places))
+        views = self.incoming.views(places)
+        return unpickled(frame.body if frame.place is None else views.pop(), views)
 
     def copied(self, frame: Frame[Any], *, pause: bool) -> None:
-        """Copies a frame's buffers out of the shared memory, and gives that memory back."""
+        """Copies a frame's content out of the shared memory, and gives that memory back."""
         places = places_of(frame)
         assert self.incoming is not None
-        frame.buffers[:] = self.incoming.copies(places, pause=pause)
+        copies = self.incoming.copies(places, pause=pause)
+        if frame.place is not None:
+            frame.body, frame.place = copies.pop(), None
+        frame.buffers[:] = copies
 
     def _given_back(self) -> Sequence[int]:
         region = self.incoming
@@ -153,5 +185,6 @@ class MessageCodec:
 
 
 def places_of(frame: Frame[Any]) -> list[tuple[int, int]]:
-    """Returns the places of a frame's buffers in shared memory; empty if they are in the frame."""
-    return [buffer for buffer in frame.buffers if isinstance(buffer, tuple)]
+    """Returns the places in shared memory of a frame's buffers, and last that of its pickle."""
+    places = [buffer for buffer in frame.buffers if isinstance(buffer, tuple)]
+    return places if frame.place is None else [*places, frame.place]

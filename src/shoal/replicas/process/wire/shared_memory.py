@@ -99,8 +99,8 @@ class Region:
         """The number of reserved bytes."""
         return sum(end - start for start, end in self._reserved.items())
 
-    def reserve(self, buffers: Sequence[Buffer]) -> list[tuple[int, int]]:
-        """Reserves one block for all of these buffers.
+    def reserve(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
+        """Reserves one block for all buffers of these sizes.
 
         Returns:
             The place of each buffer, as offset and length, the first at the block's start; empty if
@@ -108,8 +108,7 @@ class Region:
         """
         places: list[tuple[int, int]] = []
         end, before = 0, 0
-        for buffer in buffers:
-            size = memoryview(buffer).nbytes
+        for size in sizes:
             start = end if size == before else _aligned(end)
             places.append((start, size))
             end, before = start + size, size
@@ -129,18 +128,22 @@ class Region:
             del self._reserved[start]
 
     def write(
-        self, places: Sequence[tuple[int, int]], buffers: Sequence[Buffer], *, pause: bool
+        self, places: Sequence[tuple[int, int]], buffers: Sequence[Sequence[Buffer]], *, pause: bool
     ) -> None:
         """Copies buffers to their places.
 
         Args:
             places: The places.
-            buffers: The buffers.
+            buffers: The parts of each buffer.
             pause: Whether to let other threads run in between.
         """
         copy = _Copy(pause=pause)
-        for (offset, size), buffer in zip(places, buffers, strict=True):
-            copy.run(memoryview(buffer), self._memory[offset : offset + size])
+        for (offset, _), parts in zip(places, buffers, strict=True):
+            for part in parts:
+                source = memoryview(part)
+                end = offset + source.nbytes
+                copy.run(source, self._memory[offset:end])
+                offset = end
 
     def copies(self, places: Sequence[tuple[int, int]], *, pause: bool) -> list[memoryview]:
         """Returns copies of these places of a block, and gives the block back."""
