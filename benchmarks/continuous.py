@@ -1,6 +1,6 @@
 """The gain of continuous batches over closed ones, beside a bare loop that does the same.
 
-Three parts:
+Four parts:
 
 * *In virtual time*: a model whose step takes the same time for any number of texts, as on a GPU
   (`gpu_model.py`), behind Shoal's continuous batches and four rivals (`continuous_rivals.py`), with
@@ -8,6 +8,8 @@ Three parts:
   many times fewer steps a full continuous batch takes than a full closed one.
 * *In real time*: the same model, whose steps really take 5 ms and 20 ms. The difference to the bare
   loop is what Shoal itself costs.
+* *On a GPU*, where PyTorch finds one: a decoder of 7 billion weights (`torch_model.py`) in place of
+  the fake model.
 * *On the CPU*: the demo's language model, whose step takes longer with more texts
   (`continuous_cpu.py`).
 
@@ -22,10 +24,12 @@ from pathlib import Path
 if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from benchmarks import continuous_cpu, continuous_gpu
+from benchmarks import continuous_cpu, continuous_gpu, torch_model
 from benchmarks.continuous_rivals import BARE, BY_LENGTH, CLOSED, CONTINUOUS
+from benchmarks.gpu_model import GpuModel
 from benchmarks.report import Panel, Report, parser, print_table, verdict
 
 if TYPE_CHECKING:
@@ -63,6 +67,7 @@ REAL: Final[Columns] = {
     "gain": ("gain", ".2f"),
     "of_bare": ("of bare loop", ".3f"),
     "real_step_ms": ("step ms", ".2f"),
+    "first_p50_ms": ("first p50 ms", ".0f"),
     "occupancy_percent": ("full %", ".0f"),
     "cpu_us": ("CPU us a token", ".1f"),
     "verdict": ("target", ""),
@@ -113,7 +118,11 @@ def _virtual(quick: bool) -> list[dict[str, Any]]:
 def _real(quick: bool) -> list[dict[str, Any]]:
     """Measures in real time, prints the table, and returns its rows."""
     runs = ((0.005, 48, 1),) if quick else ((0.005, 128, 3), (0.02, 80, 1))
-    rows = [row for run in runs for row in continuous_gpu.in_real_time(*run)]
+    rows: list[dict[str, Any]] = []
+    for step_s, count, rounds in runs:
+        new_model = partial(GpuModel, continuous_gpu.CAPACITY, step_s)
+        common: dict[str, Any] = {"part": "real", "step_ms": step_s * 1e3}
+        rows += [common | row for row in continuous_gpu.in_real_time(new_model, count, rounds)]
     for row in rows:
         if row["way"] == CONTINUOUS:
             row["verdict"] = verdict(row["of_bare"], at_least=OF_BARE)
@@ -124,6 +133,37 @@ def _real(quick: bool) -> list[dict[str, Any]]:
         [row | {"way": f"{row['step_ms']:g} ms: {row['way']}"} for row in rows],
     )
     return rows
+
+
+def _on_a_gpu(quick: bool) -> list[dict[str, Any]]:
+    """Measures a decoder on a GPU, prints the tables, and returns their rows."""
+    if (reason := torch_model.why_not()) is not None:
+        print(f"On a GPU: left out, since {reason}.\n")
+        return []
+    decoder = torch_model.Decoder(continuous_gpu.CAPACITY)
+    steps = [
+        {
+            "part": "gpu step",
+            "texts": texts,
+            "step_ms": decoder.step_ms(texts),
+            "joining_ms": decoder.step_ms(texts, joining=texts),
+        }
+        for texts in decoder.sizes
+    ]
+    _print(
+        f"A decoder of 7 billion weights on {decoder.name}: how long a step takes, and one before "
+        f"which it reads a prompt of {torch_model.PROMPT} tokens for each text",
+        {"texts": ("texts", ""), "step_ms": ("ms", ".2f"), "joining_ms": ("with prompts", ".2f")},
+        steps,
+    )
+    new_model = partial(torch_model.DecoderModel, decoder)
+    rows = continuous_gpu.in_real_time(new_model, *((48, 1) if quick else (128, 3)))
+    _print(
+        f"With that decoder, lengths {continuous_gpu.REAL_LENGTHS.name}, {continuous_gpu.TWICE}",
+        {name: column for name, column in REAL.items() if name != "verdict"},
+        rows,
+    )
+    return [*steps, *({"part": "gpu"} | row for row in rows)]
 
 
 def _on_the_cpu(quick: bool) -> list[dict[str, Any]]:
@@ -140,7 +180,7 @@ def _on_the_cpu(quick: bool) -> list[dict[str, Any]]:
     return rows
 
 
-PARTS: Final = {"virtual": _virtual, "real": _real, "cpu": _on_the_cpu}
+PARTS: Final = {"virtual": _virtual, "real": _real, "gpu": _on_a_gpu, "cpu": _on_the_cpu}
 
 
 def _sentence(rows: Sequence[dict[str, Any]]) -> str:
@@ -150,6 +190,11 @@ def _sentence(rows: Sequence[dict[str, Any]]) -> str:
     if real := [row for row in rows if row["part"] == "real" and row["way"] == CONTINUOUS]:
         parts = (f"{row['of_bare']:.1%} at {row['step_ms']:g} ms a step" for row in real)
         said.append(f"in real time they write {' and '.join(parts)} of the bare loop's tokens")
+    if gpu := [row for row in rows if row["part"] == "gpu" and row["way"] == CONTINUOUS]:
+        said.append(
+            f"on a GPU they write {gpu[0]['gain']:.2f} times the tokens of closed ones, "
+            f"{gpu[0]['of_bare']:.1%} of the bare loop's"
+        )
     if cpu := [row for row in rows if row["part"] == "cpu"]:
         said.append(continuous_cpu.sentence(cpu))
     return "; ".join(said) + "."
@@ -180,6 +225,9 @@ def _panels(rows: Sequence[dict[str, Any]]) -> list[Panel]:
             for way in continuous_gpu.REAL_WAYS
         }
         panels.append(Panel("In real time", "tokens/s", steps, series))
+    if gpu := [row for row in rows if row["part"] == "gpu"]:
+        series = {row["way"]: [row["tokens_a_second"]] for row in gpu}
+        panels.append(Panel("On a GPU", "tokens/s", [str(continuous_gpu.TWICE)], series))
     return panels
 
 
@@ -222,6 +270,8 @@ def main() -> None:
     report = Report("continuous", arguments.json, ("shoal", "anyio", "trio", "numpy"))
     report.print_environment()
     report.rows = [row for part in parts for row in PARTS[part](arguments.quick)]
+    if not report.rows:
+        return
     report.finish(_sentence(report.rows), _panels(report.rows))
 
 

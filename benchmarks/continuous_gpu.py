@@ -7,7 +7,7 @@ so that the end of the run, when places stay empty in each way, does not count. 
 of all texts, each read to its end.
 
 In virtual time the figures are exact, and the same on every machine. A run in real time shows what
-the batcher itself costs.
+the batcher itself costs; its model may be a decoder on a real GPU.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from benchmarks.http_load import percentile_ms
 from shoal.testing import run_virtually
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from benchmarks.continuous_rivals import Call
+    from benchmarks.gpu_model import StepModel
 
 CAPACITY: Final = 16
 STEP_S: Final = 0.02
@@ -124,7 +125,7 @@ class Seen:
 class _Run:
     """One run of a load: requests the texts, and measures."""
 
-    def __init__(self, call: Call, model: GpuModel, texts: Sequence[int]) -> None:
+    def __init__(self, call: Call, model: StepModel, texts: Sequence[int]) -> None:
         self._call = call
         self._model = model
         self._texts = iter(texts)
@@ -173,6 +174,7 @@ async def drive(
     texts: Sequence[int],
     load: Load,
     *,
+    model: StepModel | None = None,
     step_s: float = STEP_S,
     buckets: int | None = None,
     to_the_end: bool = True,
@@ -184,11 +186,12 @@ async def drive(
         lengths: The distribution of the lengths.
         texts: The length of each text.
         load: The load.
-        step_s: How long a step of the model takes.
+        model: The model; None for the fake one.
+        step_s: How long a step of the fake model takes.
         buckets: The number of buckets of batches by length; None for those of nearest lengths.
         to_the_end: Whether to read all texts, rather than to stop when the last is requested.
     """
-    model = GpuModel(CAPACITY, step_s, load.prefill_s)
+    model = model or GpuModel(CAPACITY, step_s, load.prefill_s)
     options: dict[str, Any] = {}
     if buckets is not None:
         options["bucket_by"] = partial(lengths.bucket_of, buckets=buckets)
@@ -288,28 +291,30 @@ def bounds(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     return made
 
 
-def in_real_time(step_s: float, count: int, rounds: int) -> list[dict[str, Any]]:
+def in_real_time(
+    new_model: Callable[[], StepModel], count: int, rounds: int
+) -> list[dict[str, Any]]:
     """Returns a row for each way: medians of the rounds, and ratios to the bare loop's."""
     texts = REAL_LENGTHS.draw(random.Random(SEED), count)
-    run = partial(drive, lengths=REAL_LENGTHS, texts=texts, load=TWICE, step_s=step_s)
     seen_of: dict[str, list[Seen]] = {way: [] for way in REAL_WAYS}
     for _ in range(rounds):
         for way in REAL_WAYS:
-            shortened = partial(run, way, to_the_end=False)
-            seen_of[way].append(anyio.run(shortened, backend="trio"))
+            run = partial(
+                drive, way, REAL_LENGTHS, texts, TWICE, model=new_model(), to_the_end=False
+            )
+            seen_of[way].append(anyio.run(run, backend="trio"))
     rows = []
     for way, seen in seen_of.items():
         beside = list(zip(seen, seen_of[CLOSED], seen_of[BARE], strict=True))
         rows.append(
             {
-                "part": "real",
-                "step_ms": step_s * 1e3,
                 "way": way,
                 "tokens_a_second": median(one.tokens_a_second for one in seen),
                 "gain": median(one.tokens_a_second / it.tokens_a_second for one, it, _ in beside),
                 "of_bare": median(
                     one.tokens_a_second / it.tokens_a_second for one, _, it in beside
                 ),
+                "first_p50_ms": median(percentile_ms(one.first_token_s, 50) for one in seen),
                 "real_step_ms": median(one.took_s / one.steps * 1e3 for one in seen),
                 "occupancy_percent": median(one.occupancy * 100 for one in seen),
                 "cpu_us": median(one.cpu_s / one.tokens * 1e6 for one in seen),

@@ -28,7 +28,7 @@ import shoal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from benchmarks.gpu_model import GpuModel
+    from benchmarks.gpu_model import StepModel
 
     Call: TypeAlias = Callable[[int], Any]
 
@@ -66,7 +66,7 @@ class BareLoop:
     A reader that leaves frees its place after the next step.
     """
 
-    def __init__(self, model: GpuModel) -> None:
+    def __init__(self, model: StepModel) -> None:
         self._model = model
         self._waiting: deque[_Text] = deque()
         self._has_come = trio.Event()
@@ -114,7 +114,7 @@ class NearestLengths(shoal.WholeQueuePolicy):
         return nearest[: self._size], shoal.DispatchReason.TIMER
 
 
-def _continuous(model: GpuModel) -> Any:
+def _continuous(model: StepModel) -> Any:
     async def write(batch: shoal.OpenBatch[int, int]) -> None:
         left: dict[shoal.OpenRequest[int, int], int] = {}
         async for joined in batch.steps():
@@ -130,7 +130,7 @@ def _continuous(model: GpuModel) -> Any:
     return write
 
 
-def _closed(model: GpuModel) -> Any:
+def _closed(model: StepModel) -> Any:
     async def write(lengths: list[int]) -> AsyncIterator[list[Any]]:
         requests = shoal.current_batch().requests
         for nth in range(max(lengths)):
@@ -144,7 +144,7 @@ def _closed(model: GpuModel) -> Any:
     return write
 
 
-def _held(model: GpuModel) -> Any:
+def _held(model: StepModel) -> Any:
     async def write(lengths: list[int]) -> AsyncIterator[list[int]]:
         for nth in range(max(lengths)):
             # Places of texts that are done are not counted: what they get is thrown away.
@@ -155,7 +155,7 @@ def _held(model: GpuModel) -> Any:
 
 
 @asynccontextmanager
-async def opened(way: str, model: GpuModel, **options: Any) -> AsyncIterator[Call]:
+async def opened(way: str, model: StepModel, **options: Any) -> AsyncIterator[Call]:
     """Opens a model behind one of the ways.
 
     Args:

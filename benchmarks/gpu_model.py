@@ -17,7 +17,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -26,9 +26,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+class StepModel(Protocol):
+    """A model that works in steps and counts them: the fake one, or a decoder on a real GPU."""
+
+    steps: int
+    tokens: int
+
+    @property
+    def capacity(self) -> int:
+        """How many texts a step can take."""
+        ...
+
+    async def step(self, texts: int, joining: int = 0) -> None:
+        """Writes one token of each of some texts, of which some join."""
+
+
 @dataclass
 class GpuModel:
-    """The model, which counts what it does.
+    """The fake model, which counts what it does.
 
     Attributes:
         capacity: How many texts a step can take.

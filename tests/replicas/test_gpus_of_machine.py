@@ -223,6 +223,7 @@ def test_the_servers_own_list_is_read_as_cuda_does(monkeypatch, listed, names):
 
 
 def test_indices_are_those_of_the_bus_unless_the_environment_says_otherwise(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
     by_bus = {"CUDA_VISIBLE_DEVICES": "0,2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert environment_of(["0", "2"]) == by_bus
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
@@ -230,6 +231,15 @@ def test_indices_are_those_of_the_bus_unless_the_environment_says_otherwise(monk
     monkeypatch.delenv("CUDA_DEVICE_ORDER")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
     assert environment_of(["2"]) == {"CUDA_VISIBLE_DEVICES": "2"}
+
+
+def test_a_process_with_a_gpu_computes_with_one_thread_unless_the_environment_has_a_number(
+    monkeypatch,
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert environment_of(["0"])["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert "OMP_NUM_THREADS" not in environment_of(["0"])
 
 
 async def test_the_real_nvml_reads_real_gpus():

@@ -6,7 +6,8 @@ import os
 from typing import Any, Final
 
 AT_IMPORT: Final = {
-    name: os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    name: os.environ.get(name)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS")
 }
 
 

@@ -45,6 +45,26 @@ async def test_each_process_sees_its_own_from_before_its_code_is_imported(monkey
         assert (await handle.call("CUDA_DEVICE_ORDER"))[0] is None
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"gpus": 0.5}, "1"),
+        ({"gpus": 0.5, "env": {"OMP_NUM_THREADS": "3"}}, "3"),
+        ({}, None),
+    ],
+)
+async def test_it_has_one_thread_for_the_cpu_unless_its_options_say_otherwise(
+    monkeypatch, options, expected
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    async with Controller() as controller:
+        await controller.create_backend("b", CODE, config={"placement": "process", **options})
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        assert (await handle.call("OMP_NUM_THREADS"))[0] == expected
+
+
 async def test_one_that_is_killed_gives_its_own_to_the_next_process(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     async with Controller() as controller:

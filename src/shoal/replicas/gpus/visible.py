@@ -26,6 +26,9 @@ VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 """The environment variable that says by which order CUDA counts."""
 
+THREADS: Final = "OMP_NUM_THREADS"
+"""The environment variable that says how many threads a numerical library computes with."""
+
 _OF_DRIVER: Final = Path("/proc/driver/nvidia/gpus")
 _NAME: Final = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]{1,120}", re.ASCII)
 
@@ -66,11 +69,15 @@ def environment_of(devices: Sequence[str]) -> dict[str, str]:
     """Returns the environment variables of a process that sees only these GPUs.
 
     Indices are those of the PCI bus, as NVML counts, unless the environment has an order, or a list
-    of its own.
+    of its own. Unless it has a number of threads, the process has one for what it computes on the
+    CPU: PyTorch would take one for each core, and these wait actively for their next work, which
+    is small and rare where a GPU does the rest, on the cores that the server needs.
     """
     found = {VISIBLE: ",".join(devices)}
     if ORDER not in os.environ and VISIBLE not in os.environ:
         found[ORDER] = "PCI_BUS_ID"
+    if THREADS not in os.environ:
+        found[THREADS] = "1"
     return found
 
 
