@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import asynccontextmanager
 
 import anyio
@@ -265,3 +266,24 @@ def test_what_is_no_application_is_refused():
     for lifespan in (False, True):
         with pytest.raises(TypeError, match="takes an ASGI application"):
             shoal.App().mount("/x", None, lifespan=lifespan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"lifespan": True}])
+async def test_the_docs_page_shows_a_mounted_fastapi_beside_the_endpoints(options):
+    site = FastAPI()
+
+    @site.get("/hello")
+    async def hello() -> str:
+        return "hello"
+
+    app = models()
+    app.mount("/api", site, **options)
+    async with app.lifespan():
+        page = (await ask(app, "/-/docs", method="GET")).body.decode()
+        urls = re.findall(r"&quot;url&quot;:&quot;([^&]*)&quot;", page)
+        assert urls == ["openapi.json", "/api/openapi.json"]
+        ours, theirs = [
+            (await ask(app, path, method="GET")).json() for path in ("/-/openapi.json", urls[1])
+        ]
+    assert {*ours["paths"]} == {"/length", "/letters"}
+    assert {*theirs["paths"]} == {"/hello"}

@@ -16,6 +16,7 @@ from starlette.routing import Mount
 import shoal
 from shoal.http.openapi.landing import MOST_SHOWN, landing_page
 from shoal.http.openapi.page import FILES
+from shoal.http.requests.protocol import ProtocolRoutes
 from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 
@@ -96,6 +97,59 @@ async def test_it_calls_an_endpoint_that_takes_files_by_a_form():
     (one,) = (await landed(app, ("host", "fish.test:8000")))["endpoints"]
     assert one["takes"] == "form"
     assert one["call"] == "curl -F FIELD=@file http://fish.test:8000/files/NAME"
+
+
+async def test_its_commands_have_what_a_call_requires_in_capitals():
+    app = shoal.App()
+
+    @app.get("/find/{number}")
+    async def find(
+        text: str,
+        number: Annotated[int, shoal.http.Path()],
+        key: Annotated[str, shoal.http.Header(alias="x-key")],
+        most: int = 3,
+    ) -> str:
+        return f"{number}{text}{key}{most}"
+
+    async with app.lifespan():
+        (one,) = (await landed(app, ("host", "fish.test")))["endpoints"]
+        words = shlex.split(one["call"])
+        assert words == ["curl", "-H", "x-key: X-KEY", "http://fish.test/find/NUMBER?text=TEXT"]
+        answer = await get(app, "/find/7?text=TEXT", ("x-key", "X-KEY"))
+        assert (answer.status, answer.json()) == (200, "7TEXTX-KEY3")
+
+
+class Whispers:
+    def routes(self, controller, options):
+        return Silent()
+
+
+class Silent(ProtocolRoutes):
+    def of(self, endpoint):
+        return ()
+
+
+async def test_it_names_the_other_protocols_and_where_they_begin():
+    app = shoal.App(protocols=["openai", "oip", Whispers()])
+
+    @app.endpoint("/say", name="say")
+    async def say(prompts: list[str]) -> list[str]:
+        return prompts
+
+    async with app.lifespan():
+        found = await landed(app, root_path="/ml")
+        assert found["websocket"] == "shoal.v1"
+        assert found["protocols"] == [
+            {"title": "OpenAI's HTTP API", "start": "/ml/v1/models"},
+            {"title": "Open Inference Protocol", "start": "/ml/v2"},
+            {"title": "Whispers", "start": ""},
+        ]
+        for one in found["protocols"][:2]:
+            assert (await get(app, one["start"].removeprefix("/ml"))).status == 200
+        text = (await get(app, "/", AS_HTML)).body.decode()
+    assert '<p>OpenAI&#x27;s HTTP API: <a href="/v1/models">/v1/models</a></p>' in text
+    assert "<p>Whispers</p>" in text
+    assert "<code>shoal.v1</code>" in text
 
 
 async def test_a_browser_gets_it_as_a_page_in_which_all_names_are_escaped(app):
@@ -192,7 +246,9 @@ async def test_only_so_many_endpoints_are_shown():
         {"path": f"/{n}", "methods": ["POST"], "name": f"e{n}", "takes": None, "streams": False}
         for n in range(MOST_SHOWN + 3)
     ]
-    page = landing_page(HttpOptions(), routes, [], {"type": "http"}, {b"accept": b"text/html"})
+    page = landing_page(
+        HttpOptions(), routes, [], {"type": "http"}, {b"accept": b"text/html"}, operations={}
+    )
     assert page.body.count(b"<h2>") == MOST_SHOWN
     assert b"And 3 more." in page.body
 
@@ -217,9 +273,11 @@ async def test_the_viewer_also_shows_the_documents_of_mounted_applications(app):
     inner = Starlette()
     inner.openapi_url = "/openapi.json"
     app.mount("/api", inner)
+    app.mount("/living", inner, lifespan=True)
     app.mount("/plain", Starlette())
     page = (await get(app, "/-/docs", root_path="/ml")).body.decode()
     assert "&quot;url&quot;:&quot;/ml/api/openapi.json&quot;" in page
+    assert "&quot;url&quot;:&quot;/ml/living/openapi.json&quot;" in page
     assert "/plain" not in page
 
 

@@ -57,6 +57,11 @@ class Mounted:
             _log.error("a mounted application: %s", failure.details or failure)
 
 
+def unwrapped(app: ASGIApp) -> ASGIApp:
+    """Returns a mounted application as it was given."""
+    return app.app if isinstance(app, Mounted) else app
+
+
 @asynccontextmanager
 async def lifespans_of(apps: Iterable[ASGIApp]) -> AsyncGenerator[None]:
     """Runs the lifespans of those among applications that are `Mounted`.

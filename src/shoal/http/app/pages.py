@@ -24,10 +24,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from shoal.http.app.mounted import unwrapped
 from shoal.http.app.served_endpoints import served_endpoints
 from shoal.http.dashboard.dashboard import Dashboard
 from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.requests.exchange import JSON
+from shoal.http.requests.protocol import spoken
 from shoal.http.requests.routing import Page
 from shoal.observe.connections import SERVER
 from shoal.serving.backends.status import state_of
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from shoal.http.openapi.served import ServedEndpoint
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.protocol import HttpProtocol
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.observe.connections import CountedConnections
@@ -234,8 +237,16 @@ class Pages:
         from shoal.http.openapi.viewer import viewer_page
 
         root = root_of(exchange.scope)
-        page = viewer_page(self._settings.title, self._mounts.by_prefix, root)
+        mounted = {prefix: unwrapped(app) for prefix, app in self._mounts.by_prefix.items()}
+        page = viewer_page(self._settings.title, mounted, root)
         await exchange.answer(200, HTML, page.body, page.headers)
+
+    def _paths(self) -> Mapping[str, Any]:
+        """Returns the operations of the OpenAPI document, by path; none if it is turned off."""
+        if not self._settings.openapi:
+            return {}
+        paths: Mapping[str, Any] = self.document()["paths"]
+        return paths
 
     async def _answer_file(self, exchange: Exchange) -> None:
         from shoal.http.openapi.viewer import file_of_viewer
@@ -253,9 +264,17 @@ class Pages:
             self._prefixes(),
             exchange.scope,
             exchange.headers,
+            operations=self._paths(),
+            protocols=[_names_of(one) for one in spoken(self._settings.protocols)],
             has_dashboard=self.dashboard.is_public_to(exchange.scope),
         )
         await exchange.answer(200, page.media_type, page.body, page.headers)
+
+
+def _names_of(protocol: HttpProtocol) -> tuple[str, str]:
+    """Returns a protocol's title, and the path to begin at; both are optional."""
+    title = getattr(protocol, "title", "") or type(protocol).__name__
+    return title, getattr(protocol, "start", "")
 
 
 def _route_of(endpoint: ServedEndpoint) -> dict[str, Any]:

@@ -43,6 +43,9 @@ _VERSION: Final = "/versions/{version}"
 class OpenInference(HttpProtocol):
     """The Open Inference Protocol, version 2: ``App(protocols=["oip"])``."""
 
+    title = "Open Inference Protocol"
+    start = "/v2"
+
     @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
         return _Routes(controller, options)

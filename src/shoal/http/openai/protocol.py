@@ -71,6 +71,9 @@ class OpenAI(HttpProtocol):
         ValueError: A limit is below 1.
     """
 
+    title = "OpenAI's HTTP API"
+    start = f"{_PREFIX}/models"
+
     def __init__(
         self,
         *,

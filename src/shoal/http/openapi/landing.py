@@ -18,6 +18,7 @@ import orjson
 from shoal.http.openapi.page import HTML, Sent, page_headers, root_of
 from shoal.http.requests.accept import VARIES
 from shoal.http.requests.exchange import JSON
+from shoal.http.websocket.subprotocol import SUBPROTOCOL
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def landing_page(
     scope: Scope,
     headers: Mapping[bytes, bytes],
     *,
+    operations: Mapping[str, Any],
+    protocols: Sequence[tuple[str, str]] = (),
     has_dashboard: bool = False,
 ) -> Sent:
     """Returns the page, in the form that the client accepts.
@@ -73,21 +76,33 @@ def landing_page(
         mounts: The prefixes of mounted applications.
         scope: The ASGI scope of the request.
         headers: The headers of the request.
+        operations: The operations of the endpoints, by path and method, as the OpenAPI document has
+            them; may be empty.
+        protocols: The other protocols in which they are called: the title of each, and the path at
+            which it begins, which may be empty.
         has_dashboard: Whether the client may see the dashboard.
     """
     root, base = quote(root_of(scope)), _base(scope, headers)
     reached = [one for one in routes if one["path"] is not None]
-    shown = [{**one, "call": _curl(one, base)} for one in reached[:MOST_SHOWN]]
+    shown = [{**one, "call": _curl(one, operations, base)} for one in reached[:MOST_SHOWN]]
+    others = [{"title": title, "start": start and f"{root}{start}"} for title, start in protocols]
     pages = _links(options, has_dashboard=has_dashboard)
     links = {name: f"{root}{RESERVED}/{page}" for name, page in pages}
     if b"text/html" in headers.get(b"accept", b"").lower():
         # A proxy may have taken a prefix away without saying so; this page's own path ends in "/".
         start = root or "."
         near = {name: url if root else f".{url}" for name, url in links.items()}
-        text = "".join(_lines(options.title, shown, len(reached), mounts, start, near))
+        text = "".join(_lines(options.title, shown, len(reached), others, mounts, start, near))
         return Sent(HTML, text.encode("utf-8", "replace"), (*page_headers(_POLICY), VARIES))
     body = orjson.dumps(
-        {"title": options.title, "endpoints": shown, "mounts": mounts, "links": links}
+        {
+            "title": options.title,
+            "endpoints": shown,
+            "protocols": others,
+            "websocket": SUBPROTOCOL,
+            "mounts": mounts,
+            "links": links,
+        }
     )
     return Sent(JSON, body, ((b"cache-control", b"no-store"), VARIES))
 
@@ -111,20 +126,33 @@ def _base(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
     return f"{scope.get('scheme', 'http')}://{host}{quote(root_of(scope))}"
 
 
-def _curl(route: Mapping[str, Any], base: str) -> str:
-    """Returns a command that calls an endpoint."""
+def _curl(route: Mapping[str, Any], operations: Mapping[str, Any], base: str) -> str:
+    """Returns a command that calls an endpoint, with what it requires in capitals."""
     methods = route["methods"]
     method = next((one for one in ("POST", "PUT", "PATCH") if one in methods), methods[0])
     sending = _SENDING.get(route["takes"], ()) if method in ("POST", "PUT", "PATCH") else ()
     path = _PARAMETER.sub(lambda found: found[1].upper(), route["path"])
+    template = _PARAMETER.sub(lambda found: f"{{{found[1]}}}", route["path"])
+    needed = _required(operations.get(template, {}).get(method.lower(), {}))
+    query = "&".join([f"{quote(name)}={quote(name.upper())}" for name in needed["query"]])
     words = [
         "curl",
         *(("-N",) if route["streams"] else ()),
         *_method_words(method, is_sending=bool(sending)),
         *sending,
-        base + quote(path, safe="/:@!$&'()*+,;=~"),
+        *[word for name in needed["header"] for word in ("-H", f"{name}: {name.upper()}")],
+        base + quote(path, safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else ""),
     ]
     return shlex.join(words)
+
+
+def _required(operation: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Returns the names of the parameters that a call must have, by where they are."""
+    found: dict[str, list[str]] = {"query": [], "header": []}
+    for one in operation.get("parameters", ()):
+        if one.get("required") and one["in"] in found:
+            found[one["in"]].append(one["name"])
+    return found
 
 
 def _method_words(method: str, *, is_sending: bool) -> tuple[str, ...]:
@@ -138,6 +166,7 @@ def _lines(
     title: str,
     shown: Sequence[Mapping[str, Any]],
     count: int,
+    protocols: Sequence[Mapping[str, str]],
     mounts: Sequence[str],
     start: str,
     links: Mapping[str, str],
@@ -161,6 +190,13 @@ def _lines(
         yield "<p>There is no endpoint with a path.</p>\n"
     if count > len(shown):
         yield f"<p>And {count - len(shown)} more.</p>\n"
+    if shown:
+        yield "<p>Each is also called by a WebSocket at its path, by the sub-protocol "
+        yield f"<code>{SUBPROTOCOL}</code>.</p>\n"
+    for one in protocols:
+        path = html.escape(one["start"])
+        yield f"<p>{html.escape(one['title'])}"
+        yield f': <a href="{path}">{path}</a></p>\n' if path else "</p>\n"
     for prefix in mounts:
         url = html.escape(f"{start}{quote(prefix)}")
         yield f'<p>Another application: <a href="{url}">{html.escape(prefix)}</a></p>\n'

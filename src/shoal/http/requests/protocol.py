@@ -42,7 +42,17 @@ class ProtocolRoutes(ABC):
 
 
 class HttpProtocol(ABC):
-    """A protocol that an application speaks."""
+    """A protocol that an application speaks.
+
+    Attributes:
+        title: Its name for people, such as ``"OpenAI's HTTP API"``; the name of the class by
+            default.
+        start: A path at which a ``GET`` tells what there is to call, for the page at ``/``; empty
+            for none.
+    """
+
+    title: str = ""
+    start: str = ""
 
     @abstractmethod
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
