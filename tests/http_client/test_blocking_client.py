@@ -15,6 +15,7 @@ import pytest
 from served import served
 from simple_app import Held, Steps, app_of, headers_of
 
+import shoal
 from shoal import errors
 from shoal.http_client import RetryOptions, connect, connect_sync
 
@@ -70,6 +71,132 @@ async def test_a_stream_that_is_left_is_left_at_the_server():
 
     async with served(app_of(steps=steps)) as url:
         await in_a_thread(use, url)
+
+
+async def test_calls_and_streams_block_on_a_websocket():
+    def use(url):
+        with connect_sync(url) as client:
+            with client.websocket("/doubled", headers={"x-a": "1"}) as socket:
+                assert socket.call(4) == 8
+                assert socket.call(5, timeout_s=30, priority=1) == 10
+                with (
+                    pytest.raises(TypeError, match=r"socket\.stream"),
+                    client.websocket("/three") as other,
+                ):
+                    other.call(1)
+            with client.websocket("/three") as socket:
+                with socket.stream(1) as stream:
+                    assert list(stream) == [0, 1, 2]
+                with pytest.raises(RuntimeError, match=r"with socket\.stream"):
+                    next(socket.stream(1))
+            with pytest.raises(RuntimeError, match="not open"):
+                socket.call(1)
+            with pytest.raises(RuntimeError, match="entered once"), socket:
+                pass
+            with pytest.raises(errors.HttpProblem), client.websocket("/none"):
+                pass
+            assert client.call("/doubled", 4) == 8
+
+    async with served(app_of(doubled=doubled, three=three)) as url:
+        await in_a_thread(use, url)
+
+
+async def test_calls_of_several_threads_run_at_once_on_one_websocket():
+    together = 8
+    meeting = anyio.Event()
+    came = []
+
+    async def meet(items: list[int]) -> list[int]:
+        came.extend(items)
+        if len(came) == together:
+            meeting.set()
+        await meeting.wait()
+        return items
+
+    app = shoal.App()
+    app.endpoint("/meet", name="meet", max_batch_size=1, max_concurrent_batches=together)(meet)
+    async with served(app) as url:
+        client = connect_sync(url)
+        socket = await in_a_thread(client.websocket("/meet").__enter__)
+        results = {}
+
+        async def call(number):
+            results[number] = await in_a_thread(socket.call, number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(together):
+                tasks.start_soon(call, number)
+        assert results == {number: number for number in range(together)}
+        await in_a_thread(socket.__exit__, None, None, None)
+        await in_a_thread(client.close)
+
+
+async def test_a_websocket_ends_with_its_client_and_its_block_ends_nevertheless():
+    held = Held()
+
+    async with served(app_of(held=held)) as url:
+        client = connect_sync(url)
+        failed = []
+
+        def use():
+            with client.websocket("/held") as socket:
+                try:
+                    socket.call(1)
+                except Exception as error:
+                    failed.append(error)
+                with pytest.raises(errors.ShutDown):
+                    socket.call(2)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(in_a_thread, use)
+            await held.began.wait()
+            await in_a_thread(client.close)
+        assert [type(error) for error in failed] in ([ConnectionError], [errors.ShutDown])
+        await held.cancelled.wait()
+
+
+async def test_a_wait_for_a_websocket_that_is_interrupted_is_given_up():
+    held = Held()
+    async with served(app_of(held=held)) as inner_url:
+        inner = connect_sync(inner_url)
+
+        def outer(items: list[int]) -> list[int]:
+            with inner.websocket("/held") as socket:
+                return [socket.call(1)]
+
+        async with served(app_of(outer=outer)) as url, connect(url) as client:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.call, "/outer", 1)
+                await held.began.wait()
+                tasks.cancel_scope.cancel()
+            await held.cancelled.wait()
+        await in_a_thread(inner.close)
+
+
+async def test_a_websocket_that_is_not_accepted_in_time_is_given_up():
+    began, gone = anyio.Event(), anyio.Event()
+
+    async def silent(scope, receive, send):
+        await receive()
+        began.set()
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
+        gone.set()
+
+    async with served(silent, lifespan=False) as inner_url:
+        inner = connect_sync(inner_url)
+
+        def outer(items: list[int]) -> list[int]:
+            with inner.websocket("/x"):
+                return items
+
+        async with served(app_of(outer=outer)) as url, connect(url) as client:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.call, "/outer", 1)
+                await began.wait()
+                tasks.cancel_scope.cancel()
+            await gone.wait()
+        await in_a_thread(inner.close)
 
 
 @FORKS
@@ -137,6 +264,8 @@ async def test_an_event_loop_must_not_block():
         client.map("/x", [1])
     with pytest.raises(RuntimeError, match=r"async with client\.stream"):
         client.stream("/x", 1).__enter__()
+    with pytest.raises(RuntimeError, match=r"async with client\.websocket"):
+        client.websocket("/x").__enter__()
     client.close()
 
 

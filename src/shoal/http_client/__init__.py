@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal.http_client.client import HttpClient, connect
     from shoal.http_client.retries import RetryOptions
     from shoal.http_client.stream import HttpStream
-    from shoal.http_client.sync import SyncHttpClient, connect_sync
+    from shoal.http_client.sync import SyncHttpClient, SyncHttpSocket, connect_sync
     from shoal.http_client.websocket.socket import HttpSocket
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "HttpStream",
     "RetryOptions",
     "SyncHttpClient",
+    "SyncHttpSocket",
     "connect",
     "connect_sync",
 ]
@@ -38,6 +39,7 @@ _WHERE: Final = {
     "HttpStream": "shoal.http_client.stream",
     "RetryOptions": "shoal.http_client.retries",
     "SyncHttpClient": "shoal.http_client.sync",
+    "SyncHttpSocket": "shoal.http_client.sync",
     "connect": "shoal.http_client.client",
     "connect_sync": "shoal.http_client.sync",
 }

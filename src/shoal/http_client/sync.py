@@ -9,17 +9,22 @@ is when its request is.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from shoal.errors import ShutDown
 from shoal.http_client.client import NO_ITEM, HttpClient, connect
 from shoal.replicas.portal import BlockingStream, PortalThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import Unpack
 
+    from shoal.core.request import Request
     from shoal.http_client.keywords import CallKeywords, ConnectKeywords, StreamKeywords
+    from shoal.http_client.websocket.socket import HttpSocket
+    from shoal.replicas.portal import Held
 
 
 def connect_sync(url: str, **options: Unpack[ConnectKeywords]) -> SyncHttpClient:
@@ -92,6 +97,28 @@ class SyncHttpClient:
         stream = self._client.stream(path, item, **options)
         return BlockingStream(lambda: stream, self._thread, "client")
 
+    def websocket(
+        self,
+        path: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        max_requests: int = 64,
+        request: Request | None = None,
+    ) -> SyncHttpSocket:
+        """Returns a WebSocket for many calls of one endpoint, from several threads.
+
+        ::
+
+            with client.websocket("/embed") as socket:
+                vector = socket.call("some text")
+
+        It connects when it is entered; see `HttpClient.websocket`.
+        """
+        socket = self._client.websocket(
+            path, headers=headers, max_requests=max_requests, request=request
+        )
+        return SyncHttpSocket(socket, self._thread)
+
     def map(
         self,
         path: str,
@@ -111,3 +138,45 @@ class SyncHttpClient:
             **options,
         )
         return self._thread.run(calls, "await client.map(...)")
+
+
+class SyncHttpSocket:
+    """Calls one endpoint over one WebSocket, and blocks until it is answered; see `HttpSocket`.
+
+    Several threads may use it at once. Their calls run at once on the one connection.
+
+    Args:
+        socket: The async WebSocket, for which this is a face.
+        thread: The event loop of its client.
+    """
+
+    def __init__(self, socket: HttpSocket, thread: PortalThread) -> None:
+        self._socket = socket
+        self._thread = thread
+        self._held: Held[HttpSocket] | None = None
+
+    def __enter__(self) -> Self:
+        self._held = self._thread.hold(self._socket, "async with client.websocket(...) as socket:")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._held is not None
+        with suppress(ShutDown):  # its client is closed, and so is it
+            self._held.leave()
+
+    def call(
+        self, item: Any, *, timeout_s: float | None = None, priority: int | None = None
+    ) -> Any:
+        """Makes a call with one result; see `HttpSocket.call`."""
+        call = partial(self._socket.call, item, timeout_s=timeout_s, priority=priority)
+        return self._thread.run(call, "await socket.call(...)")
+
+    def stream(
+        self, item: Any, *, timeout_s: float | None = None, priority: int | None = None
+    ) -> BlockingStream:
+        """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``.
+
+        See `HttpSocket.stream`.
+        """
+        stream = partial(self._socket.stream, item, timeout_s=timeout_s, priority=priority)
+        return BlockingStream(stream, self._thread, "socket")
