@@ -421,6 +421,19 @@ async def test_a_row_that_fails_fails_its_request():
         assert (status.requests, status.errors) == (2, 2)
 
 
+async def test_with_debug_alone_an_error_has_its_traceback():
+    def model(x: list[int]) -> list[int]:
+        raise RuntimeError("private")
+
+    app = Served(handler=model, settings={"debug": True}).app
+    async with app.lifespan():
+        text = error(await infer(app, tensor([1], [1])))
+        assert text.startswith("The call failed: ")
+        assert "\nTraceback (most recent call last):\n" in text
+        assert text.endswith("RuntimeError: private\n")
+        assert "Traceback" not in error(await infer(app, tensor(["a"], [1])))
+
+
 # Tensors in
 
 RANGES = {

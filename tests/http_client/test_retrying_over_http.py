@@ -15,6 +15,7 @@ import pytest
 import shoal
 from shoal import errors
 from shoal.http_client import RetryOptions, connect
+from shoal.http_client.problems import failure_of_problem
 
 pytestmark = pytest.mark.anyio
 
@@ -410,3 +411,14 @@ def test_an_error_answer_of_any_body_is_an_error(body):
     assert type(failure.error) is errors.HttpProblem
     assert failure.error.status == 500
     assert not failure.was_refused
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [(3, 3.0), (0, 0.0), (-1, None), (10**400, None), ("3", None), (True, None), (None, None)],
+)
+async def test_a_problem_in_a_message_says_when_to_try_again(said, expected):
+    problem = {"type": "urn:shoal:problem:overloaded", "status": 503, "retry_after_s": said}
+    failure = failure_of_problem("http://x/y", 500, problem)
+    assert (failure.was_refused, failure.retry_after_s) == (True, expected)

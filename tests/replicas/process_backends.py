@@ -165,6 +165,15 @@ class Plain:
             for request in current_batch().requests
         ]
 
+    def metadata(self, names: list[str]) -> list[Any]:
+        found: list[Any] = []
+        for name in names:
+            try:
+                found.append(current_batch().requests[0].metadata[name])
+            except KeyError as error:
+                found.append(str(error))
+        return found
+
     def echo(self, items: list[Any]) -> list[Any]:
         return items
 

@@ -155,6 +155,19 @@ async def test_code_knows_its_batch_and_metadata_that_can_not_be_sent_is_left_ou
     assert second[:4] == ("b", {}, None, 1)
 
 
+async def test_code_that_wants_metadata_that_could_not_be_sent_is_told_why():
+    async with playing(made()) as played:
+        metadata = {"user": "ann", "bad": Unsendable(), "unreadable": Unreadable()}
+        request = make_request("a", metadata=metadata)
+        running_batch.set(Batch(1, DispatchReason.FULL, [request]))
+        names = ["user", "bad", "unreadable", "none"]
+        user, bad, unreadable, none = await played.replica.run("metadata", names)
+    assert user == "ann"
+    assert "'bad' could not be sent to this process" in bad
+    assert "'unreadable' could not be sent to this process" in unreadable
+    assert none == "'none'"
+
+
 @pytest.mark.parametrize(("code", "method"), [(Plain, "count"), (Async, "count_async")])
 async def test_a_stream_is_made_only_a_few_steps_ahead_of_its_reader(code, method, folder):
     async with playing(made(code, folder.path)) as played:

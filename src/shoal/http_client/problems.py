@@ -104,7 +104,9 @@ def failure_of_problem(url: str, status: int, problem: object) -> Failure:
         problem: The JSON object of the problem.
     """
     error = error_of(url, status, problem)
-    return Failure(error, was_refused=isinstance(error, Overloaded))
+    asked = problem.get("retry_after_s") if isinstance(problem, dict) else None
+    retry_after_s = _seconds(str(asked)) if type(asked) is int else None
+    return Failure(error, isinstance(error, Overloaded), retry_after_s)
 
 
 def error_of(url: str, status: int, problem: object) -> Exception:

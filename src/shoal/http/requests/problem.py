@@ -75,6 +75,14 @@ class Problem:
             del members["detail"]
         return members
 
+    def in_a_message(self, request_id: str) -> dict[str, Any]:
+        """Returns the members, with ``Retry-After``, for a message that has no headers."""
+        members = self.members(request_id)
+        retry_after = dict(self.headers).get(b"retry-after", b"")
+        if retry_after.isdigit():
+            members["retry_after_s"] = int(retry_after)
+        return members
+
 
 class Refused(Exception):
     """A request is to be answered with a problem, before or instead of a call."""

@@ -366,7 +366,7 @@ class SocketConnection:
             else:
                 name = self._calls.endpoint.name
                 problem = explained(error, self.settings, name, request.request_id)
-            text = orjson.dumps(problem.members(request.request_id))
+            text = orjson.dumps(problem.in_a_message(request.request_id))
             self._end(request, b"error", text, problem.status)
         finally:
             del error  # its traceback holds this frame

@@ -30,6 +30,25 @@ class _Extras(NamedTuple):
     priority: int
     plain: dict[str, Any]
     pickled: dict[str, bytes]
+    lost: tuple[str, ...]  # the names of the values that can't be sent
+
+
+class SentMetadata(dict[str, Any]):
+    """The metadata of a request that was sent to a process.
+
+    Attributes:
+        lost: The names of the values that could not be sent.
+    """
+
+    lost: frozenset[str] = frozenset()
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.lost:
+            raise KeyError(
+                f"{name!r} could not be sent to this process, since it can't be pickled: set it to "
+                "a value that can, such as the user's name"
+            )
+        raise KeyError(name)
 
 
 class BatchAsData(NamedTuple):
@@ -97,7 +116,7 @@ def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None]
     """
     extras: list[_Extras | None] = []
     shared: Mapping[str, Any] = NOTHING
-    parts: tuple[dict[str, Any], dict[str, bytes]] = {}, {}
+    parts: tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]] = {}, {}, ()
     for request in requests:
         options = request.options
         if options is None:
@@ -110,8 +129,10 @@ def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None]
     return extras if any(extras) else None
 
 
-def _parts(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Splits metadata into plain values and values that are pickled one by one."""
+def _parts(
+    metadata: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]]:
+    """Splits metadata into plain values, values that are pickled one by one, and lost ones."""
     plain: dict[str, Any] = {}
     pickled: dict[str, bytes] = {}
     for name, value in metadata.items():
@@ -122,7 +143,8 @@ def _parts(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes
             data = _pickled(value)
             if data is not None:
                 pickled[name] = data
-    return plain, pickled
+    lost = tuple([name for name in metadata if name not in plain and name not in pickled])
+    return plain, pickled, lost
 
 
 def _pickled(value: Any) -> bytes | None:
@@ -136,11 +158,13 @@ def _pickled(value: Any) -> bytes | None:
 
 
 def _options(extra: _Extras, now: float) -> RequestOptions:
-    metadata = dict(extra.plain)
+    metadata = SentMetadata(extra.plain)
+    lost = set(extra.lost)
     for name, data in extra.pickled.items():
         try:
             metadata[name] = unpickled(data)
-        except Exception:  # noqa: S112 - values that can't be unpickled are left out
-            continue
+        except Exception:
+            lost.add(name)
+    metadata.lost = frozenset(lost)
     deadline = None if extra.left_s is None else now + extra.left_s
     return RequestOptions(deadline, metadata, extra.priority)
