@@ -122,6 +122,94 @@ async def test_a_batch_that_fails_is_logged_once_with_the_ids_of_its_requests(ca
     assert (record.backend, record.size, record.failed, record.error) == ("x", 3, 3, "ValueError")
 
 
+def lines(caplog):
+    """What was logged of failures, and how many tracebacks were."""
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    return [one.getMessage() for one in told], sum(one.exc_info is not None for one in told)
+
+
+async def answered(app, path, items):
+    """Makes calls whose ids are those of their items, at once; returns the statuses."""
+    ids = [[("x-request-id", f"r{item}")] for item in items]
+    calls = [Call(app, path, item=i, headers=h) for i, h in zip(items, ids, strict=True)]
+    async with calling(*calls):
+        for call in calls:
+            await call.returned.wait()
+    return [call.status for call in calls]
+
+
+@anyio_test
+@pytest.mark.parametrize("items", [[0, 5, 1], [5, 0, 1]])
+async def test_the_line_names_the_requests_whose_answer_the_code_did_not_choose(caplog, items):
+    app = shoal.App()
+
+    @app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)
+    async def some(items: list[int]) -> list[int]:
+        return [{0: HTTPException(404), 5: ValueError("no")}.get(i, i) for i in items]
+
+    async with app.lifespan():
+        statuses = await answered(app, "/x", items)
+    assert sorted(statuses) == [200, 404, 500]
+    assert lines(caplog) == (["x: batch 1 failed: ValueError, 1 of 3 requests (r5)"], 1)
+
+
+@anyio_test
+async def test_an_open_batch_that_fails_in_part_is_one_line_with_its_ids(caplog):
+    app = shoal.App()
+
+    @app.endpoint("/x", name="x", fill="open", max_batch_size=3)
+    async def some(batch: shoal.OpenBatch[int, int]) -> None:
+        async for request in batch:
+            await anyio.sleep(1)
+            if request.item:
+                request.fail(ValueError("no"))
+            else:
+                request.finish(0)
+
+    async with app.lifespan():
+        assert sorted(await answered(app, "/x", [1, 0, 2])) == [200, 500, 500]
+    messages, tracebacks = lines(caplog)
+    assert len(messages) == tracebacks == 1
+    assert messages[0].startswith("x: batch 1 failed: ValueError, 2 of 3 requests (r")
+    assert {"r1", "r2"} == set(messages[0].split("(")[1].strip(")").split(", "))
+
+
+@anyio_test
+async def test_failures_of_a_continuous_batch_are_logged_when_they_happen(caplog):
+    app = shoal.App()
+
+    @app.endpoint("/x", name="x", fill="continuous", max_batch_size=4)
+    async def some(batch: shoal.OpenBatch[int, int]) -> None:
+        async for _ in batch.steps():
+            await anyio.sleep(1)
+            for request in batch.active:
+                if request.item >= 9:
+                    if len(batch.active) == 2:
+                        raise LookupError("all")
+                elif request.item:
+                    request.fail(ValueError("no"))
+                else:
+                    request.finish(0)
+
+    async with app.lifespan():
+        assert sorted(await answered(app, "/x", [1, 0, 2])) == [200, 500, 500]
+        (message,), tracebacks = lines(caplog)
+        assert message.startswith("x: batch 1 failed: ValueError, 2 of 3 requests (r")
+        assert tracebacks == 1
+        caplog.clear()
+        handle = await app.controller.get_handle("x")
+        with pytest.raises(ValueError, match="no"):
+            await handle.call(3)
+        assert lines(caplog)[0] == ["x: batch 1 failed: ValueError, 1 of 4 requests (-)"]
+        caplog.clear()
+        assert await answered(app, "/x", [9, 10]) == [500, 500]
+        (message,), tracebacks = lines(caplog)
+        assert message.startswith("x: batch 1 failed: LookupError, 2 of 6 requests (r")
+        assert tracebacks == 1
+        caplog.clear()
+    assert lines(caplog)[0] == []
+
+
 @anyio_test
 async def test_a_batch_that_runs_for_too_long_is_logged_without_a_traceback(caplog):
     async def slow(items: list[int]) -> list[int]:

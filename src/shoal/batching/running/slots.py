@@ -385,8 +385,9 @@ class Slots(ABC, Generic[RunT]):
         batch.arrived_at = oldest_at
         batch.free_at = free_at
         self._counters.note_waits(requests, oldest_at, now, in_order=in_order)
-        if self._counters.observers.all:
+        if self._are_open:
             batch.is_continuous = self.run.handler.fill == "continuous"
+        if self._counters.observers.all:
             name = self.run.name
             self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))
         return batch

@@ -7,17 +7,20 @@ which is the handler's own.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.events import BatchObserver
 from shoal.core.request import State
 from shoal.http.requests.problem import marked_as_logged, problem_of
+from shoal.observe.failures import id_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
     from shoal.serving.http_options import HttpOptions
@@ -26,13 +29,68 @@ LOGGER: Final = "shoal.batches"
 """The name of its logger."""
 
 _MOST_IDS: Final = 64
-_LONGEST_ID: Final = 64
 
 _log: Final = logging.getLogger(LOGGER)
 
 
+class _Failures:
+    """Requests of one batch that failed and were not logged yet.
+
+    Attributes:
+        error: The first error, as the handler raised it.
+        is_internal: Whether a caller learns nothing of one of the errors, so that the log must.
+        is_new: Whether the first error was not logged before.
+        count: How many failed.
+        ids: The ids of the first of them; ``-`` for one that did not come over HTTP.
+    """
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.is_internal = self.is_new = False
+        self.count = 0
+        self.ids: list[str] = []
+
+    def add(self, request: Request, error: Exception, *, is_internal: bool) -> None:
+        """Adds a request, and marks its error as logged."""
+        original, is_new = marked_as_logged(error)
+        if self.error is None or (is_internal and not self.is_internal):
+            self.error, self.is_new = original, is_new
+        self.is_internal = self.is_internal or is_internal
+        self.count += 1
+        if len(self.ids) < _MOST_IDS:
+            self.ids.append(id_of(request) or "-")
+
+    def log(self, batcher: str, batch: int, size: int, more: Mapping[str, object]) -> None:
+        """Logs them in one line, with further members of its record."""
+        name = type(self.error).__name__
+        rest = self.count - len(self.ids)
+        _log.log(
+            logging.ERROR if self.is_internal else logging.WARNING,
+            "%s: batch %d failed: %s, %d of %d requests (%s)",
+            batcher,
+            batch,
+            name,
+            self.count,
+            size,
+            ", ".join(self.ids) + (f" and {rest} more" if rest > 0 else ""),
+            exc_info=self.error if self.is_internal and self.is_new else None,
+            extra={
+                "backend": batcher,
+                "batch": batch,
+                "error": name,
+                "size": size,
+                "failed": self.count,
+                "request_ids": self.ids,
+                **more,
+            },
+        )
+
+
 class FailedBatchLog(BatchObserver):
     """Logs the batches in which a request failed, unless by a status that the code has chosen.
+
+    A continuous batch runs for as long as its backend is open. So those of its requests that fail
+    at the same time are logged at once, in a line.
 
     Args:
         settings: The options of the application.
@@ -40,50 +98,44 @@ class FailedBatchLog(BatchObserver):
 
     def __init__(self, settings: HttpOptions) -> None:
         self._settings = settings
+        # Of open batches, by batcher and id.
+        self._open: dict[tuple[str, int], _Failures] = {}
+
+    @override
+    def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
+        key = batcher, batch.id
+        failures = self._open.get(key) or _Failures()
+        self._add(failures, request, request.error)
+        if not failures.count or key in self._open:
+            return
+        self._open[key] = failures
+        if batch.is_continuous:
+            parking_of_this_loop().soon(self._log_open, key, batch)
 
     @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
-        error = record.error
-        if not isinstance(error, Exception):
+        failures = self._open.pop((record.batcher, record.id), None) or _Failures()
+        if not record.is_open:
+            for request in requests:
+                self._add(failures, request, request.error or record.error)
+        if failures.count:
+            more: dict[str, object] = {"run_s": round(record.run_s, 6), **_trace_of(record.trace)}
+            failures.log(record.batcher, record.id, record.size, more)
+
+    def _log_open(self, key: tuple[str, int], batch: Batch) -> None:
+        failures = self._open.pop(key, None)
+        if failures is not None:  # else its batch has ended, and they were logged
+            failures.log(*key, batch.size, _trace_of(batch.trace))
+
+    def _add(self, failures: _Failures, request: Request, error: BaseException | None) -> None:
+        if request.state is not State.FAILED or not isinstance(error, Exception):
             return
         problem = problem_of(error, self._settings)
-        if problem.status < 500 or not problem.kind:  # the code itself has chosen the answer
-            return
-        is_internal = problem.kind == "internal"
-        original, is_new = marked_as_logged(error)
-        ids = _ids([one for one in requests if one.state is State.FAILED])
-        more = record.failed - len(ids)
-        listed = ", ".join(ids) + (f" and {more} more" if more > 0 else "")
-        _log.log(
-            logging.ERROR if is_internal else logging.WARNING,
-            "%s: batch %d failed: %s, %d of %d requests (%s)",
-            record.batcher,
-            record.id,
-            type(original).__name__,
-            record.failed,
-            record.size,
-            listed,
-            exc_info=original if is_internal and is_new else None,
-            extra={
-                "backend": record.batcher,
-                "batch": record.id,
-                "error": type(original).__name__,
-                "size": record.size,
-                "failed": record.failed,
-                "run_s": round(record.run_s, 6),
-                "request_ids": ids,
-                **_trace_of(record),
-            },
-        )
+        if problem.status >= 500 and problem.kind:  # else the code itself has chosen the answer
+            failures.add(request, error, is_internal=problem.kind == "internal")
 
 
-def _ids(requests: Sequence[Request]) -> list[str]:
-    """Returns the ids of requests; ``-`` for one that did not come over HTTP."""
-    found: list[Any] = [one.metadata.get("request_id") for one in requests[:_MOST_IDS]]
-    return [one[:_LONGEST_ID] if isinstance(one, str) else "-" for one in found]
-
-
-def _trace_of(record: BatchRecord) -> dict[str, str]:
+def _trace_of(trace: Mapping[str, str] | None) -> dict[str, str]:
     """Returns the ids of a batch's trace and span."""
-    parts = (record.trace or {}).get("traceparent", "").split("-")
+    parts = (trace or {}).get("traceparent", "").split("-")
     return {"trace_id": parts[1], "span_id": parts[2]} if len(parts) == 4 else {}
