@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 import shoal
 from shoal.http.requests.problem import problem_of
 from shoal.serving.http_options import HttpOptions
+from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
 anyio_test = pytest.mark.anyio
@@ -193,6 +194,7 @@ async def test_failures_of_a_continuous_batch_are_logged_when_they_happen(caplog
 
     async with app.lifespan():
         assert sorted(await answered(app, "/x", [1, 0, 2])) == [200, 500, 500]
+        await settle()
         (message,), tracebacks = lines(caplog)
         assert message.startswith("x: batch 1 failed: ValueError, 2 of 3 requests (r")
         assert tracebacks == 1
@@ -200,9 +202,11 @@ async def test_failures_of_a_continuous_batch_are_logged_when_they_happen(caplog
         handle = await app.controller.get_handle("x")
         with pytest.raises(ValueError, match="no"):
             await handle.call(3)
+        await settle()
         assert lines(caplog)[0] == ["x: batch 1 failed: ValueError, 1 of 4 requests (-)"]
         caplog.clear()
         assert await answered(app, "/x", [9, 10]) == [500, 500]
+        await settle()
         (message,), tracebacks = lines(caplog)
         assert message.startswith("x: batch 1 failed: LookupError, 2 of 6 requests (r")
         assert tracebacks == 1
