@@ -80,6 +80,7 @@ LONG_TO_LOAD = {
     "shoal.http.requests.timed",
     # with replicas in processes, and with a request for metrics
     *("shoal.serving.clients.in_replica", "shoal.observe.collector", "shoal.observe.gpus"),
+    "shoal.observe.workers",
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
     # with rich

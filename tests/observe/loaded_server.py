@@ -59,8 +59,9 @@ class LoadedServer:
 
 @contextmanager
 def loaded_server() -> Iterator[LoadedServer]:
-    """Serves the application, and has called it."""
+    """Serves the application, and has called it; by a worker, so that all metrics are there."""
     command = [sys.executable, "-m", "shoal", "serve", "loaded_app:app", "--port", "0"]
+    command += ["--workers", "1"]
     with (
         ExitStack() as ending,
         subprocess.Popen(

@@ -120,10 +120,26 @@ def test_the_sockets_are_counted(families):
     assert found["shoal_sent_bytes_total"] > 1000
 
 
+def test_the_processes_of_workers_are_measured_as_that_of_the_server_is(families):
+    found = {
+        sample.name: (sample.labels, sample.value)
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith("shoal_worker_")
+    }
+    assert {name: labels for name, (labels, _) in found.items()} == {
+        f"shoal_worker_{name}": {"worker": "1"}
+        for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "max_fds")
+    }
+    assert 0 < found["shoal_worker_cpu_seconds_total"][1] < 1000
+    assert 2**20 < found["shoal_worker_resident_memory_bytes"][1] < 2**33
+    assert 3 < found["shoal_worker_open_fds"][1] < found["shoal_worker_max_fds"][1]
+
+
 def test_no_label_is_more_than_those_that_are_known(there):
     assert set().union(*there.values()) == {
         *("backend", "endpoint", "le", "listener", "method", "outcome", "protocol", "reason"),
-        *("replica", "state"),
+        *("replica", "state", "worker"),
     }
 
 

@@ -11,7 +11,10 @@ from __future__ import annotations
 import socket
 import struct
 import sys
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SERVER: Final = "shoal.server"
 """The name of the ASGI extension by which the server of this package passes on its listeners: a
@@ -54,6 +57,10 @@ class CountedConnections(Protocol):
         """Returns the counts, those of open connections included."""
         ...
 
+    def pids(self) -> Mapping[int, int]:
+        """Returns the processes that have them, other than this one, by numbers from 1 on."""
+        ...
+
 
 class ConnectionCounts:
     """Counts the connections of one listener.
@@ -85,6 +92,10 @@ class ConnectionCounts:
                 self._tells = True
                 self._received += found[0]
                 self._sent += found[1]
+
+    def pids(self) -> Mapping[int, int]:
+        """Returns none: this process has them."""
+        return {}
 
     async def refresh(self) -> None:
         """Does nothing: this process has them."""

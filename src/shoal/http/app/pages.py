@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from shoal.observe.collector import ShoalCollector, StartTimes
     from shoal.observe.connections import CountedConnections
     from shoal.observe.gpus import GpuCollector
+    from shoal.observe.workers import WorkerCollector
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.status import Status
@@ -166,6 +167,12 @@ class Pages:
         return GpuCollector()
 
     @cached_property
+    def _workers(self) -> WorkerCollector:
+        from shoal.observe.workers import WorkerCollector
+
+        return WorkerCollector()
+
+    @cached_property
     def _collector(self) -> ShoalCollector:
         from shoal.observe.collector import ShoalCollector, Sources
 
@@ -182,6 +189,7 @@ class Pages:
         registry = CollectorRegistry()
         registry.register(self._collector)
         registry.register(self._gpus)
+        registry.register(self._workers)
         ProcessCollector(registry=registry)
         return registry
 
@@ -201,6 +209,9 @@ class Pages:
         for listener in listeners.values():
             await listener.refresh()
         self._collector.listeners = listeners
+        self._workers.pids = {
+            number: pid for one in listeners.values() for number, pid in one.pids().items()
+        }
         await exchange.answer(200, media_type.encode("ascii"), encode(self.registry), _FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:

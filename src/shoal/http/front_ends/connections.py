@@ -14,6 +14,8 @@ import anyio
 from shoal.observe.connections import ConnectionTotals
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.http.front_ends.remote_front_end import RemoteFrontEnd
 
 _WAIT_S: Final = 0.5
@@ -50,6 +52,10 @@ class FrontEndConnections:
         with anyio.move_on_after(_WAIT_S):
             for told in [one.ask_connections() for one in self._running if one.was_ready]:
                 await told.wait()
+
+    def pids(self) -> Mapping[int, int]:
+        """Returns the processes of the front ends, by their numbers."""
+        return {one.number: one.pid for one in self._running}
 
     def totals(self) -> ConnectionTotals:
         """Returns the counts as they were told last."""

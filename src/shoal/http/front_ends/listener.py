@@ -101,8 +101,8 @@ class FrontEnds:
             kills = anyio.CancelScope()
             tasks.start_soon(self._kill_late, kills)
             async with anyio.create_task_group() as keepers:
-                for _ in range(self._options.count):
-                    keepers.start_soon(self._keep_one)
+                for number in range(1, self._options.count + 1):
+                    keepers.start_soon(self._keep_one, number)
             kills.cancel()
         self.ended.set()
 
@@ -146,13 +146,17 @@ class FrontEnds:
             front_end.abort()
         self._is_aborted.set()
 
-    async def _keep_one(self) -> None:
+    async def _keep_one(self, number: int) -> None:
         while not self._ends():
             began_at = anyio.current_time()
             was_ready = was_killed = False
             try:
                 front_end = RemoteFrontEnd(
-                    self.shared, self._options.command, self.bound.fileno, self._options.start
+                    number,
+                    self.shared,
+                    self._options.command,
+                    self.bound.fileno,
+                    self._options.start,
                 )
             except OSError as error:
                 how = f"can't be started: {error.strerror or error}"

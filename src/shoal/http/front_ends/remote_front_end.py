@@ -36,12 +36,14 @@ class RemoteFrontEnd:
     """A front end: like a connection of the server, but one for the clients of a process.
 
     Args:
+        number: Its number among the front ends of the server, from 1 on.
         shared: What the requests of all front ends share.
         command: What starts a front end; file descriptors are appended.
         listening: The file descriptor that it accepts clients from.
         start: The content of the first frame.
 
     Attributes:
+        number: As above.
         pid: The id of its process.
         is_ready: Set when it can serve, or has ended.
         was_ready: Whether it could ever serve.
@@ -52,8 +54,9 @@ class RemoteFrontEnd:
     """
 
     def __init__(
-        self, shared: Shared, command: Sequence[str], listening: int, start: bytes
+        self, number: int, shared: Shared, command: Sequence[str], listening: int, start: bytes
     ) -> None:
+        self.number = number
         self._shared = shared
         self.is_ready = anyio.Event()
         self.was_ready = False

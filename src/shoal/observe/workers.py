@@ -1,0 +1,55 @@
+"""The metrics of a server's worker processes, as those of the process itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric
+
+_OF_PROCESS: Final = {
+    "process_cpu_seconds": ("shoal_worker_cpu_seconds", "Processor time of a worker."),
+    "process_resident_memory_bytes": (
+        "shoal_worker_resident_memory_bytes",
+        "Resident memory of a worker.",
+    ),
+    "process_open_fds": ("shoal_worker_open_fds", "Open file descriptors of a worker."),
+    "process_max_fds": ("shoal_worker_max_fds", "How many file descriptors a worker may open."),
+}
+"""Of the metrics of a process the name and the description of that of a worker."""
+
+
+class WorkerCollector(Collector):
+    """Reads the figures of workers from ``/proc``. Without workers there are no metrics.
+
+    Attributes:
+        pids: The process of each worker, by the worker's number; set before each scrape.
+    """
+
+    def __init__(self) -> None:
+        self.pids: Mapping[int, int] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields the current metrics."""
+        found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for number, pid in sorted(self.pids.items()):
+            for one in _of_process(pid):
+                if one.name not in _OF_PROCESS:
+                    continue
+                name, help_ = _OF_PROCESS[one.name]
+                if name not in found:
+                    made = CounterMetricFamily if one.type == "counter" else GaugeMetricFamily
+                    found[name] = made(name, help_, labels=("worker",))
+                found[name].add_metric((str(number),), one.samples[0].value)
+        yield from found.values()
+
+
+def _of_process(pid: int) -> Iterable[Metric]:
+    """Returns the metrics of a process; none if it has ended, or where there is no ``/proc``."""
+    return ProcessCollector(pid=lambda: pid, registry=None).collect()
