@@ -75,7 +75,11 @@ OF_OTHERS = {
     "fastapi": ["http/test_marks.py", "http/test_merged_openapi.py", "http/test_mounting.py"],
     "jsonschema": ["http/test_openapi_forms.py"],
     "limits": ["examples/test_access.py"],
-    "openai": ["http/test_openai_clients.py", "examples/test_served_language_model.py"],
+    "openai": [
+        "http/test_openai_clients.py",
+        "http/test_openai_on_other_servers.py",
+        "examples/test_served_language_model.py",
+    ],
     "openapi_spec_validator": ["http/test_openapi.py"],
     "schemathesis": ["http/test_openapi_conformance.py"],
     "tritonclient": ["http/test_oip_clients.py"],

@@ -163,16 +163,18 @@ class AskingMeanwhile:
 
 
 def ask_until_told(port: int, pid: int) -> Asked:
-    """Asks all the time until the standard input ends."""
+    """Asks all the time until the standard input ends, and at least once."""
     found = Asked()
     status = Path(f"/proc/{pid}/statm")
     client = GoodClient(port)
     try:
         client.ask()
         print("asking", flush=True)
-        while not select.select([sys.stdin], [], [], EVERY_S)[0]:
+        is_told: list[object] = []
+        while not is_told:
             found.times_s.append(client.ask())
             found.most_memory = max(found.most_memory, int(status.read_text().split()[1]) * 4096)
+            is_told = select.select([sys.stdin], [], [], EVERY_S)[0]
     except (OSError, AssertionError) as error:
         found.failure = repr(error)
     return found

@@ -22,6 +22,12 @@ def oip_app() -> shoal.App:
         assert all(isinstance(one, np.ndarray) for one in x)
         return x
 
+    @app.endpoint("/half", name="half", max_batch_size=4)
+    def half(x: list[np.ndarray]) -> list[np.ndarray]:
+        import ml_dtypes
+
+        return [one.astype(ml_dtypes.bfloat16) for one in x]
+
     @app.endpoint("/upper", name="upper")
     def upper(text: list[str]) -> list[str]:
         return [one.upper() for one in text]

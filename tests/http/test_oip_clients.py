@@ -68,6 +68,11 @@ def check_datatypes(client: Any) -> None:
     array = np.array([[1.5, -2.0]], ml_dtypes.bfloat16)
     found = client.infer("array", [tensor("x", array, True)]).as_numpy("output")
     assert (found == array.astype("f4")).all()
+    for binary in (True, False):
+        wanted = [triton.InferRequestedOutput("output", binary_data=binary)]
+        found = client.infer("half", [tensor("x", array, True)], outputs=wanted)
+        assert found.get_output("output")["datatype"] == "BF16"
+        assert (found.as_numpy("output") == array.astype("f4")).all()
 
 
 def check_text(client: Any) -> None:

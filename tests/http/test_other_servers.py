@@ -25,14 +25,14 @@ HERE = Path(__file__).parent
 HANG_S = 20
 
 SERVERS = {
-    "hypercorn on trio": ("hypercorn", "-k", "trio", "-b", "127.0.0.1:{port}", "served_app:app"),
+    "hypercorn on trio": ("hypercorn", "-k", "trio", "-b", "127.0.0.1:{port}", "{module}:app"),
     "hypercorn on asyncio": (
-        *("hypercorn", "-k", "asyncio", "-b", "127.0.0.1:{port}", "served_app:app"),
+        *("hypercorn", "-k", "asyncio", "-b", "127.0.0.1:{port}", "{module}:app"),
     ),
-    "uvicorn": ("uvicorn", "--port", "{port}", "served_app:app"),
-    "granian": ("granian", "--interface", "asgi", "--port", "{port}", "served_app:app"),
-    "shoal, mounted": ("shoal", "serve", "--port", "{port}", "served_app:site"),
-    "uvicorn, mounted": ("uvicorn", "--port", "{port}", "served_app:site"),
+    "uvicorn": ("uvicorn", "--port", "{port}", "{module}:app"),
+    "granian": ("granian", "--interface", "asgi", "--port", "{port}", "{module}:app"),
+    "shoal, mounted": ("shoal", "serve", "--port", "{port}", "{module}:site"),
+    "uvicorn, mounted": ("uvicorn", "--port", "{port}", "{module}:site"),
 }
 # What a server's command exits with after SIGTERM, where that is not 0.
 EXIT_CODES = {"uvicorn": -signal.SIGTERM, "uvicorn, mounted": -signal.SIGTERM}
@@ -65,13 +65,13 @@ class Served:
 
 
 @contextmanager
-def serving(name):
+def serving(name, module="served_app"):
     with socket.socket() as reserved:
         # Until a socket listens at the port, both can be bound to it, and no other test gets it.
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
         reserved.bind(("127.0.0.1", 0))
         port = reserved.getsockname()[1]
-        words = [word.format(port=port) for word in SERVERS[name]]
+        words = [word.format(port=port, module=module) for word in SERVERS[name]]
         # A session of its own, since some commands start processes that outlive them when killed.
         process = subprocess.Popen(
             [sys.executable, "-m", *words],

@@ -1,0 +1,229 @@
+"""``X-Request-Timeout`` and ``X-Priority`` in OpenAI's protocol and in OIP."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import anyio
+import pytest
+from held_app import served
+from openai_app import events, text_of
+
+import shoal
+from shoal.http.openai import OpenAI
+from shoal.testing import settle
+from shoal.testing.asgi import Call, ask
+
+pytestmark = pytest.mark.anyio
+
+COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
+SLOW_S = 10.0
+
+
+class Form(NamedTuple):
+    """A form of a request.
+
+    Attributes:
+        path: Where it is sent.
+        texts: How often its text is given to the model.
+        more: The rest of its body.
+    """
+
+    path: str
+    texts: int
+    more: dict[str, Any]
+
+    def body(self, text: str) -> dict[str, Any]:
+        """The body of a request for a text."""
+        if self.path == CHATS:
+            return {"messages": [{"role": "user", "content": text}], **self.more}
+        if self.path == EMBEDDINGS:
+            return {"input": [text] * self.texts, **self.more}
+        if self.path == COMPLETIONS:
+            return {"prompt": text, **self.more}
+        data = [text] * self.texts
+        return {"inputs": [{"name": "x", "shape": [len(data)], "datatype": "BYTES", "data": data}]}
+
+
+WHOLE, PIECES, VECTOR = {"model": "whole"}, {"model": "pieces"}, {"model": "vector"}
+FORMS = {
+    "completion": Form(COMPLETIONS, 1, WHOLE),
+    "completion, n=2": Form(COMPLETIONS, 2, WHOLE | {"n": 2}),
+    "completion of a model that streams": Form(COMPLETIONS, 1, PIECES),
+    "completion of a model that streams, n=2": Form(COMPLETIONS, 2, PIECES | {"n": 2}),
+    "chat": Form(CHATS, 1, WHOLE),
+    "chat, n=2": Form(CHATS, 2, WHOLE | {"n": 2}),
+    "stream": Form(COMPLETIONS, 1, PIECES | {"stream": True}),
+    "stream, n=2": Form(COMPLETIONS, 2, PIECES | {"n": 2, "stream": True}),
+    "stream of a whole text": Form(COMPLETIONS, 1, WHOLE | {"stream": True}),
+    "stream of a chat": Form(CHATS, 1, PIECES | {"stream": True}),
+    "embedding": Form(EMBEDDINGS, 1, VECTOR),
+    "embeddings": Form(EMBEDDINGS, 2, VECTOR),
+    "row": Form("/v2/models/whole/infer", 1, {}),
+    "rows": Form("/v2/models/whole/infer", 2, {}),
+}
+LIMITED = {name: form for name, form in FORMS.items() if "stream" not in form.more}
+each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+class Slow:
+    """An application whose models take one text at a time, and 10 s for it.
+
+    Attributes:
+        texts: The texts in the order in which they were served.
+    """
+
+    def __init__(self, answer_timeout_s: float = 1000) -> None:
+        self.texts: list[str] = []
+        openai = OpenAI(chat_template=lambda messages: messages[-1]["content"])
+        self.app = shoal.App(
+            protocols=[openai, "oip"], heartbeat_s=1000, answer_timeout_s=answer_timeout_s
+        )
+        for handler in (self.whole, self.pieces, self.vector):
+            self.app.endpoint(
+                f"/{handler.__name__}",
+                name=handler.__name__,
+                max_batch_size=1,
+                max_concurrent_batches=1,
+                priority_levels=3,
+            )(handler)
+
+    async def whole(self, x: list[str]) -> list[str]:
+        self.texts += x
+        await anyio.sleep(SLOW_S)
+        return x
+
+    async def pieces(self, x: list[str]):
+        self.texts += x
+        await anyio.sleep(SLOW_S)
+        yield x
+
+    async def vector(self, x: list[str]) -> list[list[float]]:
+        self.texts += x
+        await anyio.sleep(SLOW_S)
+        return [[1.0] for _ in x]
+
+
+async def timed(app, form, *headers):
+    """The answer to a request, and the seconds that it took."""
+    began = anyio.current_time()
+    answer = await ask(app, form.path, form.body("a"), headers=headers)
+    return answer, anyio.current_time() - began
+
+
+def message_of(form, answer, **expected):
+    """The text of an error, which is in the form of the protocol."""
+    assert answer.headers["content-type"] == "application/json"
+    if form.path.startswith("/v2"):
+        assert set(answer.json()) == {"error"}
+        return answer.json()["error"]
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert {name: error[name] for name in expected} == expected
+    return error["message"]
+
+
+@each_form
+async def test_a_call_ends_as_soon_as_its_client_waits_no_longer(form):
+    slow = Slow()
+    async with slow.app.lifespan():
+        answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "2.5"))
+        assert (answer.status, seconds) == (504, pytest.approx(2.5))
+        text = message_of(form, answer, type="server_error", code="timeout")
+        assert text.startswith("The call was not answered in time")
+        await anyio.sleep(100)
+        slow.texts.clear()
+        answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "60"))
+        assert (answer.status, seconds) == (200, pytest.approx(SLOW_S * form.texts))
+        assert slow.texts == ["a"] * form.texts
+
+
+@pytest.mark.parametrize("form", LIMITED.values(), ids=LIMITED)
+async def test_a_client_that_waits_long_does_not_lengthen_the_limit_of_the_server(form):
+    slow = Slow(answer_timeout_s=4)
+    async with slow.app.lifespan():
+        answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", "60"))
+        assert (answer.status, seconds) == (504, pytest.approx(4))
+        message_of(form, answer, type="server_error", code="timeout")
+
+
+@each_form
+async def test_a_call_on_the_server_of_this_package_ends_as_soon(form):
+    """There no task may wait for the call."""
+    async with served(Slow().app) as server:
+        client = server.connect()
+        client.ask(form.path, form.body("a"), headers=["X-Request-Timeout: 2.5"])
+        await anyio.sleep(2.4)
+        assert client.answers == []
+        await anyio.sleep(0.2)
+        [(status, body)] = client.answers
+    assert status == 504
+    assert b"The call was not answered in time" in body
+
+
+@pytest.mark.parametrize("more", [{}, {"n": 2}], ids=["one text", "n=2"])
+async def test_a_text_that_has_begun_is_not_complete_in_time(more):
+    app = shoal.App(protocols=["openai"])
+
+    @app.endpoint("/halves", name="halves")
+    async def halves(prompts: list[str]):
+        yield prompts
+        await anyio.sleep(SLOW_S)
+        yield prompts
+
+    asked = {"model": "halves", "prompt": "a", **more}
+    headers = [("X-Request-Timeout", "2.5")]
+    async with app.lifespan():
+        began = anyio.current_time()
+        answer = await ask(app, COMPLETIONS, asked, headers=headers)
+        assert (answer.status, answer.json()["error"]["code"]) == (504, "timeout")
+        answer = await ask(app, COMPLETIONS, asked | {"stream": True}, headers=headers)
+        assert anyio.current_time() - began == pytest.approx(5)
+    *pieces, failed = events(answer.body)
+    assert text_of(pieces) == (dict.fromkeys(range(more.get("n", 1)), "a"), {})
+    assert (failed["error"]["type"], failed["error"]["code"]) == ("server_error", "timeout")
+
+
+@pytest.mark.one_loop
+@each_form
+async def test_what_is_no_number_of_seconds_is_refused(form):
+    slow = Slow()
+    async with slow.app.lifespan():
+        for given in ("", "soon", "-1", "1e3", "inf", "2 s"):
+            answer, seconds = await timed(slow.app, form, ("X-Request-Timeout", given))
+            assert (answer.status, seconds) == (400, 0), given
+            text = message_of(form, answer, type="invalid_request_error", code=None)
+            assert "X-Request-Timeout must be a number of seconds" in text
+    assert slow.texts == []
+
+
+@each_form
+async def test_requests_are_served_in_the_order_of_their_priorities(form):
+    slow = Slow()
+    calls = [
+        Call(slow.app, form.path, item=form.body(text), headers=[("X-Priority", level)])
+        for text, level in (("first", "1"), ("third", "3"), ("second", "2"), ("next", "1"))
+    ]
+    async with slow.app.lifespan():
+        async with anyio.create_task_group() as tasks:
+            for call in calls:
+                tasks.start_soon(call.run)
+                await settle()
+        assert [call.status for call in calls] == [200] * 4
+    in_order = ("first", "next", "second", "third")
+    assert slow.texts == [text for text in in_order for _ in range(form.texts)]
+
+
+@pytest.mark.one_loop
+@each_form
+async def test_a_priority_that_is_not_there_is_refused(form):
+    slow = Slow()
+    async with slow.app.lifespan():
+        for given in ("0", "4", "-1", "1.5", "high", ""):
+            answer, seconds = await timed(slow.app, form, ("X-Priority", given))
+            assert (answer.status, seconds) == (400, 0), given
+            text = message_of(form, answer, type="invalid_request_error", code=None)
+            assert "The priority must be a whole number from 1, the highest, to 3." in text
+    assert slow.texts == []

@@ -1,0 +1,128 @@
+"""OpenAI's protocol on the servers of others, and mounted, with OpenAI's own client."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+from uuid import uuid4
+
+import httpx
+import pytest
+from test_other_servers import HANG_S, SERVERS, serving
+
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+
+# One of each kind; `test_other_servers` has them all.
+NAMES = ["hypercorn on trio", "uvicorn", "granian", "uvicorn, mounted"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def served(request):
+    module = SERVERS[request.param][0]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    with serving(request.param, "served_models") as running:
+        yield running
+
+
+@pytest.fixture
+def client(served):
+    import openai
+
+    url = f"{served.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=HANG_S) as client:
+        yield client
+
+
+def chat(text):
+    return [{"role": "user", "content": text}]
+
+
+def test_a_chat_and_a_completion_are_answered(client):
+    assert "held" in [model.id for model in client.models.list()]
+    found = client.chat.completions.create(model="upper", messages=chat("hi"), n=2)
+    texts = [choice.message.content for choice in found.choices]
+    assert texts == ["USER: HI\nASSISTANT:"] * 2
+    found = client.completions.create(model="upper", prompt="a b", max_tokens=1)
+    assert (found.choices[0].text, found.choices[0].finish_reason) == ("A", "length")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_is_sent_as_it_is_made(n, served, client):
+    name = uuid4().hex
+    asked = {"model": "held", "prompt": name, "n": n, "stream": True}
+    with client.completions.create(**asked) as stream:
+        chunks = iter(stream)
+        first = next(chunks)
+        assert first.choices[0].text == "one "
+        served.post("/tell", name)
+        rest = list(chunks)
+    texts = ["", ""]
+    for chunk in [first, *rest]:
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts[:n] == ["one two"] * n
+    assert [chunk.choices[0].finish_reason for chunk in rest].count("stop") == n
+
+
+def test_a_chat_is_streamed(served, client):
+    name = uuid4().hex
+    served.post("/tell", f"user: {name}\nassistant:")
+    with client.chat.completions.create(model="held", messages=chat(name), stream=True) as stream:
+        pieces = [chunk.choices[0].delta.content for chunk in stream]
+    assert pieces == ["", "one ", "two", None]
+
+
+def test_embeddings_are_answered(client):
+    found = client.embeddings.create(model="embed", input=["a", "bc"])  # in base64
+    assert [one.embedding for one in found.data] == [[1.0, 0.5], [2.0, 0.5]]
+    found = client.embeddings.create(model="embed", input="abc", encoding_format="float")
+    assert found.data[0].embedding == [3.0, 0.5]
+
+
+def test_errors_have_the_types_of_the_client(client):
+    import openai
+
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.completions.create(model="gpt", prompt="a")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as wrong:
+        client.chat.completions.create(model="upper", messages=chat("hi"), logprobs=True)
+    assert wrong.value.param == "logprobs"
+    with pytest.raises(openai.InternalServerError, match="The call failed") as failed:
+        client.completions.create(model="fails", prompt="a")
+    assert "secret" not in str(failed.value)
+
+
+def take_place_again(served, client):
+    """The model takes one text at a time: another one is only written if its place is free."""
+    name = uuid4().hex
+    served.post("/tell", name)
+    found = client.completions.create(model="held", prompt=name)
+    assert found.choices[0].text == "one two"
+
+
+def test_a_client_that_leaves_a_stream_frees_its_place(served, client):
+    name = uuid4().hex
+    with client.completions.create(model="held", prompt=name, stream=True) as stream:
+        assert next(iter(stream)).choices[0].text == "one "
+    assert served.post("/when", f"{name} ended").json() is True
+    take_place_again(served, client)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_that_waits_for_a_whole_text_and_leaves_frees_its_place(n, served, client):
+    name = uuid4().hex
+    url = httpx.URL(served.url)
+    body = json.dumps({"model": "held", "prompt": name, "n": n}).encode()
+    lines = [
+        f"POST {url.path.rstrip('/')}/v1/completions HTTP/1.1",
+        f"Host: 127.0.0.1:{served.port}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+    ]
+    with socket.create_connection(("127.0.0.1", served.port), HANG_S) as leaving:
+        leaving.sendall("\r\n".join([*lines, "", ""]).encode() + body)
+        assert served.post("/when", f"{name} runs").json() is True
+    assert served.post("/when", f"{name} ended").json() is True
+    take_place_again(served, client)
