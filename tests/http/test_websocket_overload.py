@@ -51,6 +51,7 @@ async def refused(socket):
     assert anyio.current_time() == began
     assert set(message) == {"id", "error"}
     error = message["error"]
+    assert error["retry_after_s"] == 1
     assert error["type"] == "urn:shoal:problem:overloaded"
     assert error["title"] == "The endpoint is overloaded"
     assert error["instance"].endswith(f":{message['id']}")

@@ -222,9 +222,12 @@ class RouteDispatcher:
             except KeyError:
                 self._count(exchange, route)
             else:  # as `_count` does, in half as many bytecodes
-                assert exchange.direct is not None
-                answered_at = exchange.direct.answered_at
-                if not answered_at or b"traceparent" in exchange.headers:
+                direct = exchange.direct
+                if (
+                    direct is None
+                    or not (answered_at := direct.answered_at)
+                    or b"traceparent" in exchange.headers
+                ):
                     self._count(exchange, route)
                     return None
                 new.append(answered_at - exchange.began_at)
