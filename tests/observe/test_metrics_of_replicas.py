@@ -1,0 +1,266 @@
+"""The metrics of replicas' life: each figure, with the labels of what it is about.
+
+That the metrics exist is shown by test_exposition, and what counts as a death or a restart by the
+tests of the supervisor, in tests/serving.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from batching.scenes import Held
+from serving.fake_client import full_status
+from serving.scenes import Stage, echo, failing, in_turn
+from shoal.core.histogram import TIME_BOUNDS_S, Histogram
+from shoal.http.app.app import App
+from shoal.observe.collector import ShoalCollector, Sources, StartTimes
+from shoal.observe.metrics import StreamTimes
+from shoal.serving.controller.controller import Controller
+from shoal.serving.status import Status
+from shoal.testing import settle
+from shoal.testing.asgi import ask
+from worker_processes import kill, until
+
+pytestmark = pytest.mark.anyio
+
+COUNTS = ("starts", "start_failures", "deaths", "restarts")
+
+
+class Figures:
+    """One scrape of an application."""
+
+    def __init__(self, text: str) -> None:
+        self._samples = {
+            (sample.name, *sorted(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def counts(self, backend):
+        """The starts, start failures, deaths and restarts of a backend's replicas."""
+        names = [f"shoal_replica_{count}_total" for count in COUNTS]
+        return tuple(self._samples[name, ("backend", backend)] for name in names)
+
+    def states(self, backend):
+        """How many replicas of a backend there are, by the states in which there are any."""
+        return {
+            key[2][1]: int(value)
+            for key, value in self._samples.items()
+            if key[:2] == ("shoal_replicas", ("backend", backend)) and value
+        }
+
+    def start_seconds(self, backend):
+        """The histogram's count and sum, and the least bound of a bucket that has any."""
+        of_backend = ("backend", backend)
+        name = "shoal_replica_start_seconds"
+        least = min(
+            float(key[2][1])
+            for key, value in self._samples.items()
+            if key[:2] == (f"{name}_bucket", of_backend) and (value or key[2][1] == "+Inf")
+        )
+        count, total = (self._samples[f"{name}_{part}", of_backend] for part in ("count", "sum"))
+        return count, total, least
+
+    def of_replicas(self, name):
+        """The values of a metric, by the backend and the replica."""
+        return {
+            (key[1][1], key[2][1]): value
+            for key, value in self._samples.items()
+            if key[0] == f"shoal_replica_{name}"
+        }
+
+
+async def scraped(app):
+    return Figures((await ask(app, "/-/metrics", method="GET")).body.decode())
+
+
+@asynccontextmanager
+async def up(code=echo, *, stage, **config):
+    """Opens an application with a backend ``b`` on a stage, and another one that is left alone."""
+    app = App()
+    async with Controller() as client, app.answering(client):
+        await client.create_backend("b", code, config={"placement": stage, **config})
+        await client.create_backend("other", echo, config={"placement": Stage()})
+        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+        yield app, client
+        figures = await scraped(app)
+        assert figures.counts("other") == (1, 0, 0, 0)
+        assert figures.states("other") == {"ready": 1}
+        assert figures.start_seconds("other")[:2] == (1, 0)
+
+
+def taking(seconds):
+    """Makes a `Stage.start` that takes so long."""
+
+    async def start(_):
+        await anyio.sleep(seconds)
+
+    return start
+
+
+async def test_one_that_is_killed_is_a_death_and_its_replacement_a_start_and_a_restart():
+    stage = Stage()
+    stage.start = taking(2)
+    async with up(stage=stage, num_replicas=2) as (app, _):
+        await settle()
+        before = await scraped(app)
+        stage.start = taking(40)
+        stage.replicas[0].die()
+        await anyio.sleep(1)
+        meanwhile = await scraped(app)
+        await anyio.sleep(40)
+        after = await scraped(app)
+    assert before.counts("b") == (2, 0, 0, 0)
+    assert before.states("b") == {"ready": 2}
+    assert before.start_seconds("b") == (2, pytest.approx(4), 2.5)
+    assert meanwhile.counts("b") == (3, 0, 1, 1)
+    assert meanwhile.states("b") == {"ready": 1, "starting": 1}
+    assert meanwhile.start_seconds("b") == before.start_seconds("b")
+    assert after.counts("b") == (3, 0, 1, 1)
+    assert after.states("b") == {"ready": 2}
+    # The wait before it is no part of its start.
+    assert after.start_seconds("b") == (3, pytest.approx(44), 2.5)
+
+
+async def test_one_that_fails_its_health_checks_is_a_death():
+    stage = Stage()
+
+    async def health(replica):
+        if replica.number == 0:
+            raise RuntimeError
+
+    stage.health = health
+    async with up(stage=stage, health_check_period_s=1) as (app, _):
+        await anyio.sleep(10)
+        figures = await scraped(app)
+    assert figures.counts("b") == (2, 0, 1, 1)
+
+
+async def test_those_that_can_not_be_started_are_failures_and_no_deaths():
+    stage = Stage()
+    async with up(stage=stage) as (app, _):
+        stage.start = failing()
+        stage.replicas[0].die()
+        await anyio.sleep(100)
+        failed = len(stage.replicas) - 2  # the last one waits for its turn
+        meanwhile = await scraped(app)
+        stage.start = in_turn
+        await anyio.sleep(100)
+        after = await scraped(app)
+    assert failed > 3
+    assert meanwhile.counts("b") == (failed + 2, failed, 1, 1)
+    assert meanwhile.states("b") == {"starting": 1}
+    assert meanwhile.start_seconds("b")[0] == 1
+    assert after.counts("b") == (failed + 2, failed, 1, 1)
+    assert after.states("b") == {"ready": 1}
+    assert after.start_seconds("b")[0] == 2
+
+
+async def test_one_that_an_operator_replaces_is_a_start_and_neither_death_nor_restart():
+    stage, held = Stage(), Held()
+    async with up(held, stage=stage) as (app, client), anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, app, "/e", 1)
+        await settle()
+        running = await scraped(app)
+        stage.stop_gate = anyio.Event()
+        tasks.start_soon(client.restart_backend, "b")
+        await settle()
+        draining = await scraped(app)
+        held.gate.set()
+        await settle()
+        stopping = await scraped(app)
+        stage.stop_gate.set()
+        await settle()
+        after = await scraped(app)
+    assert running.counts("b") == (1, 0, 0, 0)
+    assert draining.states("b") == {"ready": 1, "draining": 1}
+    assert stopping.states("b") == {"ready": 1, "stopping": 1}
+    assert after.states("b") == {"ready": 1}
+    assert after.counts("b") == (2, 0, 0, 0)
+    of_replicas = [
+        {key: value for key, value in figures.of_replicas(name).items() if key[0] == "b"}
+        for figures in (running, draining, after)
+        for name in ("batches_total", "running_requests")
+    ]
+    old, new = ("b", "b#0"), ("b", "b#1")
+    assert of_replicas == [
+        {old: 1},
+        {old: 1},
+        {old: 1, new: 0},
+        {old: 1, new: 0},
+        {new: 0},
+        {new: 0},
+    ]
+
+
+def test_each_count_is_that_of_its_name():
+    """With replicas that really die there is a restart for each death."""
+    backend = replace(full_status().backends["a"], starts=9, deaths=7, restarts=5)
+    status = Status(backends={"a": backend})
+    starts = {"a": StartTimes(3, Histogram(TIME_BOUNDS_S).snapshot())}
+    sources = Sources(list, list, StreamTimes(), lambda: status, lambda: starts)
+    registry = CollectorRegistry()
+    registry.register(ShoalCollector(sources))
+    assert Figures(generate_latest(registry).decode()).counts("a") == (9, 3, 7, 5)
+
+
+async def test_memory_is_that_of_each_replica_that_tells_it():
+    stage = Stage()
+    async with up(stage=stage, num_replicas=3) as (app, client):
+        await settle()
+        stage.replicas[0].memory, stage.replicas[2].memory = 3_000_000_000, 4_000_000
+        before = await scraped(app)
+        stage.replicas[0].die()
+        await anyio.sleep(1)
+        stage.replicas[3].memory = 5_000_000
+        replaced = await scraped(app)
+        await client.delete_endpoint("e")
+        await client.delete_backend("b")
+        deleted = await scraped(app)
+    assert before.of_replicas("memory_bytes") == {("b", "b#0"): 3e9, ("b", "b#2"): 4e6}
+    assert replaced.of_replicas("memory_bytes") == {("b", "b#2"): 4e6, ("b", "b#3"): 5e6}
+    assert deleted.of_replicas("memory_bytes") == {}
+
+
+@pytest.mark.real_time
+@pytest.mark.one_loop
+async def test_a_process_that_is_killed_and_fails_to_start_once_is_counted_so(tmp_path):
+    flaw = tmp_path / "flaw"
+    app = App()
+    async with Controller() as client, app.answering(client):
+        config = {"placement": "process", "num_replicas": 1}
+        code = "observe.fragile_code:Fragile"
+        await client.create_backend("b", code, str(flaw), config=config)
+        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+        pid = (await ask(app, "/e", 1)).json()
+        before, resident = await scraped(app), resident_bytes(pid)
+        flaw.touch()
+        kill(pid)
+        await until(lambda: client.status_now().backends["b"].starts == 3)
+        await until(lambda: client.status_now().backends["b"].state == "ready")
+        after = await scraped(app)
+        assert (await ask(app, "/e", 1)).json() != pid
+    assert before.counts("b") == (1, 0, 0, 0)
+    count, total, least = before.start_seconds("b")
+    assert count == 1
+    assert 0 < total <= least
+    memory = before.of_replicas("memory_bytes")
+    assert list(memory) == [("b", "b#0")]
+    assert resident / 2 < memory["b", "b#0"] <= 2 * resident
+    assert after.counts("b") == (3, 1, 1, 1)
+    assert after.states("b") == {"ready": 1}
+    assert after.start_seconds("b")[0] == 2
+    assert list(after.of_replicas("memory_bytes")) == [("b", "b#2")]
+
+
+def resident_bytes(pid):
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
