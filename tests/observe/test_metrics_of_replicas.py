@@ -130,6 +130,29 @@ async def test_one_that_is_killed_is_a_death_and_its_replacement_a_start_and_a_r
     assert after.start_seconds("b") == (3, pytest.approx(44), 2.5)
 
 
+async def test_one_that_dies_when_it_was_to_end_anyway_is_no_restart_and_nothing_is_wrong():
+    stage, held = Stage(), Held()
+    config = {"num_replicas": 2, "max_batch_size": 1, "max_ongoing_requests": 1}
+    async with up(held, stage=stage, **config) as (app, client):
+        async with anyio.create_task_group() as tasks:
+            for item in range(2):
+                tasks.start_soon(ask, app, "/e", item)
+            await settle()
+            tasks.start_soon(client.scale_backend, "b", 1)
+            await settle()
+            assert (await scraped(app)).states("b") == {"ready": 1, "draining": 1}
+            (draining,) = [
+                one for one in client.status_now().backends["b"].replicas if one.state == "draining"
+            ]
+            next(one for one in stage.replicas if one.tag == draining.tag).die()
+            await settle()
+            held.gate.set()
+        figures, status = await scraped(app), client.status_now().backends["b"]
+    assert figures.counts("b") == (2, 0, 1, 0)
+    assert figures.states("b") == {"ready": 1}
+    assert (status.state, status.failure) == ("ready", None)
+
+
 async def test_one_that_fails_its_health_checks_is_a_death():
     stage = Stage()
 

@@ -27,7 +27,8 @@ class Failures:
         restarts: The number that were started in place of one that died.
         start_failures: The number that could not be started.
         start_s: How long starts took until the replica was ready, in seconds.
-        last: Why the last one failed; None if another one has become ready since.
+        last: Why the last one failed; None if another one has become ready since. One that died when
+            it was to end anyway does not count.
     """
 
     def __init__(self, name: str) -> None:
@@ -75,7 +76,8 @@ class Failures:
             failure: The reason.
             is_replaced: Whether another one is started in its place, or already was.
         """
-        self.last = failure
+        if is_replaced or managed.ready_at is None:
+            self.last = failure
         now = anyio.current_time()
         point = random.random()  # noqa: S311 - spreads restarts in time
         if managed.ready_at is not None:

@@ -60,6 +60,7 @@ class ManagedReplica:
         made_with: The config that it was started with.
         config: Its current config.
         version: The backend's version that it belongs to; differs when it is to be replaced.
+        is_to_end: Whether it was told to drain and end, so that no other one is started for it.
         is_worn_out: Whether it is to be replaced because of its batches or its memory.
         life: The state of its life.
         member: Its entry in the pool; None until it is ready.
@@ -73,7 +74,7 @@ class ManagedReplica:
         self.made_with = config
         self.config = config
         self.version = version
-        self.is_worn_out = False
+        self.is_worn_out = self.is_to_end = False
         self.life = ReplicaLife()
         self.member: Member | None = None
         self.failure: Exception | None = None

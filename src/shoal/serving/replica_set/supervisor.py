@@ -319,6 +319,7 @@ class Supervisor:
 
     def _drain(self, managed: ManagedReplica) -> None:
         managed.life.on("drain")
+        managed.is_to_end = True
         if managed.member is None:
             managed.abandon()
             return
@@ -388,7 +389,7 @@ class Supervisor:
             self._pool.withdraw(managed.member)
         if managed.failure is not None and not self._is_over:  # when over, all are cancelled
             logger.error("%s: %s", managed.replica.tag, managed.failure)
-            is_replaced = self.wanted > 0
+            is_replaced = self.wanted > 0 and not managed.is_to_end
             self.failures.failed(managed, managed.failure, is_replaced=is_replaced)
             if self._before_change is not None and managed not in self._before_change:
                 self._lost = self._lost or managed.failure
