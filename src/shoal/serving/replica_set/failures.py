@@ -27,8 +27,8 @@ class Failures:
         restarts: The number that were started in place of one that died.
         start_failures: The number that could not be started.
         start_s: How long starts took until the replica was ready, in seconds.
-        last: Why the last one failed; None if another one has become ready since. One that died when
-            it was to end anyway does not count.
+        last: Why the last one failed; None if another one has become ready since. One that died
+            when it was to end anyway does not count.
     """
 
     def __init__(self, name: str) -> None:
