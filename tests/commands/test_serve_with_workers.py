@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -14,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from processes import HANG_S, ask
 
-from shoal.commands.server.options import usable_cpus
+from certificates import new_certificate
 from worker_processes import children_of, is_worker, workers_of
 
 pytestmark = pytest.mark.real_time
@@ -169,10 +168,32 @@ def test_what_is_no_number_of_workers_is_refused(terminal, directory, given, sai
     assert said in err
 
 
-def test_auto_is_one_for_each_other_core(serving):
+# What a process finds in a container with the time of three cores, on a machine of eight.
+THREE_CORES = """\
+
+import os
+import pathlib
+
+os.sched_getaffinity = lambda _: set(range(8))
+os.cpu_count = lambda: 8
+read = pathlib.Path.read_text
+
+
+def read_text(path, *given, **options):
+    is_limit = str(path) == "/sys/fs/cgroup/cpu.max"
+    return "300000 100000\\n" if is_limit else read(path, *given, **options)
+
+
+pathlib.Path.read_text = read_text
+"""
+
+
+def test_auto_is_one_for_each_other_core(terminal, serving):
+    with (terminal.directory / "site" / "sitecustomize.py").open("a") as file:
+        file.write(THREE_CORES)
     with serving("--workers", "auto") as (process, port):
         assert ask(port, "/double", 4) == (200, 8)
-        assert len(workers_of(process.pid)) == max(1, usable_cpus() - 1)
+        assert len(workers_of(process.pid)) == 2
 
 
 def test_without_the_option_nothing_is_started_or_loaded(terminal, directory):
@@ -226,20 +247,14 @@ def test_a_version_that_is_reloaded_has_its_workers(terminal, directory):
 
 
 def test_a_worker_whose_certificate_is_gone_says_so_in_a_line(serving, directory):
-    files = directory / "cert.pem", directory / "key.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    about = ["-nodes", "-keyout", str(files[1]), "-out", str(files[0]), "-subj", "/CN=localhost"]
-    try:
-        subprocess.run([*make, *about], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    given = ("--certfile", str(files[0]), "--keyfile", str(files[1]))
+    files = new_certificate(directory)
+    given = ("--certfile", files["certfile"], "--keyfile", files["keyfile"])
     with serving("--workers", "1", *given) as (process, _):
-        files[0].unlink()
+        os.unlink(files["certfile"])
         [worker] = workers_of(process.pid)
         os.kill(worker, signal.SIGKILL)
         _, said = process.communicate(timeout=HANG_S)
     assert process.returncode == 1
     assert "Traceback" not in said
-    assert f"shoal: a worker can't use the certificate in {files[0]}" in said
+    assert f"shoal: a worker can't use the certificate in {files['certfile']}" in said
     assert "a worker exited with code 1 before it could serve" in said

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentError, ArgumentParser
 
 import pytest
 
-from shoal.commands.server.options import add_server_options, event_loop, server_options
+from shoal.commands.server import options
+from shoal.commands.server.options import (
+    add_server_options,
+    event_loop,
+    server_options,
+    workers,
+)
 from shoal.commands.support.mistake import CommandError
 from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
@@ -123,3 +130,49 @@ def test_a_number_may_be_written_as_python_reads_it(parser, text, value):
     words = ["--send-timeout", text, "--graceful-timeout", text]
     found = server_options(parser.parse_args(words), {}, None)
     assert (found.send_timeout_s, found.graceful_timeout_s) == (value, value)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Makes a machine of so many cores, and of a container with this limit of processor time."""
+
+    def machine(cores, cpu_max=None):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        monkeypatch.setattr(options, "Path", lambda path: tmp_path / path.lstrip("/"))
+        if cpu_max is not None:
+            (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+            (tmp_path / "sys/fs/cgroup/cpu.max").write_text(cpu_max)
+
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("cores", "cpu_max", "count"),
+    [
+        (8, None, 7),  # no container
+        (1, None, 1),
+        (8, "max 100000\n", 7),  # no limit
+        (8, "400000 100000\n", 3),  # the time of four cores
+        (8, "200000 50000\n", 3),
+        (8, "390000 100000\n", 2),  # a part of a core is none
+        (8, "200000 100000\n", 1),
+        (8, "100000 100000\n", 1),
+        (8, "50000 100000\n", 1),  # half a core
+        (2, "400000 100000\n", 1),  # more than there are
+        (8, "\n", 7),
+    ],
+)
+def test_auto_is_one_worker_for_each_other_core_within_the_limit_of_the_container(
+    parser, machine, cores, cpu_max, count
+):
+    machine(cores, cpu_max)
+    assert workers(parser.parse_args(["--workers", "auto"]), {}) == count
+    assert workers(parser.parse_args([]), {"workers": "auto"}) == count
+
+
+def test_a_number_of_workers_is_not_bound_by_the_limit(parser, machine):
+    machine(8, "200000 100000\n")
+    assert workers(parser.parse_args(["--workers", "5"]), {"workers": "auto"}) == 5
+    assert workers(parser.parse_args([]), {"workers": 5}) == 5
+    assert workers(parser.parse_args([]), {}) is None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from held_app import Held
 
 import shoal
+from certificates import new_certificate
 from shoal.http.server.access_log import LOGGER
 from shoal.testing.asgi import Call
 
@@ -49,16 +49,7 @@ def logged(
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The files of a certificate for localhost, and of its key."""
-    folder = tmp_path_factory.mktemp("certificate")
-    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    files = ["-nodes", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", names]
-    try:
-        subprocess.run([*make, *files, *about], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return {"certfile": str(folder / "cert.pem"), "keyfile": str(folder / "key.pem")}
+    return new_certificate(tmp_path_factory.mktemp("certificate"))
 
 
 @pytest.fixture(autouse=True)

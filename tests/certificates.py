@@ -1,0 +1,24 @@
+"""A certificate for the tests of TLS."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def new_certificate(folder: Path) -> dict[str, str]:
+    """Makes the files of a certificate for localhost, and of its key."""
+    names = "subjectAltName=DNS:localhost,IP:127.0.0.1"
+    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    files = ["-nodes", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    about = ["-days", "2", "-subj", "/CN=localhost", "-addext", names]
+    try:
+        subprocess.run([*make, *files, *about], check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    return {"certfile": str(folder / "cert.pem"), "keyfile": str(folder / "key.pem")}

@@ -1,0 +1,112 @@
+"""The feed of the dashboard through a worker: its figures are those of the server's process."""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from held_app import statistics
+from live_server import live, read_until, request
+
+from shoal.http.dashboard.dashboard import DASHBOARD
+from worker_processes import kill, until, workers_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+# The server says that its address is this machine's own.
+LOOK = request(f"{DASHBOARD}/feed", close=True).replace(b"shoal.test", b"localhost")
+
+
+def accept_at(*workers):
+    """Has these workers accept all clients: the others stop."""
+    for worker in workers_of():
+        kill(worker, signal.SIGCONT if worker in workers else signal.SIGSTOP)
+
+
+class Viewer:
+    """Reads the feed: its messages so far, and what they say."""
+
+    def __init__(self, client, received):
+        self._client = client
+        self._received = received
+        self.messages = []
+
+    @property
+    def state(self):
+        return [message["state"] for message in self.messages if "state" in message][-1]
+
+    @property
+    def rows(self):
+        lanes = [lane for message in self.messages for lane in message["lanes"]]
+        return [row for lane in lanes for row in lane["rows"]]
+
+    async def until(self, is_so):
+        while not is_so():
+            data = await self._client.receive_some()
+            assert data, "closed"
+            self._received += data
+            # A message is a chunk of the answer.
+            *whole, self._received = self._received.split(b"\n\n\r\n")
+            self.messages += [json.loads(one.partition(b"data: ")[2]) for one in whole]
+
+
+@asynccontextmanager
+async def viewing(server):
+    async with await server.connect() as client:
+        await client.send_all(LOOK)
+        head, _, rest = (await read_until(client, b"\r\n\r\n")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        viewer = Viewer(client, rest)
+        await viewer.until(lambda: viewer.messages)
+        yield viewer
+
+
+async def ask(server):
+    assert (await server.talk(request("/held", method="POST", body=b"7", close=True)))[-1:] == b"7"
+
+
+async def test_a_viewer_at_one_worker_sees_what_another_has_passed_on(app, held):
+    async with live(app, workers=2) as server, anyio.create_task_group() as tasks:
+        one, other = workers_of()
+        accept_at(one)
+        tasks.start_soon(ask, server)
+        await until(lambda: statistics(app).running == 1)
+        tasks.start_soon(ask, server)
+        await until(lambda: statistics(app).queued == 1)
+        accept_at(other)
+        tasks.start_soon(ask, server)
+        await until(lambda: statistics(app).queued == 2)
+        async with viewing(server) as viewer:
+            [backend] = viewer.state["backends"]
+            assert (backend["name"], backend["running"], backend["queued"]) == ("held", 1, 2)
+            held.go.set()
+            await viewer.until(lambda: [row for row in viewer.rows if row[1] == 2])
+            _, _, _, size, limit, *_ = viewer.rows[-1]
+            assert (size, limit) == (2, 100)  # one request of each worker
+        accept_at(one, other)
+
+
+async def test_viewers_at_all_workers_share_their_places_until_they_or_their_workers_are_gone(
+    app, monkeypatch
+):
+    monkeypatch.setattr("shoal.http.dashboard.feed.MOST_PUBLIC", 1)
+    async with live(app, workers=2) as server:
+        observers = app.controller.observers
+        one, other = workers_of()
+        accept_at(one)
+        async with viewing(server):
+            assert len(observers.all) == 1
+            accept_at(other)
+            async with await server.connect() as refused:
+                await refused.send_all(LOOK)
+                assert (await read_until(refused, b"\r\n\r\n")).startswith(b"HTTP/1.1 503 ")
+            accept_at(one, other)
+        await until(lambda: observers.all == ())
+        accept_at(one)
+        async with viewing(server):
+            kill(one)
+            await until(lambda: observers.all == ())
+        kill(other, signal.SIGCONT)
