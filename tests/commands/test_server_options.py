@@ -136,13 +136,19 @@ def test_a_number_may_be_written_as_python_reads_it(parser, text, value):
 def machine(monkeypatch, tmp_path):
     """Makes a machine of so many cores, and of a container with this limit of processor time."""
 
-    def machine(cores, cpu_max=None):
+    def machine(cores, cpu_max=None, cgroup=None, of_groups=()):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
         monkeypatch.setattr(options, "Path", lambda path: tmp_path / path.lstrip("/"))
-        if cpu_max is not None:
-            (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-            (tmp_path / "sys/fs/cgroup/cpu.max").write_text(cpu_max)
+        groups = {"": cpu_max, **dict(of_groups)}
+        for group, limit in groups.items():
+            if limit is not None:
+                folder = tmp_path / "sys/fs/cgroup" / group
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "cpu.max").write_text(limit)
+        if cgroup is not None:
+            (tmp_path / "proc/self").mkdir(parents=True)
+            (tmp_path / "proc/self/cgroup").write_text(cgroup)
 
     return machine
 
@@ -169,6 +175,29 @@ def test_auto_is_one_worker_for_each_other_core_within_the_limit_of_the_containe
     machine(cores, cpu_max)
     assert workers(parser.parse_args(["--workers", "auto"]), {}) == count
     assert workers(parser.parse_args([]), {"workers": "auto"}) == count
+
+
+OUTER, INNER = "outer.slice", "outer.slice/inner.slice"
+NESTED = f"1:name=systemd:/\n0::/{INNER}\n"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "of_groups", "count"),
+    [
+        (NESTED, {}, 7),
+        (NESTED, {INNER: "300000 100000\n"}, 2),  # as of systemd's CPUQuota=300%
+        (NESTED, {OUTER: "300000 100000\n", INNER: "max 100000\n"}, 2),
+        (NESTED, {OUTER: "300000 100000\n", INNER: "500000 100000\n"}, 2),
+        (NESTED, {"": "300000 100000\n", INNER: "500000 100000\n"}, 2),
+        ("0::/\n", {"": "300000 100000\n", INNER: "200000 100000\n"}, 2),
+        ("0::/other.slice\n", {INNER: "200000 100000\n"}, 7),
+        ("4:cpu:/outer.slice\n", {OUTER: "200000 100000\n"}, 7),  # of version 1
+        ("", {"": "300000 100000\n"}, 2),
+    ],
+)
+def test_auto_keeps_to_the_limits_of_all_its_control_groups(parser, machine, cgroup, limits, count):
+    machine(8, cgroup=cgroup, **limits)
+    assert workers(parser.parse_args(["--workers", "auto"]), {}) == count
 
 
 def test_a_number_of_workers_is_not_bound_by_the_limit(parser, machine):

@@ -17,7 +17,7 @@ from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from shoal.core.options.option import Option
 
@@ -164,12 +164,28 @@ def workers(arguments: Namespace, from_file: Mapping[str, Any]) -> int | None:
 
 
 def usable_cpus() -> int:
-    """Returns how many processors this process may use, within the limit of its container."""
+    """Returns how many processors this process may use, within the limits of its control groups.
+
+    These are those of its container, or of its service: ``CPUQuota=`` of systemd.
+    """
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    with suppress(OSError, ValueError):
-        allowed, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        count = min(count, max(1, int(allowed) // int(period)))
+    for group in _control_groups():
+        with suppress(OSError, ValueError):
+            allowed, period = Path(f"/sys/fs/cgroup{group}/cpu.max").read_text().split()
+            count = min(count, max(1, int(allowed) // int(period)))
     return count
+
+
+def _control_groups() -> Iterator[str]:
+    """Yields the paths of this process's control groups (version 2), the innermost first."""
+    path = ""
+    with suppress(OSError):
+        listed = Path("/proc/self/cgroup").read_text().splitlines()
+        path = next((one[3:] for one in listed if one.startswith("0::/")), "").rstrip("/")
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
+    yield ""
 
 
 def _shown(default: Any) -> str:
