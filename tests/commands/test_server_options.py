@@ -195,8 +195,10 @@ NESTED = f"1:name=systemd:/\n0::/{INNER}\n"
         ("", {"": "300000 100000\n"}, 2),
     ],
 )
-def test_auto_keeps_to_the_limits_of_all_its_control_groups(parser, machine, cgroup, limits, count):
-    machine(8, cgroup=cgroup, **limits)
+def test_auto_keeps_to_the_limits_of_all_its_control_groups(
+    parser, machine, cgroup, of_groups, count
+):
+    machine(8, cgroup=cgroup, of_groups=of_groups)
     assert workers(parser.parse_args(["--workers", "auto"]), {}) == count
 
 
