@@ -147,7 +147,7 @@ async def test_it_names_the_other_protocols_and_where_they_begin():
         for one in found["protocols"][:2]:
             assert (await get(app, one["start"].removeprefix("/ml"))).status == 200
         text = (await get(app, "/", AS_HTML)).body.decode()
-    assert '<p>OpenAI&#x27;s HTTP API: <a href="/v1/models">/v1/models</a></p>' in text
+    assert '<p>OpenAI&#x27;s HTTP API: <a href="./v1/models">/v1/models</a></p>' in text
     assert "<p>Whispers</p>" in text
     assert "<code>shoal.v1</code>" in text
 

@@ -85,14 +85,15 @@ def landing_page(
     root, base = quote(root_of(scope)), _base(scope, headers)
     reached = [one for one in routes if one["path"] is not None]
     shown = [{**one, "call": _curl(one, operations, base)} for one in reached[:MOST_SHOWN]]
-    others = [{"title": title, "start": start and f"{root}{start}"} for title, start in protocols]
+    others = [{"title": title, "start": first and f"{root}{first}"} for title, first in protocols]
     pages = _links(options, has_dashboard=has_dashboard)
     links = {name: f"{root}{RESERVED}/{page}" for name, page in pages}
     if b"text/html" in headers.get(b"accept", b"").lower():
         # A proxy may have taken a prefix away without saying so; this page's own path ends in "/".
         start = root or "."
         near = {name: url if root else f".{url}" for name, url in links.items()}
-        text = "".join(_lines(options.title, shown, len(reached), others, mounts, start, near))
+        by_path = [(title, first and f"{start}{first}") for title, first in protocols]
+        text = "".join(_lines(options.title, shown, len(reached), by_path, mounts, start, near))
         return Sent(HTML, text.encode("utf-8", "replace"), (*page_headers(_POLICY), VARIES))
     body = orjson.dumps(
         {
@@ -166,7 +167,7 @@ def _lines(
     title: str,
     shown: Sequence[Mapping[str, Any]],
     count: int,
-    protocols: Sequence[Mapping[str, str]],
+    protocols: Sequence[tuple[str, str]],
     mounts: Sequence[str],
     start: str,
     links: Mapping[str, str],
@@ -193,10 +194,10 @@ def _lines(
     if shown:
         yield "<p>Each is also called by a WebSocket at its path, by the sub-protocol "
         yield f"<code>{SUBPROTOCOL}</code>.</p>\n"
-    for one in protocols:
-        path = html.escape(one["start"])
-        yield f"<p>{html.escape(one['title'])}"
-        yield f': <a href="{path}">{path}</a></p>\n' if path else "</p>\n"
+    for name, first in protocols:
+        url = html.escape(first)
+        yield f"<p>{html.escape(name)}"
+        yield f': <a href="{url}">{url.removeprefix(".")}</a></p>\n' if url else "</p>\n"
     for prefix in mounts:
         url = html.escape(f"{start}{quote(prefix)}")
         yield f'<p>Another application: <a href="{url}">{html.escape(prefix)}</a></p>\n'
