@@ -115,7 +115,7 @@ class Versioned:
 @pytest.mark.real_time  # a class is constructed in a thread
 async def test_a_new_user_config_makes_new_results():
     async with shoal.start() as client:
-        config = {"cache": CACHE, "user_config": "one"}
+        config = {"dedupe": True, "cache": CACHE, "user_config": "one"}
         await client.create_backend("b", Versioned, config=config)
         await client.create_endpoint("e", backend="b")
         handle = await client.get_handle("e")
@@ -125,4 +125,5 @@ async def test_a_new_user_config_makes_new_results():
         await client.restart_backend("b")
         assert await handle.call(1) == "two 1"
         found = (await client.get_backend_config("b")).as_dict()
+        assert found["dedupe"] is True
         assert found["cache"] == shoal.Cache(max_size=10, ttl_s=60)
