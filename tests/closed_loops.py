@@ -1,32 +1,49 @@
-"""Callers in closed loops, and a handler that notes how well its batches are filled."""
+"""Callers in closed loops or at random, and a handler that notes how its batches were formed."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
+
+import shoal
+from shoal.planning import traces
+
+if TYPE_CHECKING:
+    from shoal.core.batch import DispatchReason
 
 RUN_S = 0.01
 THINK_S = 0.002
 STEPS = 4
+LOADS = [0.3, 0.5, 0.7, 0.95]
 
 
 class Sizes:
-    """A handler, or a generator handler, that notes the sizes of its batches."""
+    """A handler, or a generator handler, that notes its batches.
+
+    Attributes:
+        sizes: Their sizes.
+        reasons: Why they were dispatched.
+    """
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
+        self.reasons: list[DispatchReason] = []
 
     async def results(self, items: list[int]) -> list[int]:
-        self.sizes.append(len(items))
+        self._note(items)
         await anyio.sleep(RUN_S + 0.0001 * len(items))
         return items
 
     async def steps(self, items: list[int]) -> Any:
-        self.sizes.append(len(items))
+        self._note(items)
         for _ in range(STEPS):
             await anyio.sleep(RUN_S / STEPS)
             yield items
+
+    def _note(self, items: list[int]) -> None:
+        self.sizes.append(len(items))
+        self.reasons.append(shoal.current_batch().reason)
 
     def mean(self) -> float:
         """The mean size while all call, without the batches in which the rule learned."""
@@ -38,3 +55,17 @@ class Sizes:
 async def think(number: int, nth: int, callers: int) -> None:
     """Waits as a caller does before its nth call, in the mean for `THINK_S`."""
     await anyio.sleep(THINK_S * (0.5 + (number * 7 + nth * 3) % callers / callers))
+
+
+def at_random(load: float, most: int, calls: int) -> list[float]:
+    """The times of about so many calls at random, as a part of what the handler can answer."""
+    rate = load * most / RUN_S
+    return list(traces.poisson(rate, calls / rate, seed=3))
+
+
+def assert_no_slower(these_s: list[float], those_s: list[float]) -> None:
+    """Checks that mean and 99% latency are at most 2% above those of others."""
+    assert len(these_s) == len(those_s) > 0
+    assert sum(these_s) <= 1.02 * sum(those_s)
+    p99 = len(these_s) * 99 // 100
+    assert sorted(these_s)[p99] <= 1.02 * sorted(those_s)[p99]

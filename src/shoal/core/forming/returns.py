@@ -10,7 +10,8 @@ next end. In a closed loop the calls of a round come right after the batch's end
 depend on it come at any time of the round. From the last rounds it learns
 
 - the share of the answered callers that comes back within the time that is worth waiting;
-- how soon they do so, a high quantile of the rounds;
+- how soon they do so: the time within which 95% of them were back in the second slowest of the last
+  eight rounds, and a quarter more;
 - how much denser the calls are in that time than in the rest of the round.
 
 If they are much denser, a free slot waits until the learned share is there, or the learned time is

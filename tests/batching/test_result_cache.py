@@ -1,0 +1,122 @@
+"""The cache of results: later calls get a result that was made before."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import PENDING, line_up
+from batching.sharing_scenes import Second, balanced, opened
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_result_is_kept_for_its_time():
+    handler = Second()
+    batcher = opened(handler.results, cache=shoal.Cache(max_size=9, ttl_s=10))
+    async with batcher as call:
+        await call("a")
+        for _ in range(3):
+            started = anyio.current_time()
+            assert await call("a") == ("result", "a")
+            assert anyio.current_time() == started
+            await anyio.sleep(3)
+        await anyio.sleep(1)
+        await call("a")
+    assert handler.items == ["a", "a"]
+    assert batcher.statistics().cache_hits == 3
+    balanced(batcher, 5)
+
+
+async def test_the_least_recently_used_result_is_dropped():
+    handler = Second()
+    async with opened(handler.results, cache=shoal.Cache(max_size=2, ttl_s=99)) as call:
+        for item in ("a", "b", "a", "c", "a", "b"):
+            await call(item)
+    assert handler.items == ["a", "b", "c", "b"]
+
+
+async def test_a_cache_shares_requests_as_well():
+    handler = Second()
+    batcher = opened(handler.results, dedupe=False, cache=shoal.Cache(max_size=2, ttl_s=99))
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("a"), call("a"))
+    assert handler.items == ["a"]
+
+
+async def test_a_hit_is_a_checkpoint():
+    batcher = opened(Second().results, cache=shoal.Cache(max_size=2, ttl_s=99))
+    async with batcher as call:
+        await call("a")
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await call("a")
+        assert scope.cancelled_caught
+
+
+async def test_what_is_made_after_the_cache_was_emptied_is_made_anew():
+    handler = Second()
+    batcher = opened(handler.results, cache=shoal.Cache(max_size=2, ttl_s=99))
+    async with batcher as call, anyio.create_task_group() as tasks:
+        before = await line_up(tasks, call("a"))
+        await anyio.sleep(0.5)
+        batcher.find().forget_results()
+        after = await line_up(tasks, call("a"))
+        await anyio.sleep(0.6)  # the first has ended, and its result is not kept
+        assert before[0].outcome == ("result", "a")
+        assert after[0].outcome == PENDING
+        await line_up(tasks, call("a"))
+    assert handler.items == ["a", "a"]
+
+
+async def test_it_can_be_turned_on_and_off_while_calls_wait():
+    handler = Second()
+    batcher = opened(handler.results, dedupe=False, cache=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call("a"))
+        batcher.configure(dedupe=True)
+        callers += await line_up(tasks, call("a"), call("a"))
+        batcher.configure(dedupe=False)
+        callers += await line_up(tasks, call("a"))
+        batcher.configure(cache=shoal.Cache(max_size=2, ttl_s=9))
+        callers += await line_up(tasks, call("a"))
+    assert [one.outcome for one in callers] == [("result", "a")] * 5
+    assert len(handler.items) == 4
+    balanced(batcher, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dedupe": 1}, "dedupe must be .* not 1"),
+        ({"cache": 100}, r"cache must be a Cache or None, not 100; .*Cache\(max_size=1000"),
+        ({"dedupe": True, "split": 1}, "split"),
+    ],
+)
+def test_bad_options_are_told(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        shoal.Batcher(Second().results, **options)
+
+
+@pytest.mark.parametrize(
+    ("cache", "message"),
+    [
+        ({"max_size": 0, "ttl_s": 1}, "max_size must be at least 1, not 0"),
+        ({"max_size": 1, "ttl_s": 0}, "ttl_s must be above 0 seconds, and finite, not 0"),
+        ({"max_size": 1, "ttl_s": "x"}, "ttl_s must be a number of seconds, such as 60, not 'x'"),
+    ],
+)
+def test_a_bad_cache_is_told(cache, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        shoal.Cache(**cache)
+
+
+async def test_users_do_not_share_kept_results_unless_the_key_function_says_so():
+    for dedupe, ran in ((True, ["a", "a"]), (lambda item: item, ["a"])):
+        handler = Second()
+        batcher = opened(handler.results, dedupe=dedupe, cache=shoal.Cache(max_size=9, ttl_s=60))
+        async with batcher as call:
+            for user in (1, 2, 1):
+                assert await call.options(metadata={"user": user})("a") == ("result", "a")
+        assert handler.items == ran

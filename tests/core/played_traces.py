@@ -1,0 +1,137 @@
+"""Batchers over the traces of simulations, and the comparison of the two."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import pytest
+
+import shoal
+from shoal.core.simulation.results import Arrival, Outcome
+from shoal.errors import ItemTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.core.batch import DispatchReason
+    from shoal.core.simulation.results import ClosedLoop, Simulation
+
+SAME_TIME_S = 1e-6
+
+
+class Item(NamedTuple):
+    place: int
+    cost: float
+    bucket: int
+
+
+class Engine:
+    """What the engine did with a trace, in the terms of a simulation."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self.latency_s: dict[int, float] = {}
+        self.batches: list[tuple[float, DispatchReason, tuple[int, ...]]] = []
+
+
+async def played(
+    trace: Sequence[Arrival],
+    options: dict[str, Any],
+    run_time: Callable[[float], float],
+    drain_at: float,
+) -> Engine:
+    """Runs a trace against a batcher, each call in its own task."""
+    seen = Engine()
+    began_at = anyio.current_time()
+    by_cost = options.get("batch_size_fn") is not None
+
+    async def handler(items: list[Item]) -> list[Item]:
+        batch = shoal.current_batch()
+        dispatch_at = anyio.current_time() - began_at
+        places = tuple(request.item.place for request in batch.requests)
+        seen.batches.append((dispatch_at, batch.reason, places))
+        await anyio.sleep(run_time(sum(item.cost for item in items) if by_cost else len(items)))
+        return items
+
+    batcher = shoal.Batcher(handler, **options)
+    async with batcher as call:
+
+        async def caller(arrival: Arrival) -> None:
+            call_options = {
+                name: value
+                for name in ("priority", "deadline_s", "queue_timeout_s")
+                if (value := getattr(arrival, name)) is not None
+            }
+            await anyio.sleep_until(began_at + arrival.at)
+            place = arrival.item.place
+            try:
+                await (call.options(**call_options) if call_options else call)(arrival.item)
+            except shoal.Overloaded as error:
+                shed = "shed" in str(error)
+                seen.outcomes[place] = Outcome.SHED if shed else Outcome.REJECTED
+            except ItemTooLarge:
+                seen.outcomes[place] = Outcome.REJECTED
+            except shoal.DeadlineExceeded:
+                seen.outcomes[place] = Outcome.EXPIRED
+            except shoal.HandlerTimeout:
+                seen.outcomes[place] = Outcome.FAILED
+            else:
+                seen.outcomes[place] = Outcome.FINISHED
+                seen.latency_s[place] = anyio.current_time() - began_at - arrival.at
+
+        async with anyio.create_task_group() as tasks:
+            for arrival in trace:
+                tasks.start_soon(caller, arrival)
+            await anyio.sleep_until(began_at + drain_at)
+            batcher.drain()
+    return seen
+
+
+async def played_by_callers(
+    loop: ClosedLoop, options: dict[str, Any], run_time: Callable[[float], float]
+) -> Engine:
+    """Runs callers that call again and again against a batcher, each in its own task."""
+    seen = Engine()
+    began_at = anyio.current_time()
+    thinks = loop.sampler()
+    places = itertools.count()
+
+    async def handler(items: list[int]) -> list[int]:
+        at = anyio.current_time() - began_at
+        seen.batches.append((at, shoal.current_batch().reason, tuple(items)))
+        await anyio.sleep(run_time(len(items)))
+        return items
+
+    async with shoal.Batcher(handler, **options) as call, anyio.create_task_group() as tasks:
+
+        async def caller(at: float) -> None:
+            while at < loop.duration_s:
+                await anyio.sleep_until(began_at + at)
+                place = next(places)
+                await call(place)
+                now = anyio.current_time() - began_at
+                seen.outcomes[place] = Outcome.FINISHED
+                seen.latency_s[place] = now - at
+                # Whoever is first takes the next one: callers are alike.
+                at = now + thinks()
+
+        for _ in range(loop.callers):
+            tasks.start_soon(caller, thinks())
+    return seen
+
+
+def assert_the_same(simulation: Simulation, engine: Engine) -> None:
+    ours = [(batch.reason, batch.requests) for batch in simulation.batches]
+    theirs = [(reason, places) for _, reason, places in engine.batches]
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        assert one == other, f"batch {number}"
+    assert len(ours) == len(theirs)
+    dispatch_at = [batch.dispatched_at for batch in simulation.batches]
+    assert dispatch_at == pytest.approx([at for at, _, _ in engine.batches], abs=SAME_TIME_S)
+    outcomes = [engine.outcomes[place] for place in range(len(simulation.outcomes))]
+    assert simulation.outcomes == outcomes
+    latency_s = [engine.latency_s.get(place, math.nan) for place in range(len(outcomes))]
+    assert list(simulation.latency_s) == pytest.approx(latency_s, abs=SAME_TIME_S, nan_ok=True)
