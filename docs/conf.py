@@ -50,8 +50,9 @@ nitpick_ignore_regex = [
     # In an annotation, what is imported for type checkers alone has no module; our pages name one.
     # In a signature with a default that a factory makes, it ends at the first comma.
     (r"py:class", r"\w+(\[\w+)?"),
-    # What calls are made of; not for users to name.
+    # What calls and streams are made of; not for users to name.
     (r"py:.*", r"shoal\.batching\.calls\.intake\.Intake"),
+    (r"py:.*", r"shoal\.replicas\.portal\.BlockingStream"),
     # The default of an option that is the batcher's own unless given.
     (r"py:.*", r"shoal\.core\.options\.records\.Same"),
 ]
