@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
 NODE = {"object_store_memory": 80 * 2**20}
 # A killed node refuses at once; one that is only slow is given time.
@@ -20,6 +22,32 @@ QUICK_TO_NOTICE = {
     "health_check_failure_threshold": 3,
 }
 SMALL = {"num_cpus": 0.01}
+AUTOSCALER: dict[str, Any] = {
+    "cluster_name": "growing",
+    "provider": {
+        "type": "external",
+        "module": "replicas.ray_node_provider.NodesOfThisMachine",
+        "use_node_id_as_ip": True,
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+    },
+    "head_node_type": "ray.head.default",
+    "max_workers": 3,
+    "upscaling_speed": 1.0,
+    "idle_timeout_minutes": 0.02,
+    # What there must be, and is for nodes elsewhere.
+    "auth": {},
+    "docker": {},
+    "file_mounts": {},
+    "file_mounts_sync_continuously": False,
+    "cluster_synced_files": [],
+    "initialization_commands": [],
+    "setup_commands": [],
+    "head_setup_commands": [],
+    "head_start_ray_commands": [],
+    "worker_setup_commands": [],
+    "worker_start_ray_commands": [],
+}
 
 MARKS = [
     pytest.mark.anyio,
@@ -54,3 +82,33 @@ def cluster_of(*nodes: dict[str, Any]) -> Generator[Any]:
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+@contextmanager
+def growing_cluster(head: dict[str, Any], node: dict[str, Any], folder: Path) -> Generator[Any]:
+    """Runs a cluster of a head, to which Ray's autoscaler adds nodes that it removes when idle.
+
+    They are all on this machine. Ray's own `AutoscalingCluster` needs a file that its wheel lacks,
+    and ends whatever else runs on Ray here.
+
+    Args:
+        head: What the head has, as for `cluster_of`.
+        node: The resources of each node that is added: three at most.
+        folder: Where the autoscaler's configuration is written.
+    """
+    pytest.importorskip("ray")
+    from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
+
+    types = {
+        "ray.head.default": {"resources": {}, "node_config": {}, "max_workers": 0},
+        "added": {"resources": {**NODE, **node}, "node_config": {}, "max_workers": 3},
+    }
+    config = folder / "autoscaler.json"
+    config.write_text(json.dumps({**AUTOSCALER, "available_node_types": types}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_FAKE_CLUSTER", "1")
+        patch.setenv("AUTOSCALER_UPDATE_INTERVAL_S", "1")
+        as_head = {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
+        ours = {"autoscaling_config": str(config), "env_vars": as_head}
+        with cluster_of({**head, **ours}) as cluster:
+            yield cluster
