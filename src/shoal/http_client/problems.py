@@ -104,7 +104,8 @@ def failure_of_problem(url: str, status: int, problem: object) -> Failure:
         problem: The JSON object of the problem.
     """
     error = error_of(url, status, problem)
-    asked = problem.get("retry_after_s") if isinstance(problem, dict) else None
+    members = cast("Mapping[str, Any]", problem if isinstance(problem, dict) else {})
+    asked = members.get("retry_after_s")
     retry_after_s = _seconds(str(asked)) if type(asked) is int else None
     return Failure(error, isinstance(error, Overloaded), retry_after_s)
 

@@ -12,6 +12,7 @@ _NEEDED_LATER: Final = (
     "shoal.http.requests.json_codec",
     "shoal.observe.collector",
     "shoal.observe.gpus",
+    "shoal.observe.workers",
     "shoal.http.openapi.document",
     "shoal.http.openapi.viewer",
     "shoal.http.openapi.landing",
