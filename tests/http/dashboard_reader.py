@@ -132,8 +132,11 @@ class Page:
         self.browser = browser
 
     def text(self, selector):
-        found = self.browser.find_elements(By.CSS_SELECTOR, selector)
-        return found[0].text if found else ""
+        def look():
+            found = self.browser.find_elements(By.CSS_SELECTOR, selector)
+            return found[0].text if found else ""
+
+        return self.now(look)
 
     def named(self, selector, name):
         """The row, the lane or the chart with a name; None if there is none."""
