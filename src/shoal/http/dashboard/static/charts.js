@@ -262,9 +262,10 @@ function reasons(samples, chosen, colors) {
     .filter(({ values }) => values.some((value) => value > 0));
 }
 
-/** Of each batcher; by priority level where it has levels. */
+/** The longest queues: of each batcher; by priority level where it has levels. */
 function queues(samples, chosen, colors) {
-  const lines = (chosen ? [chosen] : busiest(samples)).flatMap((name) => {
+  const names = Object.keys(samples.at(-1)?.batchers ?? {});
+  const lines = (chosen ? [chosen] : names).flatMap((name) => {
     const shown = samples.map(({ batchers }) => batchers[name]);
     const levels = [...new Set(shown.flatMap((one) => Object.keys(one?.levels ?? {})))].sort((a, b) => a - b);
     if (levels.length === 0) {
@@ -275,7 +276,10 @@ function queues(samples, chosen, colors) {
       values: shown.map((one) => (one ? one.levels[level] ?? 0 : null)),
     }));
   });
-  return lines.slice(0, MOST_LINES).map((line, index) => ({ ...line, color: colors.series[index] }));
+  // Not those of the batchers that finish most, since one that is stuck finishes nothing.
+  const ranked = lines.map((line) => [line, Math.max(...line.values)]).sort(([, one], [, other]) => other - one);
+  const shown = new Set(ranked.slice(0, MOST_LINES).map(([line]) => line));
+  return lines.filter((line) => shown.has(line)).map((line, index) => ({ ...line, color: colors.series[index] }));
 }
 
 function losses(samples, chosen, colors) {
