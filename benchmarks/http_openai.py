@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -179,15 +180,22 @@ class Server:
         return count
 
 
-async def measure(rounds: int) -> None:
-    """Prints the costs."""
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    """Serves the application without sockets, as `shoal serve` does with them."""
     async with app.lifespan(), anyio.create_task_group() as tasks:
         parking = parking_of_this_loop()
         timeouts = Timeouts(parking)
         tasks.start_soon(timeouts.run)
-        collect_less_often()  # as `shoal serve` does
+        collect_less_often()
         skip_what_was_loaded()
-        server = Server(Shared(app, HttpOptions(), {}, parking, timeouts, tasks, "http"))
+        yield Server(Shared(app, HttpOptions(), {}, parking, timeouts, tasks, "http"))
+        tasks.cancel_scope.cancel()
+
+
+async def measure(rounds: int) -> None:
+    """Prints the costs."""
+    async with serving() as server:
         for kind, ways in KINDS.items():
             least = dict.fromkeys(ways, float("inf"))
             for _ in range(rounds):
@@ -204,7 +212,6 @@ async def measure(rounds: int) -> None:
                     f"  {way:<14}{each:8.1f}{count / CONNECTIONS:9,.0f}"
                     f"{least[way] / own:8.2f}{count / own_count:7.2f}"
                 )
-        tasks.cancel_scope.cancel()
 
 
 def main() -> None:

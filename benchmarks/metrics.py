@@ -24,15 +24,10 @@ if __name__ == "__main__":
 import anyio
 
 from benchmarks import http_load, http_servers
-from benchmarks.http_openai import KINDS, Server, app
+from benchmarks.http_openai import KINDS, serving
 from benchmarks.http_path import CONNECTIONS
 from benchmarks.report import print_table, verdict
-from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.commands.server.process import collect_less_often, skip_what_was_loaded
 from shoal.http.requests.dispatch import RouteDispatcher
-from shoal.http.server.shared import Shared
-from shoal.http.server.sockets.timeouts import Timeouts
-from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -65,13 +60,7 @@ def uncounted(
 async def cost_s(rounds: int) -> float:
     """Returns the CPU time of the metrics of a request, in seconds."""
     ways: dict[bool, Any] = {True: RouteDispatcher.go_on, False: uncounted}
-    async with app.lifespan(), anyio.create_task_group() as tasks:
-        parking = parking_of_this_loop()
-        timeouts = Timeouts(parking)
-        tasks.start_soon(timeouts.run)
-        collect_less_often()  # as `shoal serve` does
-        skip_what_was_loaded()
-        server = Server(Shared(app, HttpOptions(), {}, parking, timeouts, tasks, "http"))
+    async with serving() as server:
         differences: list[float] = []
         for nth in range(rounds):
             took: dict[bool, float] = {}
@@ -83,7 +72,6 @@ async def cost_s(rounds: int) -> float:
                 took[counts] = sum(burst[: BURST // 2]) / (BURST // 2)
             differences.append(took[True] - took[False])
         RouteDispatcher.go_on = ways[True]  # type: ignore[method-assign]
-        tasks.cancel_scope.cancel()
     return median(differences) / CONNECTIONS
 
 

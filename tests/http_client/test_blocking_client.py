@@ -155,22 +155,36 @@ async def test_a_websocket_ends_with_its_client_and_its_block_ends_nevertheless(
         await held.cancelled.wait()
 
 
-async def test_a_wait_for_a_websocket_that_is_interrupted_is_given_up():
+def call_on_a_websocket(client):
+    with client.websocket("/held") as socket:
+        return socket.call(1)
+
+
+def call_over_http(client):
+    return client.call("/held", 1)
+
+
+@pytest.mark.parametrize("call", [call_over_http, call_on_a_websocket])
+async def test_a_handler_that_blocks_is_cancelled_with_its_request(call):
     held = Held()
     async with served(app_of(held=held)) as inner_url:
         inner = connect_sync(inner_url)
 
         def outer(items: list[int]) -> list[int]:
-            with inner.websocket("/held") as socket:
-                return [socket.call(1)]
+            return [call(inner)]
 
-        async with served(app_of(outer=outer)) as url, connect(url) as client:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(client.call, "/outer", 1)
-                await held.began.wait()
-                tasks.cancel_scope.cancel()
+        async with served(app_of(outer=outer)) as url:
+            await leave_when(held.began, url)
             await held.cancelled.wait()
         await in_a_thread(inner.close)
+
+
+async def leave_when(has_begun, url):
+    """Makes a call of ``/outer``, and leaves it when its handler waits for what it has called."""
+    async with connect(url) as client, anyio.create_task_group() as tasks:
+        tasks.start_soon(client.call, "/outer", 1)
+        await has_begun.wait()
+        tasks.cancel_scope.cancel()
 
 
 async def test_a_websocket_that_is_not_accepted_in_time_is_given_up():
@@ -190,11 +204,8 @@ async def test_a_websocket_that_is_not_accepted_in_time_is_given_up():
             with inner.websocket("/x"):
                 return items
 
-        async with served(app_of(outer=outer)) as url, connect(url) as client:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(client.call, "/outer", 1)
-                await began.wait()
-                tasks.cancel_scope.cancel()
+        async with served(app_of(outer=outer)) as url:
+            await leave_when(began, url)
             await gone.wait()
         await in_a_thread(inner.close)
 
@@ -279,23 +290,6 @@ async def test_a_handler_that_blocks_passes_its_trace_on():
         async with served(app_of(outer=outer)) as url, connect(url) as client:
             headers = await client.call("/outer", 1, headers={"traceparent": TRACE})
             assert headers["traceparent"] == TRACE
-        await in_a_thread(inner.close)
-
-
-async def test_a_handler_that_blocks_is_cancelled_with_its_request():
-    held = Held()
-    async with served(app_of(held=held)) as inner_url:
-        inner = connect_sync(inner_url)
-
-        def outer(items: list[int]) -> list[int]:
-            return [inner.call("/held", 1)]
-
-        async with served(app_of(outer=outer)) as url, connect(url) as client:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(client.call, "/outer", 1)
-                await held.began.wait()
-                tasks.cancel_scope.cancel()
-            await held.cancelled.wait()
         await in_a_thread(inner.close)
 
 

@@ -41,3 +41,18 @@ class CallKeywords(StreamKeywords, total=False):
     """The keywords of `HttpClient.call`, which documents them."""
 
     result: ResultType | None
+
+
+class SocketKeywords(TypedDict, total=False):
+    """The keywords of `HttpClient.websocket`, which documents them."""
+
+    headers: Mapping[str, str] | None
+    max_requests: int
+    request: Request | None
+
+
+class SocketCallKeywords(TypedDict, total=False):
+    """The keywords of `HttpSocket.call` and `HttpSocket.stream`, which document them."""
+
+    timeout_s: float | None
+    priority: int | None

@@ -18,11 +18,16 @@ from shoal.http_client.client import NO_ITEM, HttpClient, connect
 from shoal.replicas.portal import BlockingStream, PortalThread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
     from typing import Unpack
 
-    from shoal.core.request import Request
-    from shoal.http_client.keywords import CallKeywords, ConnectKeywords, StreamKeywords
+    from shoal.http_client.keywords import (
+        CallKeywords,
+        ConnectKeywords,
+        SocketCallKeywords,
+        SocketKeywords,
+        StreamKeywords,
+    )
     from shoal.http_client.websocket.socket import HttpSocket
     from shoal.replicas.portal import Held
 
@@ -97,14 +102,7 @@ class SyncHttpClient:
         stream = self._client.stream(path, item, **options)
         return BlockingStream(lambda: stream, self._thread, "client")
 
-    def websocket(
-        self,
-        path: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        max_requests: int = 64,
-        request: Request | None = None,
-    ) -> SyncHttpSocket:
+    def websocket(self, path: str, **options: Unpack[SocketKeywords]) -> SyncHttpSocket:
         """Returns a WebSocket for many calls of one endpoint, from several threads.
 
         ::
@@ -114,10 +112,7 @@ class SyncHttpClient:
 
         It connects when it is entered; see `HttpClient.websocket`.
         """
-        socket = self._client.websocket(
-            path, headers=headers, max_requests=max_requests, request=request
-        )
-        return SyncHttpSocket(socket, self._thread)
+        return SyncHttpSocket(self._client.websocket(path, **options), self._thread)
 
     def map(
         self,
@@ -164,19 +159,15 @@ class SyncHttpSocket:
         with suppress(ShutDown):  # its client is closed, and so is it
             self._held.leave()
 
-    def call(
-        self, item: Any, *, timeout_s: float | None = None, priority: int | None = None
-    ) -> Any:
+    def call(self, item: Any, **options: Unpack[SocketCallKeywords]) -> Any:
         """Makes a call with one result; see `HttpSocket.call`."""
-        call = partial(self._socket.call, item, timeout_s=timeout_s, priority=priority)
+        call = partial(self._socket.call, item, **options)
         return self._thread.run(call, "await socket.call(...)")
 
-    def stream(
-        self, item: Any, *, timeout_s: float | None = None, priority: int | None = None
-    ) -> BlockingStream:
+    def stream(self, item: Any, **options: Unpack[SocketCallKeywords]) -> BlockingStream:
         """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``.
 
         See `HttpSocket.stream`.
         """
-        stream = partial(self._socket.stream, item, timeout_s=timeout_s, priority=priority)
+        stream = partial(self._socket.stream, item, **options)
         return BlockingStream(stream, self._thread, "socket")
