@@ -141,16 +141,21 @@ async def answered(app, path, items):
 
 @anyio_test
 @pytest.mark.parametrize("items", [[0, 5, 1], [5, 0, 1]])
-async def test_the_line_names_the_requests_whose_answer_the_code_did_not_choose(caplog, items):
+@pytest.mark.parametrize(
+    ("chosen", "status"), [(HTTPException(404), 404), (shoal.ItemTooLarge("x"), 413)]
+)
+async def test_the_line_names_the_requests_whose_answer_the_code_did_not_choose(
+    caplog, items, chosen, status
+):
     app = shoal.App()
 
     @app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)
     async def some(items: list[int]) -> list[int]:
-        return [{0: HTTPException(404), 5: ValueError("no")}.get(i, i) for i in items]
+        return [{0: chosen, 5: ValueError("no")}.get(i, i) for i in items]
 
     async with app.lifespan():
         statuses = await answered(app, "/x", items)
-    assert sorted(statuses) == [200, 404, 500]
+    assert sorted(statuses) == [200, status, 500]
     assert lines(caplog) == (["x: batch 1 failed: ValueError, 1 of 3 requests (r5)"], 1)
 
 

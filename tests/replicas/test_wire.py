@@ -126,9 +126,11 @@ def test_content_is_what_it_was_wherever_it_lay(room, contents, copies):
     sender, receiver = MessageCodec(outgoing=region), MessageCodec(incoming=region)
     for content in contents:
         message = packed(content)
+        is_large = len(message.shared) > len(message.buffers)
         if sender.reserve(message):
             sender.write(message)
             assert not message.buffers
+            assert bool(message.parts) is not is_large  # nothing is sent that was copied
         [frame] = read_in_pieces(joined(sender.frame(Kind.RUN, 1, message)), [])
         if copies and places_of(frame):
             receiver.copied(frame, pause=False)
