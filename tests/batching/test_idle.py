@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,11 +47,13 @@ class Activity:
 @contextmanager
 def watched() -> Iterator[Activity]:
     activity = Activity()
+    gc.disable()  # what other tests have left runs code when it is collected
     sys.setprofile(activity.note)
     try:
         yield activity
     finally:
         sys.setprofile(None)
+        gc.enable()
 
 
 async def echo(items: list[Any]) -> list[Any]:

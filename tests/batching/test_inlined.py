@@ -5,6 +5,7 @@ import pytest
 
 import shoal
 from shoal.batching.calls.intake import Intake
+from shoal.batching.calls.one_result import bare_call, call_with_options
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.batch import Batch
 from shoal.core.counters import Counters
@@ -33,6 +34,8 @@ class Side:
             is_blocked_by=lambda batch: False,
             adopt=lambda: None,
         )
+        self.options_call = call_with_options(self.intake)
+        self.bare_call = bare_call(self.intake, self.options_call)
         self.former.reform(idle_slots=1)
         self.former.decide(anyio.current_time())
         self.looks = 0
@@ -47,7 +50,7 @@ class Side:
 
     def call(self, item, options=None):
         """Makes a call, up to where it waits; returns its request."""
-        call = self.intake.call(item, options)
+        call = self.bare_call(item) if options is None else self.options_call(item, options)
         call.send(None)
         self.calls.append(call)
         return self.former.parked_and_queued()[-1]

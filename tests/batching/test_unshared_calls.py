@@ -60,26 +60,25 @@ async def test_calls_run_no_code_of_sharing():
     assert shared >= OF_SHARING
 
 
-async def test_a_call_is_that_of_the_intake():
+async def test_a_call_needs_nothing_but_the_queue():
     batcher = opened(Second().results, dedupe=False)
     async with batcher:
         own = batcher.find()
-        assert own.bare_call == own.call == own.intake.call
-        assert own.takes_single_items
-        assert await own.bare_call("a", None) == ("result", "a")
+        assert own.takes_bare
+        assert own.begin_one == own.begin_bare
+        assert await own.begin_bare("a") == ("result", "a")
 
 
-async def test_a_call_is_that_of_the_intake_again_once_sharing_is_turned_off():
+async def test_a_call_needs_nothing_else_again_once_sharing_is_turned_off():
     batcher = opened(Second().results)
     async with batcher as call:
-        assert batcher.find().bare_call is None
-        assert not batcher.find().takes_single_items
+        assert batcher.find().begin_one is None
         batcher.configure(dedupe=False)
-        assert batcher.find().bare_call == batcher.find().intake.call
+        assert batcher.find().begin_one == batcher.find().begin_bare
         with called_files() as without:
             assert await call("a") == ("result", "a")
         batcher.configure(cache=shoal.Cache(max_size=2, ttl_s=9))
-        assert batcher.find().bare_call is None
+        assert batcher.find().begin_one is None
     assert without.isdisjoint(OF_SHARING)
 
 
@@ -100,6 +99,6 @@ async def test_a_call_of_a_decorated_function_goes_straight_to_the_queue():
             assert await straight("a") == ("result", "a")
         with called_files() as sharing:
             assert await shared("a") == ("result", "a")
-    assert "intake" in without
+    assert "one_result" in without
     assert "entry" not in without
     assert {"entry", "sharing"} <= sharing

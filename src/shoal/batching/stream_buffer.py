@@ -74,7 +74,7 @@ class StreamBuffer:
             else:
                 self.wake()
 
-    def departed(self) -> bool:
+    def done(self) -> bool:
         """Returns False: a reader leaves by closing its stream, not by a cancelled wait."""
         return False
 

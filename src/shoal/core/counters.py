@@ -7,7 +7,6 @@ costs the same whether its metrics are scraped or not.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
 
-arrived_at: Final = attrgetter("arrived_at")
 
 NO_LEVELS: Final[Mapping[int, int]] = MappingProxyType({})
 """The counts by priority level of a batcher that has only one."""
@@ -186,15 +184,13 @@ class Counters:
         if count == 1:
             wait_s.observe(now - oldest_at)
             return
-        if in_order:
-            newest_at = requests[-1].arrived_at
-            # The requests of a group have all arrived at once.
-            alike = newest_at == oldest_at
-            arrivals = count * oldest_at if alike else sum(map(arrived_at, requests))
-            total = count * now - arrivals
-            if wait_s.observe_alike(now - oldest_at, now - newest_at, count, total):
-                return
-        wait_s.gather(map(now.__sub__, map(arrived_at, requests)))
+        if in_order and requests[-1].arrived_at == oldest_at:  # those of a group
+            most = now - oldest_at
+            wait_s.observe_alike(most, most, count, count * most)
+            return
+        waits = [now - request.arrived_at for request in requests]
+        if not in_order or not wait_s.observe_alike(waits[0], waits[-1], count, sum(waits)):
+            wait_s.gather(waits)
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
         """Counts the load of a batch whose size is more than the number of its requests.

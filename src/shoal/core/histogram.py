@@ -55,9 +55,11 @@ class Histogram:
         self.new: list[float] = []
 
     def observe(self, value: float) -> None:
-        """Adds one observation."""
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
+        """Adds one observation, which is counted later."""
+        new = self.new
+        new.append(value)
+        if len(new) >= MOST_NEW:
+            self.count_new()
 
     def observe_all(self, values: Iterable[float]) -> None:
         """Adds many observations, which costs little more than to add one."""
@@ -92,7 +94,7 @@ class Histogram:
         return True
 
     def gather(self, values: Iterable[float]) -> None:
-        """Adds observations, which are counted later: the cheapest way for a few at a time."""
+        """Adds observations, which are counted later."""
         new = self.new
         new += values
         if len(new) >= MOST_NEW:

@@ -147,6 +147,13 @@ class RequestOptions:
         self.timer: Timer | None = None
         self.queue_timer: Timer | None = None
 
+    def move(self, by_s: float) -> None:
+        """Converts its times to those of a clock that is so many seconds ahead."""
+        if self.deadline is not None:
+            self.deadline += by_s
+        if self.due is not None:
+            self.due += by_s
+
 
 SHARED: Final = object()
 """Stands in for `RequestOptions.options_factory` in a record that many requests share; all fields

@@ -11,6 +11,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.groups import Splitting
 from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
+from shoal.batching.calls.one_result import bare_call, call_with_options, raised, single_call
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
@@ -32,13 +33,14 @@ class Entry:
     """The entry point for calls of an open batcher.
 
     Attributes:
-        bare_call: `call`, if a call with one positional argument needs neither binding nor
-            `RequestOptions`; else None.
-        takes_single_items: Whether such a call needs only its `RequestOptions`, and can use `call`
-            with those.
+        begin_bare: Does what `call` does for an item without `RequestOptions`.
+        takes_bare: Whether a call with one positional argument needs neither these nor binding.
+        begin_one: Does what `begin` does for such an argument alone; None if there is no such
+            function.
+        on_configured: Called when new options apply, or None.
         now: The event loop's clock.
         intake: The intake to which requests are added.
-        call: `Intake.call`.
+        call: Makes a call of an item that is bound, with its `RequestOptions`, if any.
         find_elsewhere_by: `Intake.find_elsewhere_by`.
         options_factory: Makes the `RequestOptions` of calls.
     """
@@ -51,13 +53,15 @@ class Entry:
         now: Callable[[], float],
         counters: Counters,
     ) -> None:
-        self.call = intake.call
+        self.call = call_with_options(intake)
+        self.begin_bare = bare_call(intake, self.call)
         self.intake = intake
         self.find_elsewhere_by = intake.find_elsewhere_by
         self._binding = binding
         self.now = now
         self._counters = counters
         self._sharing: Sharing | None = None
+        self.on_configured: Callable[[], object] | None = None
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
@@ -84,14 +88,16 @@ class Entry:
             if options.use_scope_deadline
             else self.options_factory.of
         )
-        self.takes_single_items = (
-            self._binding.takes_bare
-            and not self._divides
-            and not options.use_scope_deadline
-            and self._sharing is None
-        )
-        is_bare = self._binding.takes_bare and not self._needs_request_options
-        self.bare_call = self.call if is_bare else None
+        self.takes_bare = self._binding.takes_bare and not self._needs_request_options
+        self.begin_one = None
+        if self.takes_bare:
+            self.begin_one = self.begin_bare
+        elif self._binding.takes_bare and not (
+            self._divides or options.use_scope_deadline or self._sharing is not None
+        ):
+            self.begin_one = single_call(self.intake, self.call, self.options_factory.of)
+        if self.on_configured is not None:
+            self.on_configured()
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
@@ -110,7 +116,7 @@ class Entry:
         that is too large, are raised when the call is awaited.
         """
         if call_options is None and not self._needs_request_options:
-            return self.call(item, None)
+            return self.begin_bare(item)
         call_options = call_options or NO_CALL_OPTIONS
         try:
             options = self._request_options_of(item, call_options, self.now())
@@ -425,15 +431,6 @@ class Entry:
             if requests[0].options is not None:  # all have options, or none has
                 for request in requests:
                     self.intake.former.overdue.forget(request)
-
-
-async def raised(error: Exception) -> Any:
-    """Raises an error that occurred when a call was made, where it is awaited."""
-    await anyio.lowlevel.checkpoint()
-    try:
-        raise error
-    finally:
-        del error  # its traceback holds this frame
 
 
 def _refused(error: Exception) -> NoReturn:

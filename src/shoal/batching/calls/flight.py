@@ -68,6 +68,6 @@ class Flight(RequestBatch):
         """Whether the leader has not been dispatched yet."""
         return self.leader.state in _WAITING
 
-    def departed(self) -> bool:
+    def done(self) -> bool:
         """Returns False: the last call that leaves abandons the leader itself."""
         return False

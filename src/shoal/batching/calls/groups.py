@@ -30,15 +30,15 @@ class GroupWaiter:
         left: How many of the group's requests have not ended.
         answered: How many are known to have ended with a result.
         has_failed: Returns whether the caller need not wait for the others; None if it must.
-        departed: Returns whether the caller was cancelled but has not run since.
+        done: Returns whether the caller was woken, or was cancelled and has not run since.
     """
 
-    __slots__ = ("_parking", "_waiter", "answered", "departed", "has_failed", "left")
+    __slots__ = ("_parking", "_waiter", "answered", "done", "has_failed", "left")
 
     def __init__(self, parking: Parking, size: int) -> None:
         self._parking = parking
         self._waiter: Any = parking.new_waiter()
-        self.departed = partial(parking.is_spent, self._waiter)
+        self.done = partial(parking.is_spent, self._waiter)
         self.left = size
         self.answered = 0
         self.has_failed: Callable[[], bool] | None = None

@@ -3,9 +3,6 @@
 This is the channel between callers and worker slots. Its buffer is the queue itself, so that a
 caller that leaves removes its request at once, which no general-purpose channel allows. A `Bell`
 wakes the slot that waits for requests. Each caller waits for its result on its request's waiter.
-
-`call` is the hot path. It allocates the request, its waiter and a copy of the caller's context.
-Where it repeats another method, a comment has what that saves in `benchmarks/inproc.py`.
 """
 
 from __future__ import annotations
@@ -14,16 +11,13 @@ from contextvars import copy_context
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-import anyio.lowlevel
-
 from shoal.batching.calls.deadlines import Deadlines
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.calls.refusals import Refusals
-from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.call_options import RequestOptionsFactory
-from shoal.core.request import SHARED, Request, State
-from shoal.errors import BatcherClosed, DeadlineExceeded, NotOpen, ShoalError, WouldDeadlock
+from shoal.core.request import Request, State
+from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +48,7 @@ class Intake:
         adopt: Applies changed options that are pending, if no batch is filling.
 
     Attributes:
-        name, former, parking: As above.
+        name, former, parking, ring: As above.
         options_factory: Makes the `RequestOptions` of requests under the current options.
         deadlines: Ends requests that run out of time; a task must run it.
         refusals: Makes the errors for calls that the batcher does not answer.
@@ -80,7 +74,7 @@ class Intake:
         self.refusals = Refusals(name, counters, is_blocked_by)
         self.home = self.refusals.home
         self.soon = parking.soon
-        self._ring = ring
+        self.ring = ring
         self._adopt = adopt
         self._find_elsewhere: Callable[[], Any] | None = None
         self.parking = parking
@@ -89,7 +83,6 @@ class Intake:
         self._batches = former.batches
         self._now = parking.now
         self._new_waiter = parking.new_waiter
-        self._park = parking.park
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options to the requests made from now on."""
@@ -104,79 +97,12 @@ class Intake:
         if self.former.awaits_change:
             self._adopt()
 
-    async def call(self, item: Any, options: RequestOptions | None) -> Any:
-        """Adds one request to the queue and waits for its result.
-
-        Returns:
-            What the handler returned for the item.
-
-        Raises:
-            Overloaded: The queue is full.
-            DeadlineExceeded: The call ran out of time.
-            BatcherClosed: The batcher stopped before it could answer.
-            NotOpen: It is awaited in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes the call would wait for itself.
-            Exception: What the handler raised, or returned as this request's result.
-
-        Cancellation: the request is dropped from the queue or its batch; others are not affected.
-        """
-        if self._batches and running_batch.get(None) is not None:
-            try:
-                self.refusals.refuse_blocked()
-            except WouldDeadlock:
-                await anyio.lowlevel.checkpoint()
-                raise
-        former = self.former
-        # CPython 3.11 looks `self._now()` up anew each time, but not `self._now`: 6 % of a call.
-        now, append, park = self._now, former.append, self._park
-        request = Request()  # _new_request, inlined: 2 % of a call
-        request.item = item
-        request.arrived_at = now()
-        request.context = copy_context()
-        request.options = options
-        request.error = request.batch = None
-        live = former.live
-        if live < former.free_room and (options is None or options.options_factory is SHARED):
-            # Former.arrive, inlined: 2 % of a call
-            request.state = QUEUED
-            append(request)
-            former.live = live = live + 1
-            if live == former.wake_at:
-                self._ring()
-        else:
-            try:
-                self._enter(request)
-            except Exception:
-                if not self.home.loop.is_here:
-                    return await self._entry_here().call(item, options)
-                await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
-                raise
-        try:
-            await park(request)
-        except BaseException as error:
-            self.abandon(request)
-            # Another event loop raises these for a waiter of this one.
-            if not isinstance(error, (TypeError, RuntimeError)) or self.home.loop.is_here:
-                raise
-            request.error = self.refusals.elsewhere()
-        finally:
-            if (asked := request.options) is not None:
-                if asked.queue_timer is not None:
-                    former.overdue.forget(request)
-                elif asked.timer is not None:  # Overdue.forget, inlined: 2 % of a call
-                    if asked.timer[2] is not None:
-                        asked.timer[2] = None
-                        self._timers.forgotten += 1
-                    asked.timer = None
-        if request.error is not None:
-            if type(request.error) is NotOpen and not self.home.loop.is_here:
-                return await self._entry_here().call(item, options)
-            try:
-                raise request.error
-            finally:
-                # The error's traceback holds this frame, so the frame drops the error.
-                request.error = None
-        return request.value
+    async def call_elsewhere(self, item: Any, options: RequestOptions | None) -> Any:
+        """Makes a call in the caller's event loop, which is another one."""
+        entry = self._entry_here()
+        if options is not None:
+            options.move(entry.now() - self._now())
+        return await entry.call(item, options)
 
     def _entry_here(self) -> Any:
         """Returns the entry for the caller's event loop, or raises why there is none."""
@@ -205,7 +131,7 @@ class Intake:
         self, item: Any, options: RequestOptions | None, waiter: Any, now: float
     ) -> Request:
         """Does the same for a caller in the batcher's loop that knows what time it is there."""
-        self._enter(request := self._new_request(item, options, waiter, now))
+        self.add(request := self._new_request(item, options, waiter, now))
         return request
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
@@ -227,7 +153,7 @@ class Intake:
             self.refusals.refuse_blocked()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
         request = self._new_request(item, options, buffer, self._now())
-        self._enter(request)
+        self.add(request)
         return self, request
 
     def enter_group(
@@ -283,7 +209,7 @@ class Intake:
             request.state = QUEUED
             requests.append(request)
         if self.former.arrive_all(requests):
-            self._ring()
+            self.ring()
         return requests
 
     def _new_request(
@@ -298,7 +224,7 @@ class Intake:
         request.error = request.batch = None
         return request
 
-    def _enter(self, request: Request) -> None:
+    def add(self, request: Request) -> None:
         """Queues or parks a request, and starts its timers.
 
         Raises:
@@ -318,7 +244,7 @@ class Intake:
         if former.admits_freely and not former.parked and former.live < former.room.most:
             request.state = QUEUED
             if former.arrive(request):
-                self._ring()
+                self.ring()
         else:
             self._admit(request)
         if options is None:
@@ -337,7 +263,7 @@ class Intake:
             raise error
 
     def _admit(self, request: Request) -> None:
-        """Queues or parks a request; raises as `_enter` does."""
+        """Queues or parks a request; raises as `add` does."""
         if not self.parking.seems_here():
             # Otherwise another request could be shed for a caller that can't be answered.
             raise self.refusals.elsewhere()
@@ -348,7 +274,7 @@ class Intake:
             admission.victim.error = self.refusals.shed(admission.victim, request.arrived_at)
             self.parking.wake_all((admission.victim,))
         if admission.ring:
-            self._ring()
+            self.ring()
 
     def _admit_all(self, requests: list[Request]) -> None:
         """Admits all requests of a group, or none of them.
@@ -395,7 +321,7 @@ class Intake:
             self._counters.cancelled += 1
             self.refusals.tell_left((request,), why, self._now())
             if self.former.leave(request):
-                self._ring()
+                self.ring()
         else:
             request.error = None  # it will not be raised, and its traceback keeps the request
 
@@ -420,13 +346,13 @@ class Intake:
         """Stops admitting calls; queued requests stay."""
         self.refusals.closed = True
         self.former.close()
-        self._ring()
+        self.ring()
 
     def drop_queue(self) -> None:
         """Fails the queued requests because the batcher will stop; calls are still accepted."""
         for request in self.former.parked_and_queued():
             if self.former.leave(request, State.FAILED):
-                self._ring()
+                self.ring()
             self.fail_one(request, BatcherClosed(f"{self.name} is closing, and drops its queue"))
 
     def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:

@@ -65,7 +65,7 @@ class _ScopeWaiter:
         """Wakes the caller, once the request has ended."""
         self._scope.cancel()
 
-    def departed(self) -> bool:
+    def done(self) -> bool:
         """Returns False: a caller that leaves abandons its request itself."""
         return False
 
@@ -168,7 +168,7 @@ class PendingCall:
             return request.value
         return _result_of(request, intake)
 
-    def departed(self) -> bool:
+    def done(self) -> bool:
         """Returns False: a caller that leaves abandons its request itself."""
         return False
 

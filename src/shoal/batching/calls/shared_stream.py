@@ -94,8 +94,8 @@ class SharedBuffer:
     def offer(self) -> None:
         """Does nothing: `append` has offered the item to each reader."""
 
-    def departed(self) -> bool:
-        """See `StreamBuffer.departed`."""
+    def done(self) -> bool:
+        """See `StreamBuffer.done`."""
         return False
 
     @property

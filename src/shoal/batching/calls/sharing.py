@@ -75,10 +75,10 @@ class Sharing:
         self._flights.clear()
 
     async def call(self, item: Any, options: RequestOptions | None) -> Any:
-        """Makes a call with one result; see `Intake.call`."""
+        """Makes a call with one result; see `call_with_options`."""
         intake = self._intake
         if not intake.parking.seems_here():
-            return await intake.call(item, options)  # which finds the queue of that event loop
+            return await intake.call_elsewhere(item, options)
         try:
             request = self.enter(item, options)
         except Exception:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import update_wrapper
-from inspect import getattr_static
+from functools import partial, update_wrapper
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls.call import StreamCall, UnaryCall
-from shoal.batching.calls.entry import raised
 from shoal.batching.calls.stream import ResultStream, late_stream
-from shoal.core.forming.call_options import NO_CALL_OPTIONS
+from shoal.batching.decorator.function_of_one import function_of_one, only_parameter
+from shoal.batching.decorator.lookup import Lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import Unpack
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from shoal.batching.calls.intake import Intake
     from shoal.batching.decorator.registry import Opening
     from shoal.batching.decorator.watches import Watches
-    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
     from shoal.core.request import Request
@@ -30,55 +28,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-MISSING: Final = object()
-"""Stands for an argument that was not passed."""
-
-
-class KeepingEntry:
-    """The entry for a method whose batcher does not keep its instance alive.
-
-    Each call keeps it until it is answered: ``await Model().predict(1)`` has no other reference.
-    """
-
-    def __init__(self, entry: Entry, receiver: object) -> None:
-        self._entry = entry
-        self._receiver = receiver
-
-    def begin(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> Coroutine[Any, Any, Any]:
-        """See `Entry.begin`."""
-        return self._kept(self._entry.begin(args, kwargs, call_options))
-
-    def begin_map(
-        self,
-        columns: tuple[Iterable[Any], ...],
-        call_options: CallOptions | None,
-        *,
-        return_exceptions: bool,
-    ) -> Coroutine[Any, Any, list[Any]]:
-        """See `Entry.begin_map`."""
-        entry = self._entry
-        return self._kept(
-            entry.begin_map(columns, call_options, return_exceptions=return_exceptions)
-        )
-
-    def begin_stream(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> ResultStream[Any]:
-        """See `Entry.begin_stream`."""
-        stream = self._entry.begin_stream(args, kwargs, call_options)
-        stream.keeps = self._receiver
-        return stream
-
-    def entered(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> tuple[Intake, Request]:
-        """See `Entry.entered`; the caller, who enters the stream later, keeps the instance."""
-        return self._entry.entered(args, kwargs, call_options)
-
-    async def _kept(self, call: Coroutine[Any, Any, T]) -> T:
-        return await call
 
 
 class Decorated:
@@ -87,21 +36,26 @@ class Decorated:
     def _decorate(self, opening: Opening) -> None:
         self._opening = opening
         self._call_options: CallOptions | None = None
-        self._receiver: object = None
-        # The entries of the batchers open for this object, by thread. It stays empty if a block has
-        # opened one for an instance: this object keeps the instance, but the batcher must not.
-        self._here = opening.entries
         update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
-        self.__signature__ = opening.call_signature
+        self._bind(None, opening.entries)
         opening.face = self
+
+    def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
+        """Sets what the method is bound to, and the entries open for this object, by thread."""
+        self._receiver = receiver
+        self._here = here
+        self._lookup = lookup = Lookup(self._opening, receiver)
+        self._find, self._check, self._loops = lookup.find, lookup.check, lookup.loops
+        self.__signature__ = self._opening.signature_for(receiver)
 
     def bound_to(self, receiver: object) -> Self:
         """Returns this method for one receiver, as a new object."""
         cls = type(self)
         face = cls.__new__(cls)
-        own: dict[str, Any] = {"_receiver": receiver, "_here": {}}
-        own["__signature__"] = self._opening.bound_signature
-        face.__dict__ = {**self.__dict__, **own}
+        face.__dict__ = self.__dict__.copy()
+        # Its entries stay none if a block opens the batcher for the instance: the object keeps the
+        # instance, but the batcher must not.
+        face._bind(receiver, {})
         return face
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -195,57 +149,6 @@ class Decorated:
         # While it is open there is one object for it, so that method calls need not create any.
         return found.face
 
-    def _find(self) -> Entry:
-        """Returns the entry for calls of this object.
-
-        Raises:
-            NotOpen: Nothing is open for it.
-        """
-        return self._entry_for(self._receiver)
-
-    def _loops(self) -> list[EventLoop]:
-        return self._opening.loops(self._receiver)
-
-    def _entry_for(self, receiver: object) -> Entry:
-        found = self._opening.found(receiver)
-        if found.face is None:
-            return cast("Entry", KeepingEntry(found.entry, receiver))
-        return found.entry
-
-    def _elsewhere(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
-        """Returns the entry for a call if no batcher is open for this object itself.
-
-        One may be open for another object of the same bound method, or the call has the form
-        ``Class.method(instance, item)``; or a block opens one.
-
-        Returns:
-            The entry, and the call's arguments without the receiver.
-
-        Raises:
-            NotOpen: Nothing is open for this call.
-        """
-        if self._receiver is None and self._has_receiver(args):
-            return self._entry_for(args[0]), args[1:]
-        return self._find(), args
-
-    def _has_receiver(self, args: tuple[Any, ...]) -> bool:
-        """Returns whether the first argument is the receiver of a method."""
-        opening = self._opening
-        if not args or opening.is_static:
-            return False
-        if opening.is_method or opening.in_thread(args[0]) is not None:
-            return True
-        if not isinstance(args[0], type):
-            return False
-        name = opening.handler.name.rpartition(".")[2]
-        there: Any = getattr_static(args[0], name, None)
-        under: object = getattr(there, "__func__", None)
-        return isinstance(there, classmethod) and under is opening.face
-
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Checks the arguments of a call for which nothing is open."""
-        self.__signature__.bind(*args, **kwargs)
-
     def __repr__(self) -> str:
         return f"<batched {self._opening.handler.name}>"
 
@@ -256,9 +159,6 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     Raises: as `UnaryCall`.
     """
 
-    def __init__(self, opening: Opening) -> None:
-        self._decorate(opening)
-
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -266,48 +166,62 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
             ...
 
     else:
+        # Each object has a function of its own, which Python calls without a detour from a slot.
+        __slots__ = {"__call__": "Makes one call; await what it returns."}
 
-        def __call__(self, item: Any = MISSING, /, *args: Any, **kwargs: Any) -> Any:
-            """Makes one call; await what it returns."""
-            # The usual call has one positional argument; to collect it in a tuple is 1 % of a call.
-            try:
-                entry = self._here[get_ident()]
-            except KeyError:
-                return self._call_elsewhere(_all(item, args), kwargs)
-            if args or kwargs or item is MISSING:
-                return entry.begin(_all(item, args), kwargs, None)
-            bare_call = entry.bare_call
-            if bare_call is not None:
-                return bare_call(item, None)  # straight to the queue
-            if entry.takes_single_items:
-                try:
-                    options = entry.options_factory.of(item, NO_CALL_OPTIONS, entry.now())
-                except Exception as error:
-                    return raised(error)
-                return entry.call(item, options)
-            return entry.begin((item,), kwargs, None)
+    def __init__(self, opening: Opening) -> None:
+        self._decorate(opening)
 
-    def _call_elsewhere(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Coroutine[Any, Any, R]:
-        """Makes a call for which this object itself has no entry in this thread."""
-        try:
-            entry, rest = self._elsewhere(args)
-        except Exception:
-            self._check(args, kwargs)
-            self._opening.check_loop(self._receiver)
-            return self._call_later(args, kwargs)
-        return entry.begin(rest, kwargs, None)
+    def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
+        super()._bind(receiver, here)
+        self._begin = partial(_begin, here, self._lookup.begin)
+        is_known = receiver is not None or not self._opening.may_be_method
+        self._parameter = only_parameter(self.__signature__) if is_known else None
+        self._begin_by(self._begin)
 
-    async def _call_later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Makes a call when it is awaited, because no batcher was open when it was called."""
-        entry, rest = self._elsewhere(args)
-        result: R = await entry.begin(rest, kwargs, None)
-        return result
+    def enter_at(self, entry: Entry) -> None:
+        """Sets the entry for calls in this thread."""
+        super().enter_at(entry)
+        entry.on_configured = self._begin_here
+        self._begin_here()
+
+    def enter_no_more(self, entry: Entry) -> None:
+        """Removes an entry; calls do not use it any more."""
+        super().enter_no_more(entry)
+        entry.on_configured = None
+        self._begin_here()
+
+    def _begin_here(self) -> None:
+        """Sets what makes calls, by the threads in which this object is open."""
+        self._begin_by(self._begin)
+        there = list(self._here.items())
+        if self._parameter is None or len(there) != 1:
+            return
+        [(thread, entry)] = there
+        if (begin := entry.begin_one) is None:
+            return
+        self._begin_by(function_of_one(begin, self._parameter, self._opening.handler.name))
+        if self._here.get(thread) is not entry:  # another thread has closed it meanwhile
+            self._begin_by(self._begin)
+
+    def _begin_by(self, begin: Callable[..., Coroutine[Any, Any, R]]) -> None:
+        cast("Any", self).__call__ = begin
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         bound: Self = self.bound(owner if self._opening.is_class_method else instance)
         return bound
+
+
+def _begin(
+    here: Mapping[int, Entry],
+    elsewhere: Callable[[tuple[Any, ...], dict[str, Any]], Coroutine[Any, Any, Any]],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Coroutine[Any, Any, Any]:
+    """Makes one call of any number of arguments; see `function_of_one`."""
+    entry = here.get(get_ident())
+    return elsewhere(args, kwargs) if entry is None else entry.begin(args, kwargs, None)
 
 
 class BatchedGenerator(Decorated, StreamCall[P, R]):
@@ -323,11 +237,11 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
         """Prepares one call; it is made when the stream is entered."""
         entry = self._here.get(get_ident())
         if entry is not None:
-            if len(args) == 1 and not kwargs and entry.bare_call is not None:
+            if len(args) == 1 and not kwargs and entry.takes_bare:
                 return ResultStream(entry.intake, args[0], None)  # the usual call
             return entry.begin_stream(args, kwargs, None)
         try:
-            entry, rest = self._elsewhere(args)
+            entry, rest = self._lookup.elsewhere(args)
         except Exception:
             self._check(args, kwargs)
             self._opening.check_loop(self._receiver)
@@ -336,14 +250,9 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
 
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:
         """Makes the request of a stream when it is entered."""
-        entry, rest = self._elsewhere(args)
+        entry, rest = self._lookup.elsewhere(args)
         return entry.entered(rest, kwargs, None)
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         bound: Self = self.bound(owner if self._opening.is_class_method else instance)
         return bound
-
-
-def _all(item: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the positional arguments of a call."""
-    return args if item is MISSING else (item, *args)

@@ -107,6 +107,18 @@ class Opening:
         _self, *parameters = self.call_signature.parameters.values()
         return self.call_signature.replace(parameters=parameters)
 
+    def signature_for(self, receiver: object) -> Signature:
+        """Returns the signature of a call with one item, by what the method is bound to."""
+        return self.call_signature if receiver is None else self.bound_signature
+
+    @property
+    def may_be_method(self) -> bool:
+        """Whether a call may name an instance that the signature of calls does not have.
+
+        What is decorated in a class is known to be a method only when the class is complete.
+        """
+        return self._signature is not None and not self.is_static
+
     def key(self, receiver: object) -> tuple[EventLoop, int | None]:
         """Returns the key of this event loop's batcher for a receiver."""
         return EventLoop.here(), None if receiver is None else id(receiver)

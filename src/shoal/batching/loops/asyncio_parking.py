@@ -7,11 +7,11 @@ import time
 from asyncio import Future, InvalidStateError
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.loops.event_loop import in_trio_task
+from shoal.batching.loops.event_loop import in_trio_run, in_trio_task
 from shoal.batching.loops.parking import Parking
 from shoal.core.request import State
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 FINISHED = State.FINISHED
+AWAITED_BY_NO_TASK: Final = "_asyncio_future_blocking"
+"""The attribute that asyncio's tasks reset when they begin to wait for a future."""
 
 
 class AsyncioParking(Parking):
@@ -30,11 +32,12 @@ class AsyncioParking(Parking):
     name = "asyncio"
 
     def __init__(self) -> None:
-        self._loop = loop = asyncio.get_running_loop()
+        self.loop = self._loop = loop = asyncio.get_running_loop()
         # Called directly, unless the loop has a clock of its own.
         has_usual_clock = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
         self.now = time.monotonic if has_usual_clock else loop.time
         self.is_coarse = type(loop).__module__.partition(".")[0] == "uvloop"
+        self.future = Future
         self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
         self.checkpoint = partial(asyncio.sleep, 0)  # as anyio's, which looks for the loop first
@@ -78,14 +81,14 @@ class AsyncioParking(Parking):
                 pass  # its caller was cancelled
 
     def departed(self, requests: Iterable[Request]) -> list[Request]:
+        if not in_trio_run():
+            return [request for request in requests if request.waiter.done()]
+        # A task of trio, as this loop's guest, can't wait for a future. It learns that only in its
+        # next turn, and the future is not awaited until then.
         return [
             request
             for request in requests
-            if (
-                waiter.done() or waiter._asyncio_future_blocking
-                if type(waiter := request.waiter) is Future
-                else waiter.departed()
-            )
+            if (waiter := request.waiter).done() or getattr(waiter, AWAITED_BY_NO_TASK, False)
         ]
 
     def seems_here(self) -> bool:

@@ -64,6 +64,12 @@ def in_trio_task() -> bool:
     return ask is not None and ask()
 
 
+def in_trio_run() -> bool:
+    """Returns whether trio runs in this thread, also as a guest that has no turn now."""
+    ask = _if_loaded("trio.lowlevel", "in_trio_run")
+    return ask is not None and ask()
+
+
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
     """Returns the asyncio loop that runs in this thread; None if none does."""
     ask = _if_loaded("asyncio.events", "_get_running_loop")
@@ -102,8 +108,7 @@ class EventLoop(NamedTuple):
     @staticmethod
     def is_in_thread() -> bool:
         """Returns whether an event loop runs in this thread, even if the caller is in no task."""
-        in_trio_run = _if_loaded("trio.lowlevel", "in_trio_run")
-        return (in_trio_run is not None and in_trio_run()) or running_asyncio_loop() is not None
+        return in_trio_run() or running_asyncio_loop() is not None
 
     @property
     def is_here(self) -> bool:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 import anyio
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     import trio
@@ -52,8 +53,8 @@ class SharedWaiter(Protocol):
         """Tells the caller that the request has ended."""
         ...
 
-    def departed(self) -> bool:
-        """Returns whether the caller was cancelled but has not run since."""
+    def done(self) -> bool:
+        """Returns whether the caller was woken, or was cancelled and has not run since."""
         ...
 
 
@@ -65,6 +66,8 @@ class Parking(ABC):
         now: The event loop's clock: a function that returns the time in seconds.
         is_coarse: Whether that clock counts milliseconds, as uvloop's does.
         new_waiter: Creates a waiter for the task that calls it.
+        future: The class of waiters, if ``future(loop=loop)`` creates one; else None.
+        loop: The event loop that such waiters belong to.
         new_scope: Creates a cancel scope; the loop's own if anyio's would only wrap it.
         checkpoint: Lets other tasks run, and checks for cancellation.
         soon: Schedules a function call in the event loop, from any thread, at any time. It raises
@@ -76,6 +79,8 @@ class Parking(ABC):
     is_coarse = False
     soon: Callable[..., object]
     new_waiter: Callable[[], Awaitable[Any]]
+    future: Callable[..., Awaitable[Any]] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
     new_scope: Callable[[], Scope]
     checkpoint: Callable[[], Awaitable[None]]
 

@@ -130,7 +130,7 @@ class TrioParking(Parking):
             if (
                 waiter.task is None
                 if type(waiter := request.waiter) is TrioWaiter
-                else waiter.departed()
+                else waiter.done()
             )
         ]
 

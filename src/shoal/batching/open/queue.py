@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.core.counters import arrived_at
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -55,7 +54,7 @@ class OpenQueue:
         now = self.now()
         self.occupancy.joined += len(requests)
         self.occupancy.note(now)
-        self._counters.wait_s.gather(map(now.__sub__, map(arrived_at, requests)))
+        self._counters.wait_s.gather([now - request.arrived_at for request in requests])
         if (observers := self._counters.observers).all:
             name = self._intake.name
             observers.tell(lambda each: each.requests_joined(name, batch, requests, now))

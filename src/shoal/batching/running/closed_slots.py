@@ -156,7 +156,7 @@ class ClosedSlots(Slots[Run]):
         if group is None:
             departed = self._parking.departed(requests)
         else:
-            departed = requests if group.departed() else []
+            departed = requests if group.done() else []
         if departed:
             # The decision included these requests, so decide again without them.
             for request in departed:

@@ -1,0 +1,242 @@
+"""A batched function of one argument is called by Python itself while it is open in one thread."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import threading
+import warnings
+import weakref
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import shoal
+from batching.scenes import settle
+
+pytestmark = pytest.mark.anyio
+
+OTHERS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
+
+
+@shoal.batch
+async def double(numbers: list[int]) -> list[int]:
+    return [2 * number for number in numbers]
+
+
+def same(texts: str = "none", /) -> str:
+    return texts
+
+
+@shoal.batch(signature=same)
+async def mirrored(texts: list[str]) -> list[str]:
+    return [text[::-1] for text in texts]
+
+
+class Doubler:
+    @shoal.batch
+    async def double(self, numbers: list[int]) -> list[int]:
+        return [2 * number for number in numbers]
+
+    @shoal.batch(signature=lambda numbers=4: numbers)
+    async def by_default(self, numbers: list[int]) -> list[int]:
+        return [2 * number for number in numbers]
+
+    @shoal.batch
+    @staticmethod
+    async def apart(numbers: list[int]) -> list[int]:
+        return [3 * number for number in numbers]
+
+
+@shoal.batch
+async def added(left: list[int], right: list[int]) -> list[int]:
+    return [one + other for one, other in zip(left, right, strict=True)]
+
+
+@shoal.batch
+async def by_name_only(*, numbers: list[int]) -> list[int]:
+    return numbers
+
+
+async def test_the_argument_may_be_passed_by_its_name() -> None:
+    async with shoal.open_batchers():
+        for _ in range(2):  # the first call opens it
+            assert await double(numbers=3) == 6
+            assert await double(3) == 6
+            assert await added(1, right=2) == 3
+            assert await by_name_only(numbers=5) == 5
+
+
+async def test_the_default_and_the_kind_of_the_parameter_are_kept() -> None:
+    anyhow: Any = mirrored
+    async with shoal.open_batchers(mirrored):
+        assert await anyhow() == "enon"
+        assert await anyhow("ab") == "ba"
+        with pytest.raises(TypeError, match="texts"):
+            anyhow(texts="ab")
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_wrong_arguments_are_refused_when_the_call_is_made(is_open: bool) -> None:
+    anyhow: Any = double
+    wrong: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((), {}),
+        ((1, 2), {}),
+        ((), {"number": 1}),
+        ((1,), {"numbers": 1}),
+        ((1,), {"item": 1}),
+    ]
+    async with shoal.open_batchers(*[double] * is_open):
+        for args, kwargs in wrong:
+            with pytest.raises(TypeError):
+                anyhow(*args, **kwargs)
+        if is_open:
+            assert double.batcher.statistics().finished == 0
+            with pytest.raises(TypeError, match=r"^double\(\) missing .* argument: 'numbers'$"):
+                anyhow()
+
+
+async def test_a_call_has_the_name_of_its_function() -> None:
+    async with shoal.open_batchers(double):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            double(1)  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
+            gc.collect()
+    assert [str(warning.message).split(" was")[0] for warning in seen] == ["coroutine 'double'"]
+
+
+async def test_methods_are_called_on_instances_and_through_the_class() -> None:
+    doubler = Doubler()
+    through_the_class: Any = Doubler
+    async with shoal.open_batchers(doubler):
+        assert await doubler.double(3) == 6
+        assert await doubler.double(numbers=3) == 6
+        assert await through_the_class.double(doubler, 3) == 6
+        assert await doubler.by_default() == 8
+        assert await doubler.by_default(numbers=5) == 10
+        assert await through_the_class.by_default(doubler, 5) == 10
+        assert await through_the_class.by_default(doubler) == 8
+    async with shoal.open_batchers(Doubler.apart):
+        assert await doubler.apart(3) == await Doubler.apart(3) == 9
+
+
+async def test_an_instance_is_collected_with_its_last_reference() -> None:
+    doubler = Doubler()
+    gc.disable()
+    try:
+        call: Any = doubler.double
+        with pytest.raises(shoal.NotOpen):
+            await call(3)
+        gone = weakref.ref(doubler)
+        del doubler
+        assert gone() is not None
+        del call
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+async def test_new_options_apply_to_the_next_call() -> None:
+    held = anyio.Event()
+
+    @shoal.batch(max_batch_size=1)
+    async def slow(numbers: list[int]) -> list[int]:
+        await held.wait()
+        return numbers
+
+    async with shoal.open_batchers(slow), anyio.create_task_group() as tasks:
+        tasks.start_soon(slow, 1)
+        await settle()
+        slow.configure(request_timeout_s=5)
+        with pytest.raises(shoal.DeadlineExceeded):
+            await slow(2)
+        slow.configure(batch_size_fn=lambda number: number)
+        with pytest.raises(shoal.ItemTooLarge):
+            await slow(3)
+        slow.configure(batch_size_fn=None, request_timeout_s=None, dedupe=True)
+        outcomes: list[int] = []
+
+        async def call() -> None:
+            outcomes.append(await slow(4))
+
+        for _ in range(2):
+            tasks.start_soon(call)
+        await settle()
+        assert slow.batcher.statistics().shared == 1
+        slow.configure(dedupe=False)
+        tasks.start_soon(call)
+        await settle()
+        assert slow.batcher.statistics().shared == 1
+        held.set()
+    assert outcomes == [4, 4, 4]
+
+
+async def test_a_function_of_one_item_runs_when_the_call_is_made() -> None:
+    def cost(number: int) -> int:
+        costs.append(number)
+        return 1 // number
+
+    costs: list[int] = []
+
+    @shoal.batch(batch_size_fn=cost)
+    async def echo(numbers: list[int]) -> list[int]:
+        return numbers
+
+    async with shoal.open_batchers(echo):
+        call = echo(numbers=1)
+        broken = echo(0)
+        assert costs == [1, 0]
+        assert await call == 1
+        with pytest.raises(ZeroDivisionError):
+            await broken
+
+
+@pytest.mark.real_time
+@OTHERS
+@pytest.mark.parametrize("options", [{}, {"request_timeout_s": 60}])
+async def test_each_thread_has_its_own_batcher(backend: str, options: dict[str, float]) -> None:
+    threads: list[int] = []
+
+    @shoal.batch(**options)  # type: ignore[call-overload, untyped-decorator]
+    async def where(numbers: list[int]) -> list[int]:
+        threads.append(threading.get_ident())
+        return numbers
+
+    async def call_there(made_here: Any) -> None:
+        with pytest.raises(shoal.NotOpen):
+            await where(1)
+        async with shoal.open_batchers(where):
+            assert await where(2) == 2
+            assert await made_here == 3  # in this event loop, not where it was made
+        with pytest.raises(shoal.NotOpen):
+            await where(1)
+
+    async with shoal.open_batchers(where):
+        assert await where(1) == 1
+        run = partial(anyio.run, call_there, where(3), backend=backend)
+        await anyio.to_thread.run_sync(run)
+        assert await where(4) == 4
+        here = threading.get_ident()
+        assert [thread == here for thread in threads] == [True, False, False, True]
+
+
+@pytest.mark.real_time
+@OTHERS
+async def test_a_call_that_was_made_elsewhere_says_where_it_is_open(backend: str) -> None:
+    async def call_there() -> None:
+        await double(1)
+
+    async with shoal.open_batchers(double):
+        with pytest.raises(shoal.NotOpen, match="double is not open in this event loop"):
+            await anyio.to_thread.run_sync(partial(anyio.run, call_there, backend=backend))
+        assert double.batcher.statistics().finished == 0
+
+
+def test_it_looks_like_a_function() -> None:
+    assert callable(double)
+    assert str(inspect.signature(double)) == "(numbers: int) -> int"
+    assert double.__name__ == "double"
+    assert inspect.getdoc(type(double).__call__) == "Makes one call; await what it returns."
