@@ -53,6 +53,7 @@ class ServerProcess:
     Attributes:
         name: As above.
         port: Its port on 127.0.0.1.
+        pid: The id of the process that was started.
     """
 
     def __init__(self, name: str, command: Sequence[str]) -> None:
@@ -69,6 +70,7 @@ class ServerProcess:
             stderr=self._log,
             start_new_session=True,
         )
+        self.pid = self._process.pid
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +121,7 @@ class ServerProcess:
 
     def cpu_s_by_pid(self) -> dict[int, float]:
         """Returns the CPU time of each process, in seconds; first that of the one started here."""
-        used = {self._process.pid: 0.0}
+        used = {self.pid: 0.0}
         for pid in self._pids():
             used[pid] = sum(map(int, _stat(pid)[11:13])) * _TICK_S
         return used

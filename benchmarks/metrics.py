@@ -1,110 +1,141 @@
 #!/usr/bin/env python3
-"""What the metrics of a request cost: with them, and with a server that does not count it.
+"""What the metrics cost a server at full load: their part of its CPU time, by a sampling profiler.
 
-Requests are fed to the server's connections without a socket, 64 at once, as in http_path.py, in
-turns with a dispatcher from which the counting is left out. What they cost is the median of the
-differences of rounds. Beside it stands the CPU time of a whole request to `shoal serve` by 64
-clients of wrk: one for which the handler does nothing, and one in batches of 64 of a small model.
+`py-spy` looks at `shoal serve` 1,000 times a second, from outside, while 64 clients of wrk keep it
+busy. What counts as the metrics is the code that counts requests and their times, and, in the
+column beside it, the code that counts batches and how long requests waited. Time in which the
+server waits for something does not count. Once the handler does nothing, which is the hardest case,
+and once it does the work of a small model, in a thread.
 
-    python benchmarks/metrics.py [--event-loop asyncio] [--rounds 300]
+    python benchmarks/metrics.py [--seconds 30]
+
+It needs wrk, and py-spy, which `make bench-peers` installs; on a machine where one may not look at
+other processes, start it as root.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import shutil
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if __name__ == "__main__":
     # In place of this folder, whose http.py is not the standard library's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import anyio
-
 from benchmarks import http_load, http_servers
-from benchmarks.http_openai import KINDS, serving
-from benchmarks.http_path import CONNECTIONS
 from benchmarks.report import print_table, verdict
 from shoal.http.requests.dispatch import RouteDispatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.routing import Route
+    from collections.abc import Iterable
 
 AT_MOST: Final = 0.01
-BURST: Final = 12
-REQUEST: Final = KINDS["one result"]["Shoal's JSON"]
+CLIENTS: Final = 64
+SAMPLES_PER_S: Final = 1000
 SERVED: Final = {
     "nothing": ("noop_app", "/noop"),
     "the work of a small model": ("model_app", "/predict"),
 }
+LOOPS: Final = ("trio", "asyncio")
+
+# Frames below are as py-spy writes them: "function (file:line)".
+WAITING: Final = ("Signals._watch", "get_events (trio", "EpollSelector.select", "Runner.run")
+"""Where a thread waits; `Runner.run` is uvloop, whose own work can't be told from its waiting."""
+JOBS: Final = "JobThread"
+"""A thread that runs handlers."""
+OF_REQUESTS: Final = "RequestTimes."
+OF_BATCHES: Final = ("Counters.note_waits", "Histogram.")
 
 
-def uncounted(
-    self: RouteDispatcher,
-    exchange: Exchange,
-    route: Route,
-    step: Callable[[Exchange], Awaitable[None] | None],
-) -> Awaitable[None] | None:
-    """`RouteDispatcher.go_on` for requests that are answered, without their counting."""
-    rest = step(exchange)
-    if rest is not None:
-        return self.take_step(exchange, route, lambda _: rest)
-    return None
+class Parts(NamedTuple):
+    """The parts of the busy time of a server, and the number of samples."""
+
+    requests: float
+    batches: float
+    samples: int
 
 
-async def cost_s(rounds: int) -> float:
-    """Returns the CPU time of the metrics of a request, in seconds."""
-    ways: dict[bool, Any] = {True: RouteDispatcher.go_on, False: uncounted}
-    async with serving() as server:
-        differences: list[float] = []
-        for nth in range(rounds):
-            took: dict[bool, float] = {}
-            for counts in (True, False) if nth % 2 else (False, True):
-                RouteDispatcher.go_on = ways[counts]  # type: ignore[method-assign]
-                for _ in range(BURST // 2):  # CPython adapts its code to what ran last
-                    await server.ask(REQUEST)
-                burst = sorted([await server.cpu_s(REQUEST) for _ in range(BURST)])
-                took[counts] = sum(burst[: BURST // 2]) / (BURST // 2)
-            differences.append(took[True] - took[False])
-        RouteDispatcher.go_on = ways[True]  # type: ignore[method-assign]
-    return median(differences) / CONNECTIONS
+def counting_lines() -> range:
+    """Returns the lines of `RouteDispatcher.go_on` that count a request."""
+    lines, first = inspect.getsourcelines(RouteDispatcher.go_on)
+    [begin] = [nth for nth, line in enumerate(lines) if line.strip() == "if exchange.status:"]
+    return range(first + begin, first + len(lines) - 1)
 
 
-def served_s(wrk: str, name: str, path: str, event_loop: str) -> float:
-    """Returns the CPU time of a request to `shoal serve`, in seconds."""
-    options = ("--event-loop", event_loop)
-    server = http_servers.shoal_serve("shoal serve", f"benchmarks.http_app:{name}", *options)
-    with server.start() as process:
+def parts_of(stacks: Iterable[str]) -> Parts:
+    """Returns what the samples of a profile say.
+
+    Args:
+        stacks: The lines of py-spy's raw format: a stack, outermost frame first, and its count.
+    """
+    counting = {f"dispatch.py:{line})" for line in counting_lines()}
+    busy = requests = batches = 0
+    for line in stacks:
+        stack, _, number = line.rpartition(" ")
+        count, leaf = int(number), stack.rpartition(";")[2]
+        if JOBS in stack or any(one in leaf for one in WAITING):
+            continue
+        busy += count
+        is_counting = leaf.startswith("RouteDispatcher.go_on") and leaf.endswith(tuple(counting))
+        if is_counting or OF_REQUESTS in stack:
+            requests += count
+        elif any(one in stack for one in OF_BATCHES):
+            batches += count
+    return Parts(requests / busy, batches / busy, busy)
+
+
+def profiled(py_spy: str, wrk: str, app: str, path: str, loop: str, seconds: int) -> Parts:
+    """Returns the parts of a server under load."""
+    options = ("--event-loop", loop)
+    server = http_servers.shoal_serve("shoal serve", f"benchmarks.http_app:{app}", *options)
+    with server.start() as process, tempfile.NamedTemporaryFile("r") as profile:
         process.wait_answer(
             lambda port: http_load.ask(port, "POST", path, b'{"value": 3}')[0] == 200
         )
-        http_load.drive_with_wrk(wrk, process, path, clients=CONNECTIONS, seconds=1)
-        load = http_load.drive_with_wrk(wrk, process, path, clients=CONNECTIONS, seconds=4)
-    return load.cpu_s / load.requests
+        http_load.drive_with_wrk(wrk, process, path, clients=CLIENTS, seconds=1)
+        looks = f"--rate {SAMPLES_PER_S} --duration {seconds} --format raw --output {profile.name}"
+        with subprocess.Popen(
+            [py_spy, "record", "--pid", str(process.pid), *looks.split()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as spy:
+            http_load.drive_with_wrk(wrk, process, path, clients=CLIENTS, seconds=seconds + 1)
+            _, said = spy.communicate()
+        if spy.returncode:
+            raise SystemExit(f"py-spy can't look at the server:\n{said}")
+        return parts_of(profile)
 
 
 def main() -> None:
     """Runs the benchmark."""
-    parser = argparse.ArgumentParser(description="What the metrics of a request cost.")
-    parser.add_argument("--event-loop", choices=("trio", "asyncio"), default="trio")
-    parser.add_argument("--rounds", type=int, default=300)
+    parser = argparse.ArgumentParser(description="What the metrics cost a server at full load.")
+    parser.add_argument("--seconds", type=int, default=30, help="for each of four servers")
     given = parser.parse_args()
     wrk = http_load.wrk_path()
     if wrk is None:
         raise SystemExit("This benchmark needs wrk: apt-get install wrk")
-    of_metrics_s = anyio.run(cost_s, given.rounds, backend=given.event_loop)
-    rows = []
-    for what, (name, path) in SERVED.items():
-        whole_s = served_s(wrk, name, path, given.event_loop)
-        part = of_metrics_s / whole_s
-        microseconds = f"{of_metrics_s * 1e6:.2f}", f"{whole_s * 1e6:.1f}"
-        rows.append([what, *microseconds, f"{part:.2%}", verdict(part, at_most=AT_MOST)])
-    print_table(["the handler does", "metrics, us of CPU", "request", "part", "target"], rows)
+    py_spy = shutil.which("py-spy", path=http_servers.PEERS) or shutil.which("py-spy")
+    if py_spy is None:
+        raise SystemExit("This benchmark needs py-spy: make bench-peers")
+    rows: list[list[str]] = []
+    for what, (app, path) in SERVED.items():
+        for loop in LOOPS:
+            parts = profiled(py_spy, wrk, app, path, loop, given.seconds)
+            whole = parts.requests + parts.batches
+            figures = f"{parts.requests:.2%}", f"{parts.batches:.2%}", f"{whole:.2%}"
+            rows.append(
+                [what, loop, f"{parts.samples:,}", *figures, verdict(whole, at_most=AT_MOST)]
+            )
+    heads = ["the handler does", "loop", "samples", "of requests", "of batches", "both", "target"]
+    print_table(heads, rows)
 
 
 if __name__ == "__main__":

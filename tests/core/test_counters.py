@@ -46,14 +46,35 @@ def test_a_histogram_counts_each_observation_once(values: list[int]) -> None:
         assert count == sum(bisect_left(SIZE_BOUNDS, value) == bucket for value in values)
 
 
-@given(st.lists(st.lists(st.integers(0, 70))))
-def test_many_observations_at_once_count_as_one_after_the_other(parts: list[list[int]]) -> None:
-    at_once, each = Histogram(TIME_BOUNDS_S), Histogram(TIME_BOUNDS_S)
+TIMES = st.one_of(st.sampled_from(TIME_BOUNDS_S), st.floats(0, 70), st.just(0.0))
+
+
+def counted(values: list[float]) -> tuple[int, ...]:
+    """The counts of the buckets of some times."""
+    buckets = [bisect_left(TIME_BOUNDS_S, value) for value in values]
+    return tuple(buckets.count(bucket) for bucket in range(len(TIME_BOUNDS_S) + 1))
+
+
+@given(st.lists(st.lists(TIMES)))
+def test_many_observations_at_once_count_as_one_after_the_other(parts: list[list[float]]) -> None:
+    histogram = Histogram(TIME_BOUNDS_S)
     for part in parts:
-        at_once.observe_all(part)
-        for value in part:
-            each.observe(value)
-    assert at_once.snapshot() == each.snapshot()
+        histogram.observe_all(part)
+    values = [value for part in parts for value in part]
+    assert histogram.snapshot().counts == counted(values)
+    assert histogram.snapshot().sum == pytest.approx(sum(values))
+
+
+@given(st.lists(TIMES, min_size=1))
+def test_observations_of_one_bucket_are_counted_together(values: list[float]) -> None:
+    histogram = Histogram(TIME_BOUNDS_S)
+    counts = counted(values)
+    are_alike = max(counts) == len(values)
+    most, least, total = max(values), min(values), sum(values)
+    assert histogram.observe_alike(most, least, len(values), total) == are_alike
+    snapshot = histogram.snapshot()
+    assert snapshot.counts == (counts if are_alike else counted([]))
+    assert snapshot.sum == (total if are_alike else 0)
 
 
 def test_a_snapshot_stays_as_it_was() -> None:

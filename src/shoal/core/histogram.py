@@ -64,14 +64,17 @@ class Histogram:
     def observe_all(self, values: Iterable[float]) -> None:
         """Adds many observations, which costs little more than to add one."""
         values = sorted(values)
-        counts = self._counts
+        if not values:
+            return
+        counts, bounds = self._counts, self._bounds
+        first, last = bisect_left(bounds, values[0]), bisect_left(bounds, values[-1])
         before = 0
-        for bucket, bound in enumerate(self._bounds):
-            # Few bounds are looked up among many values: a third of the cost of the reverse.
-            within = bisect_right(values, bound, before)
+        # Few bounds are looked up among many values: a third of the cost of the reverse.
+        for bucket in range(first, last):
+            within = bisect_right(values, bounds[bucket], before)
             counts[bucket] += within - before
             before = within
-        counts[-1] += len(values) - before
+        counts[last] += len(values) - before
         self._sum += sum(values)
 
     def observe_alike(self, most: float, least: float, count: int, total: float) -> bool:
@@ -86,8 +89,9 @@ class Histogram:
         Returns:
             Whether they are; else nothing was added.
         """
-        bucket = bisect_left(self._bounds, most)
-        if bucket != bisect_left(self._bounds, least):
+        bounds = self._bounds
+        bucket = bisect_left(bounds, most)
+        if bucket and least <= bounds[bucket - 1]:
             return False
         self._counts[bucket] += count
         self._sum += total
