@@ -240,3 +240,45 @@ def test_it_looks_like_a_function() -> None:
     assert str(inspect.signature(double)) == "(numbers: int) -> int"
     assert double.__name__ == "double"
     assert inspect.getdoc(type(double).__call__) == "Makes one call; await what it returns."
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("item", "request", "live", "append", "waiter", "error", "future", "loop", "thread"),
+        *("former", "batches", "ring", "now", "park", "intake", "otherwise", "self", "call"),
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"request_timeout_s": 60}])
+async def test_any_name_is_right_for_the_parameter(name: str, options: dict[str, float]) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"async def handler({name}): return {name}", scope)
+    handler: Any = shoal.batch(**options)(scope["handler"])  # type: ignore[call-overload]
+    async with shoal.open_batchers(handler):
+        assert await handler(1) == 1
+        assert await handler(**{name: 2}) == 2
+        with pytest.raises(TypeError):
+            handler(**{f"{name}s": 3})
+
+
+async def test_a_batcher_may_be_lent_to_several_functions() -> None:
+    @shoal.batch
+    async def first(numbers: list[int]) -> list[int]:
+        return numbers
+
+    @shoal.batch
+    async def second(numbers: list[int]) -> list[int]:
+        return numbers
+
+    batcher = shoal.Batcher(double.parts()[0], max_batch_size=2)
+    async with batcher:
+        with first.lent(batcher), second.lent(batcher):
+            for function in (first, second):
+                assert await function(2) == 4
+            batcher.configure(batch_size_fn=lambda number: number)
+            for function in (first, second):
+                with pytest.raises(shoal.ItemTooLarge):
+                    await function(3)
+        for function in (first, second):
+            with pytest.raises(shoal.NotOpen):
+                await function(2)

@@ -37,7 +37,7 @@ class Entry:
         takes_bare: Whether a call with one positional argument needs neither these nor binding.
         begin_one: Does what `begin` does for such an argument alone; None if there is no such
             function.
-        on_configured: Called when new options apply, or None.
+        on_configured: What is called when new options apply.
         now: The event loop's clock.
         intake: The intake to which requests are added.
         call: Makes a call of an item that is bound, with its `RequestOptions`, if any.
@@ -61,7 +61,7 @@ class Entry:
         self.now = now
         self._counters = counters
         self._sharing: Sharing | None = None
-        self.on_configured: Callable[[], object] | None = None
+        self.on_configured: list[Callable[[], object]] = []
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
@@ -96,8 +96,8 @@ class Entry:
             self._divides or options.use_scope_deadline or self._sharing is not None
         ):
             self.begin_one = single_call(self.intake, self.call, self.options_factory.of)
-        if self.on_configured is not None:
-            self.on_configured()
+        for tell in self.on_configured:
+            tell()
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None

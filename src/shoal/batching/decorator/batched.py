@@ -182,13 +182,15 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     def enter_at(self, entry: Entry) -> None:
         """Sets the entry for calls in this thread."""
         super().enter_at(entry)
-        entry.on_configured = self._begin_here
+        if self._begin_here not in entry.on_configured:
+            entry.on_configured.append(self._begin_here)
         self._begin_here()
 
     def enter_no_more(self, entry: Entry) -> None:
         """Removes an entry; calls do not use it any more."""
         super().enter_no_more(entry)
-        entry.on_configured = None
+        if self._begin_here in entry.on_configured:
+            entry.on_configured.remove(self._begin_here)
         self._begin_here()
 
     def _begin_here(self) -> None:
