@@ -95,7 +95,7 @@ class Entry:
         elif self._binding.takes_bare and not (
             self._divides or options.use_scope_deadline or self._sharing is not None
         ):
-            self.begin_one = single_call(self.intake, self.call, self.options_factory.of)
+            self.begin_one = single_call(self.now, self.call, self.options_factory.of)
         for tell in self.on_configured:
             tell()
 

@@ -97,8 +97,8 @@ def call_with_options(intake: Intake) -> Call:
         Cancellation: the request is dropped from the queue or its batch; others are not affected.
     """
     former, batches, ring = intake.former, intake.former.batches, intake.ring
-    now, park, timers = intake.parking.now, intake.parking.park, former.overdue.timers
-    thread = intake.home.thread
+    parking, thread, timers = intake.parking, intake.home.thread, former.overdue.timers
+    now, park, future, loop = parking.now, parking.park, parking.future, parking.loop
 
     async def call(item: Any, options: RequestOptions | None) -> Any:
         if get_ident() != thread:
@@ -129,7 +129,11 @@ def call_with_options(intake: Intake) -> Call:
                 await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
                 raise
         try:
-            await park(request)
+            if future is None:
+                await park(request)
+            else:  # AsyncioParking.park, inlined
+                request.waiter = waiter = future(loop=loop)
+                await waiter
         except BaseException as error:
             _interrupted(intake, request, error)
             if request.error is None:
@@ -152,22 +156,19 @@ def call_with_options(intake: Intake) -> Call:
 
 
 def single_call(
-    intake: Intake,
+    now: Callable[[], float],
     call: Call,
     options_of: Callable[[Any, CallOptions, float], RequestOptions],
 ) -> Callable[[Any], Coroutine[Any, Any, Any]]:
     """Returns the function that makes a call which has no options of its own, but needs some.
 
     Args:
-        intake: The intake.
+        now: The event loop's clock.
         call: Makes the call; see `call_with_options`.
         options_of: Makes the options of an item, from the call's and the time.
     """
-    now, thread = intake.parking.now, intake.home.thread
 
     def begin(item: Any) -> Coroutine[Any, Any, Any]:
-        if get_ident() != thread:
-            return intake.call_elsewhere(item, None)
         try:
             options = options_of(item, NO_CALL_OPTIONS, now())
         except Exception as error:
