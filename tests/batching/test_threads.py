@@ -111,6 +111,25 @@ async def test_a_plain_handler_may_call_another_batched_function() -> None:
         assert await call(4) == 8
 
 
+async def test_a_plain_handler_that_forgets_to_wait_for_a_call_is_told_how() -> None:
+    async def other(item: int) -> int:
+        return item
+
+    def outer(items: list[int]) -> list[Any]:
+        return [double(item) for item in items]
+
+    def outer_of_others(items: list[int]) -> list[Any]:
+        return [other(item) for item in items]
+
+    async with shoal.open_batchers(double), shoal.Batcher(outer) as call:
+        with pytest.raises(shoal.WrongResultType, match=r"a coroutine of double.*double\.from_thr"):
+            await call(4)
+        assert double.batcher.statistics().finished == 0
+    async with shoal.Batcher(outer_of_others) as call:
+        with pytest.raises(shoal.WrongResultType, match=r"a coroutine of other.*from_thread\.run"):
+            await call(4)
+
+
 async def test_a_thread_has_no_batcher_of_the_loop_that_started_it() -> None:
     def call_as_in_a_loop() -> None:
         double(1).send(None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.running.run import RUNNING, Run, kinds_of, still_running
-from shoal.errors import WrongBatchSize
+from shoal.errors import WrongBatchSize, WrongResultType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +31,8 @@ class UnaryRun(Run):
         for kind in kinds_of(values):
             if issubclass(kind, BaseException):
                 self._fail_slots(requests, values)
+            elif kind is CoroutineType and self.handler.threaded:
+                raise self._not_awaited(values)
         running = requests
         if batch.active < batch.size or len(requests) < batch.size:
             values = [v for r, v in zip(requests, values, strict=True) if r.state is RUNNING]
@@ -51,6 +54,18 @@ class UnaryRun(Run):
                 got=got,
             )
         return values
+
+    def _not_awaited(self, values: Sequence[Any]) -> WrongResultType:
+        """Returns the error for results that a plain handler could not await."""
+        coroutines: list[Any] = [value for value in values if type(value) is CoroutineType]
+        name = coroutines[0].__name__
+        for each in coroutines:
+            each.close()  # or Python warns that nothing has awaited it
+        return WrongResultType(
+            f"the handler of {self.name} gave back a coroutine of {name}, which it can't await in "
+            f"its thread; it gets the result of a batched function by {name}.from_thread(item), "
+            "and that of another async function by anyio.from_thread.run"
+        )
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
         """Fails the requests whose result is an exception instance."""
