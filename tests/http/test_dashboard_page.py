@@ -349,7 +349,7 @@ def test_replicas_that_fall_ill_are_shown_until_others_are_well(page, server):
     page.until(lambda: shows("ready", 2, 2))
     assert states() == ["ready", "ready"]
     assert server.post("/ailing", True) is True
-    new = [r"ailing#\d+: ready, 0 running, 0 batches", r"ailing#\d+: ready, 0 running, 1 batches"]
+    new = [r"ailing#\d+: ready, 0 running, 0 batches", r"ailing#\d+: ready, 0 running, 1 batch"]
     page.until(lambda: all(any(re.fullmatch(one, said) for said in sayings()) for one in new))
 
 

@@ -58,7 +58,8 @@ function replicas({ replicas: there, wanted }) {
     const dot = element("i.dot");
     dot.dataset.state = replica.state;
     const memory = bytes(replica.memory_bytes);
-    dot.title = `${replica.name}: ${replica.state}, ${replica.running} running, ${replica.batches} batches${memory && `, ${memory}`}`;
+    const batches = `${replica.batches} ${replica.batches === 1 ? "batch" : "batches"}`;
+    dot.title = `${replica.name}: ${replica.state}, ${replica.running} running, ${batches}${memory && `, ${memory}`}`;
     dots.append(dot);
   }
   const ready = there.filter((replica) => replica.state === "ready").length;
