@@ -87,6 +87,8 @@ def parts_of(stacks: Iterable[str]) -> Parts:
             requests += count
         elif any(one in stack for one in OF_BATCHES):
             batches += count
+    if not requests or not batches:
+        raise SystemExit("None of the metrics' code was seen: has it, or py-spy, other names now?")
     return Parts(requests / busy, batches / busy, busy)
 
 

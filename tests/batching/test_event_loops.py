@@ -102,6 +102,31 @@ def run_as_guest(host: Callable[[], Awaitable[Any]], guest: Callable[[], Awaitab
     asyncio.run(both())
 
 
+def test_the_options_of_the_loop_in_which_a_call_is_awaited_apply() -> None:
+    is_open, has_called = threading.Event(), threading.Event()
+
+    @shoal.batch
+    async def left(numbers: list[int]) -> list[float | None]:
+        return [request.deadline for request in shoal.current_batch().requests]
+
+    async def host() -> None:
+        async with shoal.open_batchers(left):
+            assert await left(1) is None
+            is_open.set()
+            await until(has_called)
+
+    async def guest() -> None:
+        await until(is_open)
+        try:
+            left.configure(request_timeout_s=60)
+            async with shoal.open_batchers():
+                assert await left(1) is not None
+        finally:
+            has_called.set()
+
+    run_as_guest(host, guest)
+
+
 @pytest.mark.parametrize("opener", ["host", "guest"])
 @pytest.mark.parametrize("kind", ["decorated", "batcher"])
 def test_two_loops_by_turns_in_one_thread_do_not_see_each_others_batchers(

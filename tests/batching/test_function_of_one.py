@@ -99,6 +99,36 @@ async def test_wrong_arguments_are_refused_when_the_call_is_made(is_open: bool) 
                 anyhow()
 
 
+async def test_a_parameter_of_the_handler_stays_positional_only() -> None:
+    @shoal.batch
+    async def echo(numbers: list[int], /) -> list[int]:
+        return numbers
+
+    anyhow: Any = echo
+    async with shoal.open_batchers(echo):
+        assert await echo(1) == 1
+        with pytest.raises(TypeError, match="positional-only"):
+            anyhow(numbers=1)
+
+
+async def test_a_function_that_was_closed_is_told_nothing() -> None:
+    async with shoal.open_batchers(double):
+        entry = double.batcher.find()
+        assert len(entry.on_configured) == 1
+    assert entry.on_configured == []
+
+
+async def test_the_deadline_of_the_scope_counts() -> None:
+    @shoal.batch(use_scope_deadline=True)
+    async def left(numbers: list[int]) -> list[float | None]:
+        return [request.options.due for request in shoal.current_batch().requests]
+
+    async with shoal.open_batchers(left):
+        assert await left(1) is None
+        with anyio.fail_after(5):
+            assert await left(1) == anyio.current_effective_deadline()
+
+
 async def test_a_call_has_the_name_of_its_function() -> None:
     async with shoal.open_batchers(double):
         with warnings.catch_warnings(record=True) as seen:

@@ -12,7 +12,7 @@ from shoal.core.counters import Counters
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.forming.former import Former
 from shoal.core.options.options import BatchOptions
-from shoal.core.request import RequestOptions, State
+from shoal.core.request import RequestOptions, State, shared_options
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ class Side:
             adopt=lambda: None,
         )
         self.options_call = call_with_options(self.intake)
-        self.bare_call = bare_call(self.intake, self.options_call)
+        self.bare_call = bare_call(self.intake, self.options_call, self.options_call)
         self.former.reform(idle_slots=1)
         self.former.decide(anyio.current_time())
         self.looks = 0
@@ -113,6 +113,24 @@ async def test_a_call_is_queued_as_by_arrive(sides, calls):
             original.ring()
     assert copy.state() == original.state()
     assert copy.rings
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+async def test_a_call_with_metadata_is_queued_as_by_arrive(sides, calls):
+    copy, original = sides
+    for number in range(calls):
+        copy.call(number, shared_options({}))
+        if original.former.arrive(original.request(number, shared_options({}))):
+            original.ring()
+    assert copy.state() == original.state()
+    assert copy.rings
+
+
+def test_all_times_of_a_call_are_moved():
+    options = RequestOptions(deadline=3)
+    options.due = 2
+    options.move(5)
+    assert (options.deadline, options.due) == (8, 7)
 
 
 @pytest.mark.parametrize("asleep_until", [1, 1000])

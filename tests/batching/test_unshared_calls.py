@@ -60,25 +60,31 @@ async def test_calls_run_no_code_of_sharing():
     assert shared >= OF_SHARING
 
 
+async def call_elsewhere(_item):
+    raise AssertionError("it is made here")
+
+
 async def test_a_call_needs_nothing_but_the_queue():
     batcher = opened(Second().results, dedupe=False)
     async with batcher:
         own = batcher.find()
         assert own.takes_bare
-        assert own.begin_one == own.begin_bare
-        assert await own.begin_bare("a") == ("result", "a")
+        straight = own.function_of_one(call_elsewhere)
+        with called_files() as without:
+            assert await straight("a") == ("result", "a")
+    assert "entry" not in without
 
 
 async def test_a_call_needs_nothing_else_again_once_sharing_is_turned_off():
     batcher = opened(Second().results)
     async with batcher as call:
-        assert batcher.find().begin_one is None
+        assert batcher.find().function_of_one(call_elsewhere) is None
         batcher.configure(dedupe=False)
-        assert batcher.find().begin_one == batcher.find().begin_bare
+        assert batcher.find().function_of_one(call_elsewhere) is not None
         with called_files() as without:
             assert await call("a") == ("result", "a")
         batcher.configure(cache=shoal.Cache(max_size=2, ttl_s=9))
-        assert batcher.find().begin_one is None
+        assert batcher.find().function_of_one(call_elsewhere) is None
     assert without.isdisjoint(OF_SHARING)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls.groups import Splitting
+from shoal.batching.calls.groups import Splitting, any_failed, let_go_of_errors
 from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
 from shoal.batching.calls.one_result import bare_call, call_with_options, raised, single_call
 from shoal.batching.calls.sharing import Sharing
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
     from shoal.batching.calls.leaving import Departure, Enter
+    from shoal.batching.calls.one_result import CallOfOne
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.counters import Counters
@@ -33,10 +34,8 @@ class Entry:
     """The entry point for calls of an open batcher.
 
     Attributes:
-        begin_bare: Does what `call` does for an item without `RequestOptions`.
-        takes_bare: Whether a call with one positional argument needs neither these nor binding.
-        begin_one: Does what `begin` does for such an argument alone; None if there is no such
-            function.
+        takes_bare: Whether one positional argument needs neither binding nor `RequestOptions`.
+        revision: How often options were applied.
         on_configured: What is called when new options apply.
         now: The event loop's clock.
         intake: The intake to which requests are added.
@@ -54,13 +53,16 @@ class Entry:
         counters: Counters,
     ) -> None:
         self.call = call_with_options(intake)
-        self.begin_bare = bare_call(intake, self.call)
+        self._call_bare = bare_call(
+            intake, self.call, lambda item: intake.call_elsewhere(item, None)
+        )
         self.intake = intake
         self.find_elsewhere_by = intake.find_elsewhere_by
         self._binding = binding
         self.now = now
         self._counters = counters
         self._sharing: Sharing | None = None
+        self.revision = 0
         self.on_configured: list[Callable[[], object]] = []
         self.configure(options)
 
@@ -89,15 +91,26 @@ class Entry:
             else self.options_factory.of
         )
         self.takes_bare = self._binding.takes_bare and not self._needs_request_options
-        self.begin_one = None
-        if self.takes_bare:
-            self.begin_one = self.begin_bare
-        elif self._binding.takes_bare and not (
-            self._divides or options.use_scope_deadline or self._sharing is not None
-        ):
-            self.begin_one = single_call(self.now, self.call, self.options_factory.of)
+        self.revision += 1
         for tell in self.on_configured:
             tell()
+
+    def function_of_one(self, elsewhere: CallOfOne) -> CallOfOne | None:
+        """Returns a function that makes calls with one positional argument, by the options now.
+
+        Args:
+            elsewhere: Makes such a call in another event loop.
+
+        Returns:
+            The function; None if such a call needs more than `RequestOptions`.
+        """
+        if self.takes_bare:
+            return bare_call(self.intake, self.call, elsewhere)
+        options = self._options
+        needs_more = self._divides or options.use_scope_deadline or self._sharing is not None
+        if needs_more or not self._binding.takes_bare:
+            return None
+        return single_call(self.intake, self.call, self.options_factory.of, elsewhere)
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
@@ -116,7 +129,7 @@ class Entry:
         that is too large, are raised when the call is awaited.
         """
         if call_options is None and not self._needs_request_options:
-            return self.begin_bare(item)
+            return self._call_bare(item)
         call_options = call_options or NO_CALL_OPTIONS
         try:
             options = self._request_options_of(item, call_options, self.now())
@@ -326,7 +339,7 @@ class Entry:
         self._count_split(parts)
         requests = await self._group(parts)
         waiter: GroupWaiter = requests[0].waiter
-        waiter.has_failed = partial(_any_failed, requests)
+        waiter.has_failed = partial(any_failed, requests)
         await self._wait(requests)
         for request in requests:
             if request.error is None:
@@ -334,7 +347,7 @@ class Entry:
         try:
             return splitting.joined(requests)
         finally:
-            _let_go_of_errors(requests)
+            let_go_of_errors(requests)
 
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
         """Makes calls that have only an item."""
@@ -356,7 +369,7 @@ class Entry:
                     if request.error is not None:
                         raise request.error
             finally:
-                _let_go_of_errors(requests)
+                let_go_of_errors(requests)
         return [request.value for request in requests]
 
     def _divided(self, items: list[Any], call_options: CallOptions) -> list[list[Part]]:
@@ -403,7 +416,7 @@ class Entry:
                         raise
                     results.append(error)
         finally:
-            _let_go_of_errors(requests)
+            let_go_of_errors(requests)
         return results
 
     def _count_split(self, parts: list[Part]) -> None:
@@ -435,13 +448,3 @@ class Entry:
 
 def _refused(error: Exception) -> NoReturn:
     raise error
-
-
-def _any_failed(requests: Sequence[Request]) -> bool:
-    return any(request.error is not None for request in requests)
-
-
-def _let_go_of_errors(requests: Sequence[Request]) -> None:
-    """Breaks the reference cycle of request, error, traceback and frame."""
-    for request in requests:
-        request.error = None

@@ -75,6 +75,17 @@ def group_of(requests: Sequence[Request]) -> GroupWaiter | None:
     return first if waiters.count(first) == len(waiters) else None
 
 
+def any_failed(requests: Sequence[Request]) -> bool:
+    """Returns whether one of some requests has failed."""
+    return any(request.error is not None for request in requests)
+
+
+def let_go_of_errors(requests: Sequence[Request]) -> None:
+    """Breaks the reference cycle of request, error, traceback and frame."""
+    for request in requests:
+        request.error = None
+
+
 class Part(NamedTuple):
     """A part of an item, or a whole item, and its `RequestOptions`."""
 

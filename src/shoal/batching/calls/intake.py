@@ -100,8 +100,9 @@ class Intake:
     async def call_elsewhere(self, item: Any, options: RequestOptions | None) -> Any:
         """Makes a call in the caller's event loop, which is another one."""
         entry = self._entry_here()
-        if options is not None:
-            options.move(entry.now() - self._now())
+        if options is None:
+            return await entry.begin_item(item, None)
+        options.move(entry.now() - self._now())
         return await entry.call(item, options)
 
     def _entry_here(self) -> Any:

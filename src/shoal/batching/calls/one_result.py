@@ -1,9 +1,12 @@
 """Calls that wait for one result: the hot path. Each allocates its request and its waiter.
 
-These are closures: to look up their parts at each call costs 4 % of a call on asyncio. CPython 3.11
-looks a function that an object has as its attribute up anew for each call ``former.append(...)``,
-but not if it is in a variable. Where the code repeats another method, a comment has what that saves
-in `benchmarks/inproc.py`.
+These are closures: to look up their parts at each call costs 4 % of a call on asyncio. A function
+that is an attribute of an object, as ``former.append``, is put into a variable first: CPython 3.11
+remembers how it found the attribute, but not for ``former.append(...)``. Where the code repeats
+another method, a comment has what that saves in `benchmarks/inproc.py`.
+
+A call that is awaited in another event loop than the batcher's is made by the batcher of that loop.
+A loop nearly always stays in its thread, so usually the threads are compared.
 """
 
 from __future__ import annotations
@@ -28,24 +31,28 @@ if TYPE_CHECKING:
 
     Call = Callable[[Any, RequestOptions | None], Coroutine[Any, Any, Any]]
     """Makes a call of an item with its options, and returns its result."""
+    CallOfOne = Callable[[Any], Coroutine[Any, Any, Any]]
+    """Makes a call of an item, and returns its result."""
 
 QUEUED = State.QUEUED
 
 
-def bare_call(intake: Intake, otherwise: Call) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+def bare_call(intake: Intake, otherwise: Call, elsewhere: CallOfOne) -> CallOfOne:
     """Returns the function that makes a call without options.
 
     Args:
         intake: The intake.
-        otherwise: Makes the call if something is unusual; see `call_with_options`.
+        otherwise: Makes the call if the queue is full or closed, or if its options are about to
+            change; see `call_with_options`.
+        elsewhere: Makes the call in another event loop.
     """
     former, batches, ring = intake.former, intake.former.batches, intake.ring
-    parking, thread = intake.parking, intake.home.thread
+    parking, home, thread = intake.parking, intake.home.loop, intake.home.thread
     now, park, future, loop = parking.now, parking.park, parking.future, parking.loop
 
     async def call(item: Any) -> Any:
-        if get_ident() != thread:
-            return await intake.call_elsewhere(item, None)
+        if get_ident() != thread and not home.is_here:
+            return await elsewhere(item)
         if batches and running_batch.get(None) is not None:
             await _refuse_blocked(intake)
         live = former.live
@@ -97,15 +104,16 @@ def call_with_options(intake: Intake) -> Call:
         Cancellation: the request is dropped from the queue or its batch; others are not affected.
     """
     former, batches, ring = intake.former, intake.former.batches, intake.ring
-    parking, thread, timers = intake.parking, intake.home.thread, former.overdue.timers
+    parking, home, thread = intake.parking, intake.home.loop, intake.home.thread
+    timers = former.overdue.timers
     now, park, future, loop = parking.now, parking.park, parking.future, parking.loop
 
     async def call(item: Any, options: RequestOptions | None) -> Any:
-        if get_ident() != thread:
+        if get_ident() != thread and not home.is_here:
             return await intake.call_elsewhere(item, options)
         if batches and running_batch.get(None) is not None:
             await _refuse_blocked(intake)
-        request = Request()  # Intake.new_request, inlined: 2 % of a call
+        request = Request()  # Intake._new_request, inlined: 2 % of a call
         request.item = item
         request.arrived_at = now()
         request.context = copy_context()
@@ -156,19 +164,24 @@ def call_with_options(intake: Intake) -> Call:
 
 
 def single_call(
-    now: Callable[[], float],
+    intake: Intake,
     call: Call,
     options_of: Callable[[Any, CallOptions, float], RequestOptions],
-) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+    elsewhere: CallOfOne,
+) -> CallOfOne:
     """Returns the function that makes a call which has no options of its own, but needs some.
 
     Args:
-        now: The event loop's clock.
+        intake: The intake.
         call: Makes the call; see `call_with_options`.
         options_of: Makes the options of an item, from the call's and the time.
+        elsewhere: Makes the call in another event loop.
     """
+    now, home, thread = intake.parking.now, intake.home.loop, intake.home.thread
 
     def begin(item: Any) -> Coroutine[Any, Any, Any]:
+        if get_ident() != thread and not home.is_here:
+            return elsewhere(item)
         try:
             options = options_of(item, NO_CALL_OPTIONS, now())
         except Exception as error:
@@ -212,7 +225,7 @@ def _interrupted(intake: Intake, request: Request, error: BaseException) -> None
 
 
 async def _failed(intake: Intake, request: Request) -> Any:
-    """Raises the error of a request; makes its call again if it was made in another loop."""
+    """Raises the error of a request; makes its call again if it was awaited in another loop."""
     if type(request.error) is NotOpen and not intake.home.loop.is_here:
         return await intake.call_elsewhere(request.item, request.options)
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.calls.stream import ResultStream, late_stream
-from shoal.batching.decorator.function_of_one import function_of_one, only_parameter
+from shoal.batching.decorator.function_of_one import only_parameter, renamed
 from shoal.batching.decorator.lookup import Lookup
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.intake import Intake
     from shoal.batching.decorator.registry import Opening
     from shoal.batching.decorator.watches import Watches
+    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
     from shoal.core.request import Request
@@ -44,8 +45,7 @@ class Decorated:
         """Sets what the method is bound to, and the entries open for this object, by thread."""
         self._receiver = receiver
         self._here = here
-        self._lookup = lookup = Lookup(self._opening, receiver)
-        self._find, self._check, self._loops = lookup.find, lookup.check, lookup.loops
+        self._lookup = Lookup(self._opening, receiver)
         self.__signature__ = self._opening.signature_for(receiver)
 
     def bound_to(self, receiver: object) -> Self:
@@ -53,7 +53,7 @@ class Decorated:
         cls = type(self)
         face = cls.__new__(cls)
         face.__dict__ = self.__dict__.copy()
-        # Its entries stay none if a block opens the batcher for the instance: the object keeps the
+        # It gets no entries if a block opens the batcher for the instance: the object keeps the
         # instance, but the batcher must not.
         face._bind(receiver, {})
         return face
@@ -149,6 +149,15 @@ class Decorated:
         # While it is open there is one object for it, so that method calls need not create any.
         return found.face
 
+    def _find(self) -> Entry:
+        return self._lookup.find()
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._lookup.check(args, kwargs)
+
+    def _loops(self) -> list[EventLoop]:
+        return self._lookup.loops()
+
     def __repr__(self) -> str:
         return f"<batched {self._opening.handler.name}>"
 
@@ -175,8 +184,14 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
         super()._bind(receiver, here)
         self._begin = partial(_begin, here, self._lookup.begin)
-        is_known = receiver is not None or not self._opening.may_be_method
-        self._parameter = only_parameter(self.__signature__) if is_known else None
+        self._begin_by(self._begin)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns what a copy has: not its function, since nobody tells a copy of changes."""
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
         self._begin_by(self._begin)
 
     def enter_at(self, entry: Entry) -> None:
@@ -197,13 +212,17 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
         """Sets what makes calls, by the threads in which this object is open."""
         self._begin_by(self._begin)
         there = list(self._here.items())
-        if self._parameter is None or len(there) != 1:
+        parameter = only_parameter(self.__signature__)
+        if parameter is None or len(there) != 1:
             return
         [(thread, entry)] = there
-        if (begin := entry.begin_one) is None:
+        revision = entry.revision
+        call = entry.function_of_one(self._begin)
+        if call is None:
             return
-        self._begin_by(function_of_one(begin, self._parameter, self._opening.handler.name))
-        if self._here.get(thread) is not entry:  # another thread has closed it meanwhile
+        self._begin_by(renamed(call, parameter, self._opening.handler.name))
+        # Another thread may have closed or configured it meanwhile.
+        if self._here.get(thread) is not entry or entry.revision != revision:
             self._begin_by(self._begin)
 
     def _begin_by(self, begin: Callable[..., Coroutine[Any, Any, R]]) -> None:
@@ -221,7 +240,7 @@ def _begin(
     *args: Any,
     **kwargs: Any,
 ) -> Coroutine[Any, Any, Any]:
-    """Makes one call of any number of arguments; see `function_of_one`."""
+    """Makes one call with any arguments, by the entry for this thread."""
     entry = here.get(get_ident())
     return elsewhere(args, kwargs) if entry is None else entry.begin(args, kwargs, None)
 

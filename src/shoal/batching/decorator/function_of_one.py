@@ -1,8 +1,9 @@
 """The function behind a batched function of one argument, which is the usual case.
 
 A call that collects its arguments, and finds its batcher by its thread, costs a tenth more on
-asyncio. So while a batched function is open in one thread only, Python calls the function of its
-entry, and binds the argument to it, or refuses it. Only the name of the parameter must be right.
+asyncio. So while a batched function is open in one thread only, Python calls the function that
+makes the request, and binds the argument to it, or refuses it: a copy of it whose name and
+parameter are those of the batched function.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def only_parameter(signature: Signature) -> Parameter | None:
     return parameters[0]
 
 
-def function_of_one(
+def renamed(
     call: Callable[[Any], Coroutine[Any, Any, Any]], parameter: Parameter, name: str
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Returns a copy of a function of one argument that has another parameter and name.
@@ -40,7 +41,7 @@ def function_of_one(
     """
     assert isinstance(call, FunctionType)
     is_positional = parameter.kind is Parameter.POSITIONAL_ONLY
-    code = _renamed(call.__code__, parameter.name, is_positional=is_positional)
+    code = _code_of(call.__code__, parameter.name, is_positional=is_positional)
     default = parameter.default
     defaults = None if default is Parameter.empty else (default,)
     copy = FunctionType(code, call.__globals__, name, defaults, call.__closure__)
@@ -49,7 +50,7 @@ def function_of_one(
 
 
 @lru_cache(maxsize=1000)
-def _renamed(code: CodeType, parameter: str, *, is_positional: bool) -> CodeType:
+def _code_of(code: CodeType, parameter: str, *, is_positional: bool) -> CodeType:
     """Returns the code of a function whose first parameter has another name."""
     return code.replace(
         co_varnames=(parameter, *code.co_varnames[1:]), co_posonlyargcount=int(is_positional)

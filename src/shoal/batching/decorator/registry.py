@@ -7,8 +7,8 @@ not have it. A batcher that is not in the table is opened by the block of the ca
 there is one.
 
 Identifying the event loop costs more than identifying the thread. A thread nearly always has one
-loop, so the usual call looks up its thread first, unless two loops of a thread have the same
-function open. When it is awaited it checks whether the batcher it found is another loop's.
+loop, so a function has its batchers by thread as well, unless two loops of a thread have it open.
+Whether the batcher that was found is another loop's is checked when the call is awaited.
 """
 
 from __future__ import annotations
@@ -110,14 +110,6 @@ class Opening:
     def signature_for(self, receiver: object) -> Signature:
         """Returns the signature of a call with one item, by what the method is bound to."""
         return self.call_signature if receiver is None else self.bound_signature
-
-    @property
-    def may_be_method(self) -> bool:
-        """Whether a call may name an instance that the signature of calls does not have.
-
-        What is decorated in a class is known to be a method only when the class is complete.
-        """
-        return self._signature is not None and not self.is_static
 
     def key(self, receiver: object) -> tuple[EventLoop, int | None]:
         """Returns the key of this event loop's batcher for a receiver."""
@@ -273,9 +265,9 @@ class Opening:
 
     def publish(self, receiver: object, opened: OpenedBatcher) -> None:
         """Registers a batcher that was opened in a block, so that calls find it."""
-        self._add(self.key(receiver), opened)
         if opened.face is not None:  # if None, the batcher must not keep its instance
             opened.entry.find_elsewhere_by(lambda: self.found(receiver).entry)
+        self._add(self.key(receiver), opened)
 
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         """Removes a batcher from the table; in its thread, or when its instance was collected."""
@@ -334,13 +326,13 @@ class Opening:
         unnamed = self.table.get(key)  # a batcher opened by a call; hidden meanwhile
         if unnamed is not None:
             self._remove(key, unnamed)
-        self._add(key, opened)
         opened.entry.find_elsewhere_by(lambda: self.found(receiver).entry)
+        self._add(key, opened)
         try:
             yield
         finally:
-            opened.entry.find_elsewhere_by(None)
             self._remove(key, opened)
+            opened.entry.find_elsewhere_by(None)
             if unnamed is not None and unnamed.batcher.is_open:
                 self._add(key, unnamed)
 

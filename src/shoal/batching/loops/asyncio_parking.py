@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 FINISHED = State.FINISHED
-AWAITED_BY_NO_TASK: Final = "_asyncio_future_blocking"
-"""The attribute that asyncio's tasks reset when they begin to wait for a future."""
+NOT_TAKEN_UP: Final = "_asyncio_future_blocking"
+"""The attribute that a future sets when it is awaited, and that asyncio's task resets."""
 
 
 class AsyncioParking(Parking):
@@ -83,12 +83,12 @@ class AsyncioParking(Parking):
     def departed(self, requests: Iterable[Request]) -> list[Request]:
         if not in_trio_run():
             return [request for request in requests if request.waiter.done()]
-        # A task of trio, as this loop's guest, can't wait for a future. It learns that only in its
-        # next turn, and the future is not awaited until then.
+        # A task of trio, as this loop's guest, can't wait for a future, and is told so in its next
+        # turn. Until then the future is not done, but no task of asyncio has taken it up.
         return [
             request
             for request in requests
-            if (waiter := request.waiter).done() or getattr(waiter, AWAITED_BY_NO_TASK, False)
+            if (waiter := request.waiter).done() or getattr(waiter, NOT_TAKEN_UP, False)
         ]
 
     def seems_here(self) -> bool:

@@ -1,0 +1,245 @@
+"""Calls in a thread in which a function is not open, while it is open in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import threading
+from typing import Any, Self
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import shoal
+from batching.scenes import settle
+from shoal.batching.decorator import batched
+from shoal.batching.decorator.registry import Opening
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+def function(**options: Any) -> Any:
+    async def echo(numbers: list[int]) -> list[int]:
+        return numbers
+
+    return shoal.batch(**options)(echo)
+
+
+def deadlines(**options: Any) -> Any:
+    """Returns a function whose calls return how long they have, in seconds; None for no limit."""
+
+    async def left(numbers: list[int]) -> list[float | None]:
+        now = anyio.current_time()
+        ends = [request.deadline for request in shoal.current_batch().requests]
+        return [None if end is None else end - now for end in ends]
+
+    return shoal.batch(**options)(left)
+
+
+def holding() -> tuple[Any, anyio.Event]:
+    """Returns a function, and an event that its calls wait for."""
+    went_on = anyio.Event()
+
+    async def held(numbers: list[int]) -> list[int]:
+        await went_on.wait()
+        return numbers
+
+    return shoal.batch(held), went_on
+
+
+class OpenInThread:
+    """Keeps a function open in a thread with an event loop."""
+
+    def __init__(self, function: Any, configured: dict[str, Any] | None = None) -> None:
+        self._function, self._configured = function, configured
+        self._open, self._close = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: anyio.run(self._run))
+
+    async def _run(self) -> None:
+        async with shoal.open_batchers(self._function):
+            if self._configured:
+                self._function.batcher.configure(**self._configured)
+            self._open.set()
+            await anyio.to_thread.run_sync(self._close.wait)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._open.wait()
+        return self
+
+    def close(self) -> None:
+        self._close.set()
+        self._thread.join()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def test_a_call_is_made_here_if_the_other_thread_has_closed_it_meanwhile() -> None:
+    echo = function()
+    async with shoal.open_batchers():
+        with OpenInThread(echo) as there:
+            call = echo(3)
+            there.close()
+            assert await call == 3
+
+
+async def test_the_options_of_this_thread_apply() -> None:
+    left = deadlines()
+    with OpenInThread(left):
+        left.configure(request_timeout_s=60)
+        async with shoal.open_batchers():
+            for _ in range(2):
+                assert 0 < await left(3) <= 60
+
+
+async def test_calls_of_this_thread_are_shared() -> None:
+    held, went_on = holding()
+    with OpenInThread(held):
+        held.configure(dedupe=True)
+        async with shoal.open_batchers(), anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(held, 3)
+            await settle()
+            assert held.batcher.statistics().shared == 1
+            went_on.set()
+
+
+async def test_the_options_of_the_other_thread_do_not_apply() -> None:
+    left = deadlines()
+    with OpenInThread(left, {"request_timeout_s": 60}):
+        async with shoal.open_batchers():
+            for _ in range(2):
+                assert await left(3) is None
+
+
+async def test_a_deadline_is_kept_in_another_event_loop() -> None:
+    left = deadlines()
+    with OpenInThread(left):
+        async with shoal.open_batchers():
+            assert 0 < await left.options(deadline_s=60)(3) <= 60
+
+
+async def test_a_plain_thread_is_refused_when_it_calls_what_has_options() -> None:
+    echo = function(request_timeout_s=9)
+
+    def plain() -> None:
+        with pytest.raises(shoal.NotOpen, match="runs no event loop"):
+            echo(3)
+
+    async with shoal.open_batchers(echo):
+        await anyio.to_thread.run_sync(plain)
+
+
+async def test_a_copy_of_an_open_function_can_be_called_when_it_is_open_again() -> None:
+    echo = function()
+    async with shoal.open_batchers(echo):
+        copied = copy.copy(echo)
+    async with shoal.open_batchers(echo):
+        assert await copied(3) == 3
+
+
+class WhileClosing:
+    """Stops a thread that closes a function before it sets what makes calls."""
+
+    def __init__(self, there: OpenInThread, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._there = there
+        self._stops, self._may_go_on = threading.Event(), threading.Event()
+        self._renamed = batched.renamed
+        monkeypatch.setattr(batched, "renamed", self._make)
+
+    def _make(self, *args: Any) -> Any:
+        if threading.current_thread().name == "closing":
+            self._stops.set()
+            self._may_go_on.wait(5)
+        return self._renamed(*args)
+
+    def __enter__(self) -> None:
+        self._there._thread.name = "closing"
+        self._there._close.set()
+        assert self._stops.wait(5)
+
+    def __exit__(self, *_: object) -> None:
+        self._may_go_on.set()
+        self._there.close()
+
+
+async def test_options_apply_that_change_while_another_thread_closes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, went_on = holding()
+    async with shoal.open_batchers(held):
+        with OpenInThread(held) as there, WhileClosing(there, monkeypatch):
+            held.batcher.configure(dedupe=True)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(held, 3)
+            await settle()
+            assert held.batcher.statistics().shared == 1
+            went_on.set()
+
+
+async def test_a_function_that_two_threads_close_at_once_is_not_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    echo = function()
+    with OpenInThread(echo) as there:
+        async with contextlib.AsyncExitStack() as stack, shoal.open_batchers(echo):
+            stack.enter_context(WhileClosing(there, monkeypatch))
+        with pytest.raises(shoal.NotOpen):
+            await echo(3)
+
+
+async def test_a_call_while_another_thread_is_opening(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other thread has set what makes calls, but not yet where they are made elsewhere."""
+    echo = function()
+    added, may_go_on = threading.Event(), threading.Event()
+    add = Opening._add
+
+    def slow(*args: Any) -> None:
+        add(*args)
+        if threading.current_thread().name == "opening":
+            added.set()
+            may_go_on.wait(5)
+
+    monkeypatch.setattr(Opening, "_add", slow)
+    there = OpenInThread(echo)
+    there._thread.name = "opening"
+    there._thread.start()
+    async with shoal.open_batchers():
+        try:
+            assert added.wait(5)
+            assert await echo(3) == 3
+        finally:
+            may_go_on.set()
+            there._open.wait()
+            there.close()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("kind", ["plain", "options", "batcher"])
+def test_a_loop_may_go_on_in_another_thread(kind: str, anyio_backend: str) -> None:
+    """A batcher belongs to an event loop, and not to a thread."""
+    echo = function(**({"request_timeout_s": 9} if kind == "options" else {}))
+    loop = asyncio.new_event_loop()
+    results: list[int] = []
+    batcher = shoal.Batcher(echo.parts()[0])
+
+    async def run() -> None:
+        async with shoal.open_batchers(echo), batcher as call:
+            results.append(await echo(1))
+            loop.stop()  # and another thread goes on
+            await asyncio.sleep(0)
+            results.append(await (call if kind == "batcher" else echo)(2))
+
+    task = loop.create_task(run())
+    loop.run_forever()
+    assert results == [1]
+    thread = threading.Thread(target=loop.run_until_complete, args=(task,))
+    thread.start()
+    thread.join()
+    loop.close()
+    assert task.exception() is None
+    assert results == [1, 2]
