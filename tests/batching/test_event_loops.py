@@ -127,6 +127,39 @@ def test_the_options_of_the_loop_in_which_a_call_is_awaited_apply() -> None:
     run_as_guest(host, guest)
 
 
+@pytest.mark.parametrize(
+    "options", [{"max_queued_requests": 0, "max_batch_size": 1}, {"dedupe": True}]
+)
+def test_a_call_is_made_in_its_loop_if_the_batcher_of_the_other_can_not_take_it(
+    options: dict[str, Any],
+) -> None:
+    """Not if its queue is full, and not if it shares results."""
+    is_running, has_called = threading.Event(), threading.Event()
+
+    @shoal.batch(**options)  # type: ignore[call-overload, untyped-decorator]
+    async def echo(numbers: list[int]) -> list[int]:
+        seen.extend(numbers)
+        if numbers == [1]:
+            is_running.set()
+            await until(has_called)
+        return numbers
+
+    async def host() -> None:
+        async with shoal.open_batchers(echo):
+            assert await echo(1) == 1
+
+    async def guest() -> None:
+        await until(is_running)
+        try:
+            async with shoal.open_batchers():
+                assert await echo(2) == 2
+        finally:
+            has_called.set()
+
+    run_as_guest(host, guest)
+    assert seen == [1, 2]
+
+
 @pytest.mark.parametrize("opener", ["host", "guest"])
 @pytest.mark.parametrize("kind", ["decorated", "batcher"])
 def test_two_loops_by_turns_in_one_thread_do_not_see_each_others_batchers(

@@ -57,7 +57,7 @@ class Side:
 
     def request(self, item, options=None):
         intake = self.intake
-        request = intake._new_request(item, options, intake._new_waiter(), intake._now())
+        request = intake.new_request(item, options, intake._new_waiter(), intake._now())
         request.state = State.QUEUED
         return request
 

@@ -58,7 +58,7 @@ def bare_call(intake: Intake, otherwise: Call, elsewhere: CallOfOne) -> CallOfOn
         live = former.live
         if live >= former.free_room:
             return await otherwise(item, None)
-        request = Request()
+        request = Request()  # Intake.new_request and add, inlined: 4 % of a call
         request.item = item
         request.arrived_at = now()
         request.context = copy_context()
@@ -72,7 +72,7 @@ def bare_call(intake: Intake, otherwise: Call, elsewhere: CallOfOne) -> CallOfOn
         try:
             if future is None:
                 await park(request)
-            else:  # AsyncioParking.park, inlined: 3 % of a call
+            else:  # AsyncioParking.park, inlined as well
                 request.waiter = waiter = future(loop=loop)
                 await waiter
         except BaseException as error:
@@ -113,7 +113,7 @@ def call_with_options(intake: Intake) -> Call:
             return await intake.call_elsewhere(item, options)
         if batches and running_batch.get(None) is not None:
             await _refuse_blocked(intake)
-        request = Request()  # Intake._new_request, inlined: 2 % of a call
+        request = Request()  # Intake.new_request, inlined: 4 % of a call
         request.item = item
         request.arrived_at = now()
         request.context = copy_context()
@@ -132,7 +132,7 @@ def call_with_options(intake: Intake) -> Call:
             try:
                 intake.add(request)
             except Exception:
-                if not intake.home.loop.is_here:
+                if not home.is_here:
                     return await intake.call_elsewhere(item, options)
                 await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
                 raise

@@ -1,7 +1,8 @@
 """Finds the batcher for each call of what `shoal.batch` returns.
 
-The usual call finds its batcher by its thread alone. This module has the other ways: another object
-of the same bound method, a call through the class, a block that opens the batcher, and errors.
+The usual call has its batcher, or finds it by its thread. This module has the other ways: another
+object of the same bound method, a call through the class, a block that opens the batcher; and the
+errors if there is none.
 
 A `Lookup` does not refer to the object whose calls it serves: an object for a method keeps its
 instance, so it must go when its last reference does.
