@@ -160,7 +160,7 @@ class FixedQueue:
             request.options = None
             request.error = request.batch = None
             if factory.of_each:
-                options = CallOptions(priority=1 + item % levels, deadline_s=1 + item % 29)
+                options = CallOptions(priority=1 + item % levels, timeout_s=1 + item % 29)
                 request.options = factory.of(item, options, self._now)
             request.state = State.QUEUED
             former.arrive(request)

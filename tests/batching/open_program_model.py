@@ -97,7 +97,7 @@ class OpenWorld(World):
 
     def _arrive(self, op: ops.Calls) -> Item:
         now = anyio.current_time()
-        limits = [s for s in (op.deadline_s, self.options.request_timeout_s) if s is not None]
+        limits = [s for s in (op.timeout_s, self.options.request_timeout_s) if s is not None]
         due = now + min(limits, default=math.inf)
         number = len(self.items)
         cost = 1 + number % 3 if self.program.costs else 1
@@ -110,7 +110,7 @@ class OpenWorld(World):
         with item.scope:
             try:
                 item.called = True
-                result = await self._face(op.deadline_s)(item)
+                result = await self._face(op.timeout_s)(item)
             except Exception as error:
                 self._judge(item, error)
             else:
@@ -125,7 +125,7 @@ class OpenWorld(World):
         with item.scope:
             try:
                 item.called = True
-                async with self._face(op.deadline_s)(item) as stream:
+                async with self._face(op.timeout_s)(item) as stream:
                     if await self._read_on(stream, item, op.reads, op.pause_s):
                         assert item.run is not None
                         assert item.got == item.sent

@@ -51,7 +51,7 @@ def open_programs(draw: st.DrawFn, *, streams: bool) -> OpenProgram:
         st.integers(1, 5),
         scripts,
         run_s=st.sampled_from([0.0, 0.0, 0.25, 1.0]),
-        deadline_s=DEADLINES,
+        timeout_s=DEADLINES,
         reads=st.sampled_from([None, None, None, 0, 1, 3]),
         pause_s=st.sampled_from([0.0, 0.0, 0.5, 2.0]),
     )

@@ -86,7 +86,7 @@ class PolicyWorld(Promises):
     def _face_of(self, asks: ops.Asks) -> Any:
         options = {
             "priority": asks.level,
-            "deadline_s": asks.deadline_s,
+            "timeout_s": asks.timeout_s,
             "queue_timeout_s": asks.queue_timeout_s,
         }
         asked = {name: value for name, value in options.items() if value is not None}
@@ -105,7 +105,7 @@ class PolicyWorld(Promises):
         call.arrived_at = anyio.current_time()
         call.options = self.options
         under = (self.history[call.made_at], call.options)
-        limits = [(call.asks.deadline_s, options.request_timeout_s) for options in under]
+        limits = [(call.asks.timeout_s, options.request_timeout_s) for options in under]
         call.dues = [
             call.arrived_at + min((s for s in two if s is not None), default=math.inf)
             for two in limits

@@ -59,7 +59,7 @@ class Asks:
     """What callers ask for beside their items, and how they read a stream."""
 
     level: int | None = None
-    deadline_s: float | None = None
+    timeout_s: float | None = None
     queue_timeout_s: float | None = None
     scope_s: float | None = None  # the deadline of the caller's own scope
     script: tuple[str, ...] = ()
@@ -271,7 +271,7 @@ def asks_of(random: Random, *, streams: bool) -> Asks:
     steps = ["item"] * 6 + ["skip", "slot", "raise", "short"]
     asks = Asks(
         level=one([None, None, 1, 2, 3]),
-        deadline_s=one([None] * 4 + [0.0, 0.5, 1.0, 2.0]),
+        timeout_s=one([None] * 4 + [0.0, 0.5, 1.0, 2.0]),
         queue_timeout_s=one([None] * 6 + [0.0, 0.5]),
         scope_s=one([None] * 4 + [1.0]),
         run_s=one([0.0, 0.0, 0.25, 1.0]),

@@ -106,21 +106,21 @@ class FormingWorld(World):
 
     # What callers do
 
-    def _arrive(self, script: tuple[str, ...], run_s: float, deadline_s: float | None) -> Item:
+    def _arrive(self, script: tuple[str, ...], run_s: float, timeout_s: float | None) -> Item:
         now = anyio.current_time()
         options = self.options
-        limits = [s for s in (deadline_s, options.request_timeout_s) if s is not None]
+        limits = [s for s in (timeout_s, options.request_timeout_s) if s is not None]
         due = now + min(limits, default=math.inf)
         item = Item(len(self.items), script, run_s, now, due, options=options)
         self.items.append(item)
         return item
 
     async def _call(self, op: ops.Calls) -> None:
-        item = self._arrive(op.script, op.run_s, op.deadline_s)
+        item = self._arrive(op.script, op.run_s, op.timeout_s)
         with item.scope:
             try:
                 item.called = True
-                result = await self._face(op.deadline_s)(item)
+                result = await self._face(op.timeout_s)(item)
             except Exception as error:
                 self._judge(item, error)
             else:
@@ -130,14 +130,14 @@ class FormingWorld(World):
         self._left(item)
 
     async def _map(self, op: ops.Map) -> None:
-        items = [self._arrive((script,), 0.0, op.deadline_s) for script in op.scripts]
+        items = [self._arrive((script,), 0.0, op.timeout_s) for script in op.scripts]
         scope = anyio.CancelScope()
         for item in items:
             item.scope = scope
             item.called = True
         with scope:
             try:
-                results = await self._face(op.deadline_s).map(
+                results = await self._face(op.timeout_s).map(
                     items, return_exceptions=op.return_exceptions
                 )
             except Exception as error:
@@ -179,11 +179,11 @@ class FormingWorld(World):
         raise AssertionError(f"no cause for {error!r}")
 
     async def _read(self, op: ops.Calls) -> None:
-        item = self._arrive(op.script, op.run_s, op.deadline_s)
+        item = self._arrive(op.script, op.run_s, op.timeout_s)
         with item.scope:
             try:
                 item.called = True
-                async with self._face(op.deadline_s)(item) as stream:
+                async with self._face(op.timeout_s)(item) as stream:
                     if await self._read_on(stream, item, op.reads, op.pause_s):
                         self._judge(item, None)
                         return

@@ -195,9 +195,9 @@ class World(ABC):
 
     # What callers and handlers do
 
-    def _face(self, deadline_s: float | None) -> Any:
+    def _face(self, timeout_s: float | None) -> Any:
         call = self.batcher.call
-        return call if deadline_s is None else call.options(deadline_s=deadline_s)
+        return call if timeout_s is None else call.options(timeout_s=timeout_s)
 
     async def _read_on(self, stream: Any, item: Any, reads: int | None, pause_s: float) -> bool:
         """Reads so many items, or all; says whether the stream has come to its end."""

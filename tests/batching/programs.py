@@ -23,7 +23,7 @@ class Calls:
     # each step has for it, from item, skip, slot, raise, short; after the last step it ends.
     script: tuple[str, ...]
     run_s: float = 0.0
-    deadline_s: float | None = None
+    timeout_s: float | None = None
     reads: int | None = None
     pause_s: float = 0.0
 
@@ -34,7 +34,7 @@ class Map:
 
     scripts: tuple[str, ...]
     return_exceptions: bool
-    deadline_s: float | None = None
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ _unary = st.one_of(
         st.integers(1, 5),
         st.tuples(UNARY),
         run_s=st.sampled_from([0.0, 0.0, 0.25, 1.0]),
-        deadline_s=DEADLINES,
+        timeout_s=DEADLINES,
     ),
     st.builds(Map, st.lists(UNARY, min_size=1, max_size=6).map(tuple), st.booleans(), DEADLINES),
 )
@@ -140,7 +140,7 @@ _streamed = st.builds(
     st.integers(1, 4),
     st.lists(STEPS, max_size=5).map(tuple),
     run_s=st.sampled_from([0.0, 0.0, 0.25, 1.0]),
-    deadline_s=DEADLINES,
+    timeout_s=DEADLINES,
     reads=st.sampled_from([None, None, None, 0, 1, 3]),
     pause_s=st.sampled_from([0.0, 0.0, 0.5, 2.0]),
 )

@@ -228,30 +228,30 @@ async def test_what_a_partial_has_filled_in_is_not_batched() -> None:
 
 
 async def test_options_of_a_call_do_not_mix_with_parameters_of_the_handler() -> None:
-    async def handler(item: list[str], deadline_s: list[str], metadata: list[str]) -> list[Any]:
+    async def handler(item: list[str], timeout_s: list[str], metadata: list[str]) -> list[Any]:
         requests = shoal.current_batch().requests
         return [
             (i, d, m, r.metadata)
-            for i, d, m, r in zip(item, deadline_s, metadata, requests, strict=True)
+            for i, d, m, r in zip(item, timeout_s, metadata, requests, strict=True)
         ]
 
     async with shoal.Batcher(handler) as call:
-        got = await call.options(metadata={"user": 1}, deadline_s=5)(
-            "a", deadline_s="b", metadata="c"
+        got = await call.options(metadata={"user": 1}, timeout_s=5)(
+            "a", timeout_s="b", metadata="c"
         )
     assert got == ("a", "b", "c", {"user": 1})
 
 
-@pytest.mark.parametrize("deadline_s", [-1, float("nan")])
-async def test_a_deadline_out_of_range_is_a_value_error(deadline_s: float) -> None:
-    with pytest.raises(ValueError, match="deadline_s"):
-        shoal.Batcher(double).call.options(deadline_s=deadline_s)
+@pytest.mark.parametrize("timeout_s", [-1, float("nan")])
+async def test_a_deadline_out_of_range_is_a_value_error(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match="timeout_s"):
+        shoal.Batcher(double).call.options(timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("deadline_s", ["1", True])
-async def test_a_deadline_that_is_no_number_is_a_type_error(deadline_s: Any) -> None:
-    with pytest.raises(TypeError, match="deadline_s"):
-        shoal.Batcher(double).call.options(deadline_s=deadline_s)
+@pytest.mark.parametrize("timeout_s", ["1", True])
+async def test_a_deadline_that_is_no_number_is_a_type_error(timeout_s: Any) -> None:
+    with pytest.raises(TypeError, match="timeout_s"):
+        shoal.Batcher(double).call.options(timeout_s=timeout_s)
 
 
 async def test_a_task_group_can_run_the_batcher() -> None:

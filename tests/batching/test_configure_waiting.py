@@ -141,7 +141,7 @@ async def test_wishes_are_kept_when_the_options_change() -> None:
         await line_up(tasks, call("plug"))
         await settle()
         started = anyio.current_time()
-        (late,) = await line_up(tasks, call.options(deadline_s=5)("late"))
+        (late,) = await line_up(tasks, call.options(timeout_s=5)("late"))
         (bored,) = await line_up(tasks, call.options(queue_timeout_s=3)("bored"))
         await line_up(tasks, call.options(priority=2)("low"), call.options(priority=1)("high"))
         batcher.configure(bucket_by=lambda item: None, order="deadline")

@@ -78,7 +78,7 @@ async def test_a_place_that_is_free_is_taken_before_the_next_step(kind: Kind, ho
     handler = Stepper(kind)
     async with of(handler, kind, max_batch_size=2) as call, anyio.create_task_group() as tasks:
         ends = {"finishes": 3, "fails": -3}.get(how, 9)
-        face = call.options(deadline_s=2.5) if how == "runs out of time" else call
+        face = call.options(timeout_s=2.5) if how == "runs out of time" else call
         (first,) = await kind.line_up(tasks, face, ("a", ends))
         callers = await kind.line_up(tasks, call, ("b", 9), ("c", 1), ("d", 1))
         await anyio.sleep(2.5)
@@ -198,7 +198,7 @@ async def test_when_the_first_that_did_not_fit_is_gone_the_next_joins(kind: Kind
     async with batcher as call, anyio.create_task_group() as tasks:
         await kind.line_up(tasks, call, 6)
         await settle()
-        (large,) = await kind.line_up(tasks, call.options(deadline_s=5), 8)
+        (large,) = await kind.line_up(tasks, call.options(timeout_s=5), 8)
         await kind.line_up(tasks, call, 3)
         await settle()
         assert handler.given == [6]
@@ -886,7 +886,7 @@ async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
     ended_at: list[float] = []
     started = anyio.current_time()
     batcher = of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None)
-    async with batcher as call, call.options(deadline_s=5)(0) as stream:
+    async with batcher as call, call.options(timeout_s=5)(0) as stream:
         await anyio.sleep(6)
         assert ended_at == [pytest.approx(5)]
         assert await anext(stream) == 1

@@ -49,7 +49,7 @@ async def test_the_earliest_deadline_goes_first(aging_s: float | None, expected:
         await settle()
         await line_up(tasks, call("none"))
         for due in (30, 9, 12, 5):
-            await line_up(tasks, call.options(deadline_s=due)(f"due {due}"))
+            await line_up(tasks, call.options(timeout_s=due)(f"due {due}"))
         held.gate.set()
     assert held.batches[1:] == [[item] for item in expected]
 
@@ -61,7 +61,7 @@ async def test_equal_deadlines_go_in_order_of_arrival() -> None:
         await line_up(tasks, call("plug"))
         await settle()
         await line_up(tasks, *map(call, range(5)))
-        await line_up(tasks, call.options(deadline_s=59)("first"))
+        await line_up(tasks, call.options(timeout_s=59)("first"))
         held.gate.set()
     assert held.batches[1] == ["first", 0, 1, 2, 3, 4]
 
@@ -73,7 +73,7 @@ async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() ->
         await line_up(tasks, call("plug"))
         await settle()
         for priority, due in [(2, 5), (1, 30), (2, 2), (1, 9)]:
-            asking = call.options(priority=priority, deadline_s=due)
+            asking = call.options(priority=priority, timeout_s=due)
             await line_up(tasks, asking((priority, due)))
         held.gate.set()
     assert held.batches[1] == [(1, 9), (1, 30), (2, 2), (2, 5)]
@@ -86,7 +86,7 @@ async def test_the_bucket_with_the_earliest_deadline_goes_first() -> None:
         await line_up(tasks, call("plug"))
         await settle()
         for item, due in [("a1", 20), ("b1", 9), ("a2", 5), ("c1", 7)]:
-            await line_up(tasks, call.options(deadline_s=due)(item))
+            await line_up(tasks, call.options(timeout_s=due)(item))
         held.gate.set()
     assert held.batches[1:] == [["a2", "a1"], ["c1"], ["b1"]]
 
@@ -101,7 +101,7 @@ async def test_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -
         started = anyio.current_time()
         callers = await line_up(tasks, call("no deadline"))
         await anyio.sleep(2)
-        callers += await line_up(tasks, call.options(deadline_s=8)("due"))
+        callers += await line_up(tasks, call.options(timeout_s=8)("due"))
     assert handler.batches == [["no deadline", "due"]]
     assert handler.started_at == [pytest.approx(started + 2 + 4)]
     assert handler.reasons == [DispatchReason.DEADLINE]
@@ -120,7 +120,7 @@ async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
             await anyio.sleep(5)
         for _ in range(3):
             started = anyio.current_time()
-            (caller,) = await line_up(tasks, call.options(deadline_s=20)("due"))
+            (caller,) = await line_up(tasks, call.options(timeout_s=20)("due"))
             await anyio.sleep(30)
             assert caller.outcome == "due"
             assert handler.reasons[-1] is DispatchReason.DEADLINE
@@ -135,7 +135,7 @@ async def test_a_handler_that_always_takes_as_long_ends_in_time() -> None:
             await line_up(tasks, call("before"))
             batcher.flush()
             await anyio.sleep(5)
-        (caller,) = await line_up(tasks, call.options(deadline_s=20)("due"))
+        (caller,) = await line_up(tasks, call.options(timeout_s=20)("due"))
     assert caller.outcome == "due"
 
 
@@ -144,7 +144,7 @@ async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, bucket_by=lambda item: item[0])
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call("a1"))
-        await line_up(tasks, call.options(deadline_s=10)("b1"))
+        await line_up(tasks, call.options(timeout_s=10)("b1"))
         await line_up(tasks, call("b2"), call("a2"))
     assert handler.batches == [["b1", "b2"], ["a1", "a2"]]
     assert handler.reasons == [DispatchReason.DEADLINE, DispatchReason.TIMER]
@@ -161,7 +161,7 @@ async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         started = anyio.current_time()
-        (urgent,) = await line_up(tasks, call.options(priority=2, deadline_s=10)(3))
+        (urgent,) = await line_up(tasks, call.options(priority=2, timeout_s=10)(3))
         await line_up(tasks, call.options(priority=1)(2))
     assert urgent.outcome == 3
     assert handler.batches == [[2, 3]]
@@ -186,7 +186,7 @@ async def test_one_that_has_left_makes_nobody_leave_early() -> None:
         anyio.create_task_group() as tasks,
     ):
         started = anyio.current_time()
-        (urgent,) = await line_up(tasks, call.options(deadline_s=10)("urgent"))
+        (urgent,) = await line_up(tasks, call.options(timeout_s=10)("urgent"))
         await line_up(tasks, call("patient"))
         urgent.leave()
     assert handler.batches == [["patient"]]
@@ -196,7 +196,7 @@ async def test_one_that_has_left_makes_nobody_leave_early() -> None:
 async def test_streams_leave_in_time_too() -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=None)
-        async with batcher as call, call.options(deadline_s=10)("due"):
+        async with batcher as call, call.options(timeout_s=10)("due"):
             await anyio.sleep(6)
             assert steps.batches == [["due"]]
             steps.end()
@@ -251,9 +251,9 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> N
         await line_up(
             tasks,
             within(8, call, "scope 8"),
-            within(6, call.options(deadline_s=20), "scope 6"),
-            within(20, call.options(deadline_s=4), "own 4"),
-            call.options(deadline_s=7)("own 7"),
+            within(6, call.options(timeout_s=20), "scope 6"),
+            within(20, call.options(timeout_s=4), "own 4"),
+            call.options(timeout_s=7)("own 7"),
         )
         held.gate.set()
     assert held.batches[1:] == [["own 4"], ["scope 6"], ["own 7"], ["scope 8"]]
@@ -266,19 +266,19 @@ async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
     handler = Slow(4)
     batcher = shoal.Batcher(handler, max_batch_size=1, refuse_late=True)
     async with batcher as call, anyio.create_task_group() as tasks:
-        callers = await line_up(tasks, call.options(deadline_s=9)("not measured yet"))
+        callers = await line_up(tasks, call.options(timeout_s=9)("not measured yet"))
         await settle()
-        callers += await line_up(tasks, call.options(deadline_s=9)("not known either"))
+        callers += await line_up(tasks, call.options(timeout_s=9)("not known either"))
         await anyio.sleep(10)
         callers += await line_up(tasks, call("running"))
         await settle()
         started = anyio.current_time()
-        refusal = await outcome(call.options(deadline_s=7)("late"))
+        refusal = await outcome(call.options(timeout_s=7)("late"))
         assert isinstance(refusal, shoal.Overloaded)
         assert "would end 8 s from now, and is due in 7 s" in str(refusal)
         assert anyio.current_time() == started
         assert batcher.statistics().rejected == 1
-        callers += await line_up(tasks, call.options(deadline_s=9)("in time"))
+        callers += await line_up(tasks, call.options(timeout_s=9)("in time"))
         callers += await line_up(tasks, call("whenever"))
     ran = ["not measured yet", "not known either", "running", "in time", "whenever"]
     assert [caller.outcome for caller in callers] == ran
@@ -290,7 +290,7 @@ async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster()
     async with shoal.Batcher(handler, max_batch_size=1, refuse_late=True) as call:
         await call("a cold start")
         handler.run_s = 1
-        assert await outcome(call.options(deadline_s=5)("warm")) == "warm"
+        assert await outcome(call.options(timeout_s=5)("warm")) == "warm"
 
 
 async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
@@ -302,9 +302,9 @@ async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
         await settle()
         await anyio.sleep(1)
         callers += await line_up(tasks, *map(call, range(2, 4)))  # then these, for 4 s more
-        late = await outcome(call.options(deadline_s=10)("due in 10, done in 3 + 4 + 4"))
+        late = await outcome(call.options(timeout_s=10)("due in 10, done in 3 + 4 + 4"))
         assert isinstance(late, shoal.Overloaded)
-        callers += await line_up(tasks, call.options(deadline_s=12)(4))
+        callers += await line_up(tasks, call.options(timeout_s=12)(4))
     assert [caller.outcome for caller in callers] == list(range(5))
 
 

@@ -119,7 +119,7 @@ async def test_a_deadline_is_kept_in_another_event_loop() -> None:
     left = deadlines()
     with OpenInThread(left):
         async with shoal.open_batchers():
-            assert 0 < await left.options(deadline_s=60)(3) <= 60
+            assert 0 < await left.options(timeout_s=60)(3) <= 60
 
 
 async def test_a_plain_thread_is_refused_when_it_calls_what_has_options() -> None:

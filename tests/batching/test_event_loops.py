@@ -53,9 +53,9 @@ async def every_kind_of_call(call: Any, counted: Any) -> list[BaseException]:
 
     kinds: list[Callable[[], Awaitable[Any]]] = [
         lambda: call(1),
-        lambda: call.options(deadline_s=9)(1),
+        lambda: call.options(timeout_s=9)(1),
         lambda: call.map([1, 2]),
-        lambda: call.options(deadline_s=9).map([1, 2]),
+        lambda: call.options(timeout_s=9).map([1, 2]),
         stream,
         lambda: anext(counted(1)),
     ]

@@ -161,7 +161,7 @@ async def test_a_call(how: str) -> None:
 
 async def test_a_call_with_a_deadline(how: str) -> None:
     async def subject(call: Any) -> None:
-        assert await call.options(deadline_s=9)(1) == 2
+        assert await call.options(timeout_s=9)(1) == 2
 
     async def scene(nth: int) -> bool:
         return await beside_neighbours(
@@ -415,7 +415,7 @@ NONE = {
 async def test_a_call_of_each_rule(how: str, rule: str) -> None:
     async def subject(call: Any) -> None:
         priority = 1 if "level" in rule else None
-        asking = call.options(deadline_s=9, queue_timeout_s=5, priority=priority)
+        asking = call.options(timeout_s=9, queue_timeout_s=5, priority=priority)
         assert await asking(1) == 2
         assert await asking.map([2, 3, 5]) == [4, 6, 10]
 

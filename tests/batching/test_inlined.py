@@ -61,8 +61,8 @@ class Side:
         request.state = State.QUEUED
         return request
 
-    def options(self, deadline_s):
-        choices = CallOptions(deadline_s)
+    def options(self, timeout_s):
+        choices = CallOptions(timeout_s)
         return self.intake.options_factory.of(0, choices, anyio.current_time())
 
     def state(self):

@@ -158,7 +158,7 @@ async def test_who_ended_without_an_answer_is_kept_by_nobody(
     if queue == "adaptive":
         options.pop("batch_wait_timeout_s")
     asks: dict[str, dict[str, Any]] = {
-        "expired": {"deadline_s": 2.0},
+        "expired": {"timeout_s": 2.0},
         "bored": {"queue_timeout_s": 2.0},
     }
     async with KINDS[kind](**options) as call:
@@ -218,7 +218,7 @@ async def test_the_last_expired_request_is_not_kept_by_the_task_that_ended_it() 
     references: list[weakref.ref[Any]] = []
     handler = Recorder()
     async with shoal.Batcher(handler, batch_wait_timeout_s=None) as call:
-        await call_with(call, references, deadline_s=1e-3)
+        await call_with(call, references, timeout_s=1e-3)
         handler.batches.clear()
         assert gone(references)
 

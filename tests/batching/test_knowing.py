@@ -250,7 +250,7 @@ async def test_failures_and_time_outs_are_counted() -> None:
     batcher = shoal.Batcher(handler)
     async with batcher as call:
         await outcome(call(0))
-        await outcome(call.options(deadline_s=1)(5))
+        await outcome(call.options(timeout_s=1)(5))
         await outcome(call(1))
     statistics = batcher.statistics()
     assert (statistics.finished, statistics.failed, statistics.expired) == (1, 1, 1)

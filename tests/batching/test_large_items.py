@@ -223,7 +223,7 @@ async def test_all_parts_have_the_deadline_of_their_item() -> None:
     batcher = shoal.Batcher(held, **SPLIT)
     async with batcher as call, anyio.create_task_group() as tasks:
         started = anyio.current_time()
-        (caller,) = await line_up(tasks, call.options(deadline_s=5)("abcdefghij"))
+        (caller,) = await line_up(tasks, call.options(timeout_s=5)("abcdefghij"))
         await anyio.sleep(6)
         assert isinstance(caller.outcome, shoal.DeadlineExceeded)
         assert caller.ended_at == pytest.approx(started + 5)

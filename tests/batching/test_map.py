@@ -178,7 +178,7 @@ async def test_a_map_waits_for_room_where_overload_is_wait() -> None:
     assert list(chain(*held.batches)) == list(range(8))
 
 
-@pytest.mark.parametrize("way", ["request_timeout_s", "deadline_s"])
+@pytest.mark.parametrize("way", ["request_timeout_s", "timeout_s"])
 async def test_a_deadline_fails_what_has_not_ended(way: str) -> None:
     async def handler(items: list[int]) -> list[int]:
         await anyio.sleep(3)
@@ -187,7 +187,7 @@ async def test_a_deadline_fails_what_has_not_ended(way: str) -> None:
     options: Any = {"request_timeout_s": 5} if way == "request_timeout_s" else {}
     batcher = shoal.Batcher(handler, max_batch_size=2, **options)
     async with batcher as call:
-        bound = call.options(deadline_s=5) if way == "deadline_s" else call
+        bound = call.options(timeout_s=5) if way == "timeout_s" else call
         got = await bound.map(range(5), return_exceptions=True)
         assert got[:2] == [0, 1]
         assert [type(error) for error in got[2:]] == [shoal.DeadlineExceeded] * 3

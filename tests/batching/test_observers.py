@@ -185,11 +185,11 @@ async def test_requests_that_no_batch_has_had_are_told_of():
         with anyio.move_on_after(0.25):
             await call(1)
         with pytest.raises(shoal.DeadlineExceeded):
-            await call.options(deadline_s=0.25)(2)
+            await call.options(timeout_s=0.25)(2)
         with pytest.raises(shoal.DeadlineExceeded):
-            await call.options(deadline_s=0)(3)
+            await call.options(timeout_s=0)(3)
         with pytest.raises(shoal.DeadlineExceeded):
-            await call.options(deadline_s=0).map([4, 5])
+            await call.options(timeout_s=0).map([4, 5])
         tasks.start_soon(refused, 6, shoal.Overloaded)
         await settle()
         tasks.start_soon(call, 7)

@@ -524,7 +524,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is(kind: Kind, where: str) 
     async with batcher as call, anyio.create_task_group() as tasks:
         if where == "in the queue":
             await kind.line_up(tasks, call, 0, 0)
-        late = await kind.line_up(tasks, call.options(deadline_s=5), 1)
+        late = await kind.line_up(tasks, call.options(timeout_s=5), 1)
         mate = await kind.line_up(tasks, call, 2)
         await anyio.sleep(6)
         assert isinstance(late[0].outcome, shoal.DeadlineExceeded)
@@ -760,7 +760,7 @@ async def test_a_request_tells_about_itself(kind: Kind) -> None:
     batcher = of(handler, kind, priority_levels=3, max_batch_size=9, batch_size_fn=float)
     async with batcher as call:
         assert await kind.ask(call, 2) == (None, 2, 2.0, None)
-        call_options = call.options(priority=1, deadline_s=5, metadata={"who": "me"})
+        call_options = call.options(priority=1, timeout_s=5, metadata={"who": "me"})
         assert await kind.ask(call_options, 3) == ("me", 1, 3.0, pytest.approx(5))
 
 
@@ -951,7 +951,7 @@ async def test_a_decorated_function() -> None:
         assert await doubled(2) == 4
         assert await doubled(item=3) == 6
         assert await doubled.map(range(12)) == [2 * item for item in range(12)]
-        assert await doubled.options(deadline_s=5)(2) == 4
+        assert await doubled.options(timeout_s=5)(2) == 4
         async with counted(3) as stream:
             assert [number async for number in stream] == [0, 1, 2]
         with pytest.raises(TypeError):

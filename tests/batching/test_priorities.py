@@ -248,7 +248,7 @@ async def test_a_deadline_ends_a_call_that_may_wait_in_the_queue_for_longer() ->
     async with shoal.Batcher(held, max_batch_size=1) as call, anyio.create_task_group() as tasks:
         await plugged(tasks, call)
         started = anyio.current_time()
-        (caller,) = await put(tasks, call, 1, queue_timeout_s=5, deadline_s=2)
+        (caller,) = await put(tasks, call, 1, queue_timeout_s=5, timeout_s=2)
         await anyio.sleep(9)
         assert caller.ended_at == pytest.approx(started + 2)
         assert "was not answered by its deadline" in str(caller.outcome)

@@ -82,7 +82,7 @@ FOUND: dict[str, Program] = {
         ],
     ),
     "a deadline at the end of a run is counted once": Program(
-        False, {}, [Calls(3, ("ok",), run_s=1.0, deadline_s=1.0), Advance(2)]
+        False, {}, [Calls(3, ("ok",), run_s=1.0, timeout_s=1.0), Advance(2)]
     ),
     "a deadline at the end of a window is counted once": Program(
         False, {"batch_wait_timeout_s": 1.0}, [Map(("ok", "ok"), True, 1.0), Advance(2)]

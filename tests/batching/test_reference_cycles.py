@@ -96,12 +96,12 @@ async def leaves(call: Any) -> None:
 
 async def misses_a_deadline(call: Any) -> None:
     with suppress(TimeoutError):
-        await call.options(deadline_s=1)(1)
+        await call.options(timeout_s=1)(1)
 
 
 async def misses_the_deadline_of_a_map(call: Any) -> None:
     with suppress(TimeoutError):
-        await call.options(deadline_s=1).map(range(3))
+        await call.options(timeout_s=1).map(range(3))
 
 
 async def reads(call: Any) -> None:

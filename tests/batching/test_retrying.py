@@ -185,7 +185,7 @@ async def test_it_has_the_parameters_and_the_name_of_a_decorated_function() -> N
 async def test_it_takes_a_call_with_options() -> None:
     async with shoal.Batcher(Held()) as call:
         with pytest.raises(shoal.DeadlineExceeded):
-            await shoal.retrying(call.options(deadline_s=1))("item")
+            await shoal.retrying(call.options(timeout_s=1))("item")
 
 
 async def generator(items: list[int]) -> AsyncIterator[list[int]]:

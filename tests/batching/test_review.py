@@ -159,7 +159,7 @@ async def test_a_stream_that_has_ended_is_not_kept_until_its_deadline() -> None:
     batcher = shoal.Batcher(handler)
     async with batcher as call:
         item = Thing()
-        async with call.options(deadline_s=3600)(item) as stream:
+        async with call.options(timeout_s=3600)(item) as stream:
             assert [x async for x in stream] == [0]
         watched = weakref.ref(item)
         del item, stream
@@ -285,7 +285,7 @@ async def test_a_bug_in_the_task_of_the_deadlines_is_named_to_every_caller(
         async with anyio.create_task_group() as tasks:
             call = await tasks.start(batcher.run)
             with anyio.CancelScope(shield=True):
-                async with call.options(deadline_s=1)(1) as stream:
+                async with call.options(timeout_s=1)(1) as stream:
                     got.append(await outcome(anext(stream)))
     assert isinstance(got[0], shoal.BatcherClosed)
     assert got[0].__cause__ is bug

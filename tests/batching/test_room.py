@@ -148,7 +148,7 @@ async def test_one_that_finds_room_waits_out_the_rest_of_its_window() -> None:
 async def test_a_deadline_passes_while_there_is_no_room() -> None:
     places, recorder = Places(0), Recorder()
     async with shoal.Batcher(places.handler(recorder), room=places) as call:
-        error = await outcome(call.options(deadline_s=2)(1))
+        error = await outcome(call.options(timeout_s=2)(1))
         assert isinstance(error, DeadlineExceeded)
         assert anyio.current_time() == 2
         places.change(1)

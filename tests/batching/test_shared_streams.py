@@ -167,8 +167,8 @@ async def test_deadlines_are_each_readers_own(first_s, other_s):
     async with batcher as call, anyio.create_task_group() as tasks:
         one, other = await line_up(
             tasks,
-            read(call.options(deadline_s=first_s), "a"),
-            read(call.options(deadline_s=other_s), "a"),
+            read(call.options(timeout_s=first_s), "a"),
+            read(call.options(timeout_s=other_s), "a"),
         )
     late, well = (one, other) if first_s == 2.5 else (other, one)
     assert late.outcome[:2] == WHOLE[:2]
@@ -189,8 +189,8 @@ async def test_the_deadline_of_a_reader_who_comes_later_counts_from_its_call():
         await anyio.sleep(1.5)
         late, well = await line_up(
             tasks,
-            read(call.options(deadline_s=2), "a"),
-            read(call.options(deadline_s=3), "a"),
+            read(call.options(timeout_s=2), "a"),
+            read(call.options(timeout_s=3), "a"),
         )
     assert [first.outcome, well.outcome] == [WHOLE, WHOLE]
     assert late.outcome[:3] == WHOLE[:3]
@@ -205,8 +205,8 @@ async def test_when_all_readers_are_too_late_the_stream_is_closed():
     async with batcher as call, anyio.create_task_group() as tasks:
         readers = await line_up(
             tasks,
-            read(call.options(deadline_s=1.5), "a"),
-            read(call.options(deadline_s=2.5), "a"),
+            read(call.options(timeout_s=1.5), "a"),
+            read(call.options(timeout_s=2.5), "a"),
         )
         await anyio.sleep(2)
         assert handler.cancelled == 0

@@ -214,8 +214,8 @@ async def test_deadlines_are_each_callers_own(first_s):
     async with batcher as call, anyio.create_task_group() as tasks:
         one, other = await line_up(
             tasks,
-            call.options(deadline_s=first_s)("a"),
-            call.options(deadline_s=9.5 - first_s)("a"),
+            call.options(timeout_s=first_s)("a"),
+            call.options(timeout_s=9.5 - first_s)("a"),
         )
     late, well = (one, other) if first_s < 1 else (other, one)
     assert type(late.outcome) is DeadlineExceeded
@@ -239,7 +239,7 @@ async def test_when_all_are_too_late_the_handler_is_cancelled():
     handler = Second()
     batcher = opened(handler.results)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, call.options(deadline_s=0.2)("a"), call.options(deadline_s=0.5)("a"))
+        await line_up(tasks, call.options(timeout_s=0.2)("a"), call.options(timeout_s=0.5)("a"))
     assert handler.cancelled == 1
     assert batcher.statistics().expired == 2
     balanced(batcher, 2)
@@ -386,9 +386,9 @@ def test_every_call_ends_once_and_with_its_own_item(steps, most, cache, backend)
         batcher = opened(handler.results, max_batch_size=most, cache=cache)
         callers: list[Any] = []
         async with batcher as call, anyio.create_task_group() as tasks:
-            for what, value, deadline_s in steps:
+            for what, value, timeout_s in steps:
                 if what == "call":
-                    made = call.options(deadline_s=deadline_s)(value)
+                    made = call.options(timeout_s=timeout_s)(value)
                     callers += [(value, one) for one in await line_up(tasks, made)]
                 elif what == "wait":
                     await anyio.sleep(value)

@@ -29,13 +29,13 @@ async def test_a_time_out_is_the_callers_cancel_scope() -> None:
     assert held.cancelled == [[1], [2]]
 
 
-@pytest.mark.parametrize("way", ["request_timeout_s", "deadline_s"])
+@pytest.mark.parametrize("way", ["request_timeout_s", "timeout_s"])
 async def test_a_deadline_ends_a_call_in_a_handler(way: str) -> None:
     held = Held()
     options: Any = {"request_timeout_s": 5} if way == "request_timeout_s" else {}
     batcher = shoal.Batcher(held, **options)
     async with batcher as call:
-        bound = call.options(deadline_s=5) if way == "deadline_s" else call
+        bound = call.options(timeout_s=5) if way == "timeout_s" else call
         started = anyio.current_time()
         with pytest.raises(shoal.DeadlineExceeded):
             await bound(1)
@@ -54,7 +54,7 @@ async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it
     ):
         (first,) = await line_up(tasks, call(0))
         await settle()
-        (second,) = await line_up(tasks, call.options(deadline_s=5)(1))
+        (second,) = await line_up(tasks, call.options(timeout_s=5)(1))
         await anyio.sleep(6)
         assert isinstance(second.outcome, shoal.DeadlineExceeded)
         held.gate.set()
@@ -62,12 +62,12 @@ async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it
     assert held.batches == [[0]]
 
 
-@pytest.mark.parametrize(("deadline_s", "ends"), [(3, 3), (9, 5)])
-async def test_the_shorter_of_both_limits_wins(deadline_s: float, ends: float) -> None:
+@pytest.mark.parametrize(("timeout_s", "ends"), [(3, 3), (9, 5)])
+async def test_the_shorter_of_both_limits_wins(timeout_s: float, ends: float) -> None:
     async with shoal.Batcher(Held(), request_timeout_s=5) as call:
         started = anyio.current_time()
         with pytest.raises(shoal.DeadlineExceeded):
-            await call.options(deadline_s=deadline_s)(1)
+            await call.options(timeout_s=timeout_s)(1)
         assert anyio.current_time() - started == pytest.approx(ends)
 
 
@@ -75,7 +75,7 @@ async def test_a_deadline_of_0_never_reaches_the_handler() -> None:
     handler = Recorder()
     async with shoal.Batcher(handler) as call:
         with pytest.raises(shoal.DeadlineExceeded):
-            await call.options(deadline_s=0)(1)
+            await call.options(timeout_s=0)(1)
         await settle()
     assert handler.batches == []
 
@@ -83,7 +83,7 @@ async def test_a_deadline_of_0_never_reaches_the_handler() -> None:
 async def test_a_call_that_is_answered_in_time_is_not_expired() -> None:
     batcher = shoal.Batcher(Recorder(), request_timeout_s=5)
     async with batcher as call:
-        assert await call.options(deadline_s=1)(1) == 1
+        assert await call.options(timeout_s=1)(1) == 1
         await anyio.sleep(10)
     assert batcher.statistics().expired == 0
 
@@ -96,7 +96,7 @@ async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
     batcher = shoal.Batcher(handler)
     async with batcher as call:
         for _ in range(20):  # either may come first
-            got = await outcome(call.options(deadline_s=5)(1))
+            got = await outcome(call.options(timeout_s=5)(1))
             assert got == 1 or isinstance(got, shoal.DeadlineExceeded)
         statistics = batcher.statistics()
     assert statistics.cancelled == 0
@@ -106,7 +106,7 @@ async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
 async def test_the_callers_own_cancel_scope_is_not_taken_for_the_deadline() -> None:
     async with shoal.Batcher(Held()) as call:
         with anyio.move_on_after(1) as scope:
-            await call.options(deadline_s=5)(1)
+            await call.options(timeout_s=5)(1)
         assert scope.cancelled_caught
 
 
@@ -115,7 +115,7 @@ async def test_the_handler_sees_the_deadline() -> None:
         return [request.deadline for request in shoal.current_batch().requests]
 
     async with shoal.Batcher(handler) as call:
-        assert await call.options(deadline_s=5)(1) == pytest.approx(anyio.current_time() + 5)
+        assert await call.options(timeout_s=5)(1) == pytest.approx(anyio.current_time() + 5)
         assert await call(1) is None
 
 
@@ -123,7 +123,7 @@ async def test_a_deadline_ends_a_stream_that_waits() -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler)
         async with batcher as call, anyio.create_task_group() as tasks:
-            (reader,) = await read_all(tasks, call.options(deadline_s=5)("a"))
+            (reader,) = await read_all(tasks, call.options(timeout_s=5)("a"))
             steps.step(1)
             await anyio.sleep(6)
             assert reader.items == [1]
@@ -137,7 +137,7 @@ async def test_a_deadline_ends_a_stream_whose_items_keep_coming() -> None:
         for number in range(100):
             yield [number] * len(items)
 
-    async with shoal.Batcher(handler) as call, call.options(deadline_s=5)("a") as stream:
+    async with shoal.Batcher(handler) as call, call.options(timeout_s=5)("a") as stream:
         got = []
         with pytest.raises(shoal.DeadlineExceeded):  # noqa: PT012
             while True:
@@ -151,7 +151,7 @@ async def test_a_deadline_ends_a_stream_in_the_queue_that_nobody_reads() -> None
         batcher = shoal.Batcher(steps.handler, max_batch_size=1)
         async with batcher as call, call("a"):
             await settle()
-            async with call.options(deadline_s=5)("b"):
+            async with call.options(timeout_s=5)("b"):
                 await anyio.sleep(6)
                 assert batcher.statistics().queued == 0
 

@@ -44,7 +44,7 @@ async def make_calls(**options: Any) -> None:
     batcher = opened(Second().results, **options)
     async with batcher as call:
         assert await call("a") == ("result", "a")
-        assert await call.options(deadline_s=9)("a") == ("result", "a")
+        assert await call.options(timeout_s=9)("a") == ("result", "a")
         assert await call.map(["a"]) == [("result", "a")]
     async with opened(Second().steps, **options) as call:
         assert await read(call, "a") == WHOLE

@@ -127,9 +127,9 @@ UNOPENED: Sequence[tuple[Any, Any]] = [
 
 @pytest.mark.parametrize(("call", "stream"), UNOPENED)
 async def test_not_open_comes_where_it_is_awaited(call: Any, stream: Any) -> None:
-    made = [call(1), call.options(deadline_s=1)(1), call.map([1])]
+    made = [call(1), call.options(timeout_s=1)(1), call.map([1])]
     assert {type(await met(one)) for one in made} == {shoal.NotOpen}
-    for one in (stream(1), stream.options(deadline_s=1)(1)):
+    for one in (stream(1), stream.options(timeout_s=1)(1)):
         assert type(await met(one.__aenter__())) is shoal.NotOpen
     assert type(await met(anext(stream(1)))) is shoal.NotOpen
 
@@ -202,10 +202,10 @@ async def test_a_call_that_is_refused_is_a_checkpoint() -> None:
     [
         lambda: echo_decorated(1),
         lambda: echo_decorated.map([1]),
-        lambda: echo_decorated.options(deadline_s=1)(1),
-        lambda: echo_decorated.options(deadline_s=1).map([1]),
+        lambda: echo_decorated.options(timeout_s=1)(1),
+        lambda: echo_decorated.options(timeout_s=1).map([1]),
         lambda: steps_decorated(1),
-        lambda: steps_decorated.options(deadline_s=1)(1),
+        lambda: steps_decorated.options(timeout_s=1)(1),
     ],
 )
 async def test_plain_code_that_could_await_nothing_meets_it_at_once(call: Any) -> None:

@@ -269,7 +269,7 @@ async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
     async with shoal.Batcher(held, max_batch_size=1) as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call(1))
         await settle()
-        assert isinstance(await outcome(call.options(deadline_s=1)(2)), shoal.DeadlineExceeded)
+        assert isinstance(await outcome(call.options(timeout_s=1)(2)), shoal.DeadlineExceeded)
         held.gate.set()
     assert held.batches == [[1]]
 

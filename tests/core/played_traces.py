@@ -62,7 +62,7 @@ async def played(
         async def caller(arrival: Arrival) -> None:
             call_options = {
                 name: value
-                for name in ("priority", "deadline_s", "queue_timeout_s")
+                for name in ("priority", "timeout_s", "queue_timeout_s")
                 if (value := getattr(arrival, name)) is not None
             }
             await anyio.sleep_until(began_at + arrival.at)

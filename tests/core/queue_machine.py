@@ -32,7 +32,7 @@ CALL = st.fixed_dictionaries(
         "cost": st.sampled_from([1, 1, 2, 3, 0.5, 0]),
         "key": st.sampled_from("aaab"),
         "level": st.integers(1, 3),
-        "deadline_s": st.sampled_from([None, None, None, 1.0, 2.0, 8.0]),
+        "timeout_s": st.sampled_from([None, None, None, 1.0, 2.0, 8.0]),
         "queue_timeout_s": st.sampled_from([None] * 5 + [0.5, 2.0]),
     }
 )
@@ -95,7 +95,7 @@ class QueueMachine(RuleBasedStateMachine):
         one = Request()
         one.item, one.arrived_at = (cost, key), self.model.now
         if self.former.model.samples():
-            limits["deadline_s"] = None  # what is known of the run time is not modelled
+            limits["timeout_s"] = None  # what is known of the run time is not modelled
         levels = self.options.priority_levels
         call_options = CallOptions(**limits, priority=None if levels == 1 else min(level, levels))
         one.options = None

@@ -64,7 +64,7 @@ def test_a_key_can_be_hashed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "deadline_s", "scope", "deadline", "due"),
+    ("limit_s", "timeout_s", "scope", "deadline", "due"),
     [
         (None, None, math.inf, None, None),
         (5, None, math.inf, 105, 105),
@@ -79,13 +79,13 @@ def test_a_key_can_be_hashed() -> None:
 )
 def test_the_earliest_end_counts(
     limit_s: float | None,
-    deadline_s: float | None,
+    timeout_s: float | None,
     scope: float,
     deadline: float | None,
     due: float | None,
 ) -> None:
     made = options_factory(request_timeout_s=limit_s)
-    asked = made.of("an item", CallOptions(deadline_s), 100.0, scope)
+    asked = made.of("an item", CallOptions(timeout_s), 100.0, scope)
     assert (asked.deadline, asked.due) == (deadline, due)
 
 

@@ -168,28 +168,28 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
     ),
     "deadlines": (
         {"max_batch_size": 4, "batch_wait_timeout_s": 0.0301},
-        {"deadline_s": (None, 0.0, 0.0237, 0.0601)},
+        {"timeout_s": (None, 0.0, 0.0237, 0.0601)},
     ),
     "deadlines and a bounded line": (
         {"max_batch_size": 4, "max_queued_requests": 2},
-        {"deadline_s": (None, 0.0, 0.0601)},
+        {"timeout_s": (None, 0.0, 0.0601)},
     ),
     "the earliest deadline": (
         {"max_batch_size": 4, "order": "deadline"},
-        {"deadline_s": (None, 0.0437, 0.0871)},
+        {"timeout_s": (None, 0.0437, 0.0871)},
     ),
     "a time for every call": ({"max_batch_size": 4, "request_timeout_s": 0.0531}, {}),
     "nobody late": (
         {"max_batch_size": 4, "refuse_late": True},
-        {"deadline_s": (None, 0.0237, 0.0601)},
+        {"timeout_s": (None, 0.0237, 0.0601)},
     ),
     "a handler that is cut short": (
         {"max_batch_size": 8, "handler_timeout_s": 0.0217},
-        {"deadline_s": (None, 0.0437)},
+        {"timeout_s": (None, 0.0437)},
     ),
     "a handler that goes on alone": (
         {"max_batch_size": 8, "cancel_abandoned": False},
-        {"deadline_s": (0.0137, 0.0437)},
+        {"timeout_s": (0.0137, 0.0437)},
     ),
     "a latency target": (
         {"max_batch_size": 16, "adaptive": LatencyTarget(p99_s=0.08)},
@@ -214,7 +214,7 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
             "request_timeout_s": 0.2003,
             **LEVELS,
         },
-        {"priority": (None, 1, 2, 3), "deadline_s": (None, 0.0601, 0.1007)},
+        {"priority": (None, 1, 2, 3), "timeout_s": (None, 0.0601, 0.1007)},
     ),
 }
 
@@ -280,7 +280,7 @@ def test_a_simulation_does_what_the_engine_does_with_any_mix_of_options(options,
     levels = range(1, options.get("priority_levels", 1) + 1)
     call_options = {
         "priority": (None, *levels),
-        "deadline_s": (None, None, 0.0437, 0.1007),
+        "timeout_s": (None, None, 0.0437, 0.1007),
         "queue_timeout_s": (None, None, 0.0301),
     }
     trace = some_trace(rate=rate, requests=60, seed=seed, **call_options)
@@ -356,7 +356,7 @@ def test_what_would_wait_for_ever_is_drained_when_nobody_comes_any_more():
 
 
 def test_a_batch_that_everybody_leaves_frees_its_slot():
-    trace = [Arrival(0, deadline_s=1.0), Arrival(0.5, deadline_s=3.0)]
+    trace = [Arrival(0, timeout_s=1.0), Arrival(0.5, timeout_s=3.0)]
     simulation = simulate(trace, BatchOptions(max_batch_size=1), Linear(2.0, 0.0))
     assert [(batch.dispatched_at, batch.run_s) for batch in simulation.batches] == [
         (0, 1.0),

@@ -72,7 +72,7 @@ async def test_a_recording_has_the_batchers_their_requests_and_an_end(app, contr
     assert [line["size"] for line in of_kind(answer.body, "batch")] == [1, 1, 1]
     requests = of_kind(answer.body, None)
     assert [line["batcher"] for line in requests] == ["small"] * 3
-    assert all("deadline_s" not in line for line in requests)
+    assert all("timeout_s" not in line for line in requests)
     assert [line["at"] for line in of_kind(answer.body, "progress")] == [0.5, 1, 1.5, 2]
     assert rest[-1] == {
         "record": "end",

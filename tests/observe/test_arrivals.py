@@ -70,7 +70,7 @@ async def test_costs_priorities_deadlines_and_hashes_of_keys_are_noted():
     )
     batcher.observers.add(told := recorder())
     async with batcher as call, anyio.create_task_group() as tasks:
-        urgent = call.options(priority=1, deadline_s=30, queue_timeout_s=20)
+        urgent = call.options(priority=1, timeout_s=30, queue_timeout_s=20)
         tasks.start_soon(urgent, (SECRET, 2.5))
         tasks.start_soon(urgent, (SECRET, 1))
         tasks.start_soon(call, ("other", 1))
@@ -80,8 +80,8 @@ async def test_costs_priorities_deadlines_and_hashes_of_keys_are_noted():
         first, second = second, first
     assert first["cost"] == 2.5
     assert "cost" not in second
-    assert (first["priority"], first["deadline_s"], first["queue_timeout_s"]) == (1, 30, 20)
-    assert not third.keys() & {"priority", "deadline_s", "queue_timeout_s"}
+    assert (first["priority"], first["timeout_s"], first["queue_timeout_s"]) == (1, 30, 20)
+    assert not third.keys() & {"priority", "timeout_s", "queue_timeout_s"}
     assert first["bucket"] == second["bucket"] != third["bucket"]
     assert SECRET not in json.dumps(notes)
     assert "other" not in json.dumps(notes)
@@ -132,10 +132,10 @@ async def test_a_deadline_that_an_option_makes_is_not_noted():
     batcher.observers.add(told := recorder(request_timeout_s=lambda _: 30))
     async with batcher as call:
         await call(1)
-        await call.options(deadline_s=20)(1)
+        await call.options(timeout_s=20)(1)
     first, second = requests_in(told.take())
-    assert "deadline_s" not in first
-    assert second["deadline_s"] == 20
+    assert "timeout_s" not in first
+    assert second["timeout_s"] == 20
 
 
 async def test_requests_that_no_batch_has_had_are_noted_with_the_reason():
@@ -147,7 +147,7 @@ async def test_requests_that_no_batch_has_had_are_noted_with_the_reason():
         with anyio.move_on_after(0.25):
             await call(1)
         with pytest.raises(shoal.DeadlineExceeded):
-            await call.options(deadline_s=0.25)(2)
+            await call.options(timeout_s=0.25)(2)
         tasks.start_soon(call, 3)
         await settle()
         with pytest.raises(shoal.Overloaded):

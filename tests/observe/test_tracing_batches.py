@@ -297,7 +297,7 @@ async def test_a_request_that_no_batch_has_had_has_a_span(spans, why, error):
             anyio.move_on_after(2),
             suppress(shoal.Overloaded, shoal.DeadlineExceeded),
         ):
-            await call.options(deadline_s=1 if why == "expired" else None)(2)
+            await call.options(timeout_s=1 if why == "expired" else None)(2)
 
     options = {"overload": "shed_oldest"} if why == "shed" else {}
     batcher = shoal.Batcher(
@@ -333,7 +333,7 @@ async def test_an_unserved_request_that_is_not_sampled_has_no_span():
     instrument(batcher, tracer_provider=off.provider)
     async with batcher as call:
         with off.tracer.start_as_current_span("caller"), pytest.raises(shoal.DeadlineExceeded):
-            await call.options(deadline_s=0)(1)
+            await call.options(timeout_s=0)(1)
     assert off.exporter.get_finished_spans() == ()
 
 

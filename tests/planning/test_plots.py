@@ -25,7 +25,7 @@ RUN_TIME = Linear(0.01, 0.001)
         list(poisson(200, 2)),
         [0.0],
         [0.0, 0.0, 0.0],
-        [Arrival(0.0, deadline_s=0.001), Arrival(1.0)],
+        [Arrival(0.0, timeout_s=0.001), Arrival(1.0)],
     ],
 )
 def test_a_simulation_is_drawn(trace, tmp_path):
@@ -50,7 +50,7 @@ def test_a_search_is_drawn_whether_it_found_something_or_not(rate, tmp_path):
 
 
 def test_where_nobody_was_answered_there_is_nothing_to_draw(tmp_path):
-    simulation = simulate([Arrival(0, deadline_s=0.001)], BatchOptions(), RUN_TIME)
+    simulation = simulate([Arrival(0, timeout_s=0.001)], BatchOptions(), RUN_TIME)
     with pytest.raises(ValueError, match="no request was answered"):
         plot(simulation, tmp_path / "nothing.png")
 

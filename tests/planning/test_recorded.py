@@ -21,12 +21,12 @@ def recorded(tmp_path):
 
 
 def test_columns_are_read_by_their_names(recorded):
-    recording = recorded("priority, at,deadline_s,cost,bucket,queue_timeout_s\n2,1.5,0.1,3,a,0.2\n")
+    recording = recorded("priority, at,timeout_s,cost,bucket,queue_timeout_s\n2,1.5,0.1,3,a,0.2\n")
     assert recording.arrivals == [Arrival(0.0, Item(3.0, "a"), 2, 0.1, 0.2)]
     assert recording.columns == {
         "at",
         "priority",
-        "deadline_s",
+        "timeout_s",
         "cost",
         "bucket",
         "queue_timeout_s",
@@ -69,7 +69,7 @@ def test_lines_need_not_be_in_order(recorded):
         ("at\nnan\n", "line 2: at must be a time"),
         ("at,priority\n1,0\n", "line 2: priority must be a whole number from 1 on, not '0'"),
         ("at,priority\n1,1.5\n", "line 2: priority must be a whole number"),
-        ("at,deadline_s\n1,-1\n", "line 2: deadline_s must be a number of seconds from 0 on"),
+        ("at,timeout_s\n1,-1\n", "line 2: timeout_s must be a number of seconds from 0 on"),
         ("at,cost\n1,much\n", "line 2: cost must be a number from 0 on, not 'much'"),
         ("at,cost\n1\n", r"line 2: want 2 cells \(at, cost\), got 1"),
         ("time\nx\n", "line 2: no time; want a column 'at'"),

@@ -50,7 +50,7 @@ async def record(trace, options, path):
 
         async def caller(arrival):
             await anyio.sleep_until(began_at + arrival.at)
-            given = {"priority": arrival.priority, "deadline_s": arrival.deadline_s}
+            given = {"priority": arrival.priority, "timeout_s": arrival.timeout_s}
             given = {name: one for name, one in given.items() if one is not None}
             with suppress(shoal.Overloaded, shoal.DeadlineExceeded):
                 await (call.options(**given) if given else call)(arrival.item)
@@ -74,7 +74,7 @@ def items(times, seed, levels=1):
             at,
             item=(chance.choice([1, 1, 2, 3.5]), chance.randrange(3)),
             priority=chance.randint(1, levels) if levels > 1 else None,
-            deadline_s=chance.choice([None, 0.2]),
+            timeout_s=chance.choice([None, 0.2]),
         )
 
 

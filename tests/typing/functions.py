@@ -72,7 +72,7 @@ async def calls() -> None:
     assert_type(await of_tuples(b"1"), float)
     assert_type(await two(1, "2"), bytes)
     assert_type(await three(1, "2", b"3"), float)
-    assert_type(await coroutine.options(deadline_s=1)(1), str)
+    assert_type(await coroutine.options(timeout_s=1)(1), str)
     assert_type(await coroutine.map([1, 2]), list[str])
     assert_type(await coroutine.map(range(2), return_exceptions=False), list[str])
     assert_type(await two.map([1], ["2"]), list[bytes])

@@ -42,7 +42,7 @@ class Model:
 
 async def calls(model: Model) -> None:
     assert_type(await model.predict(1), str)
-    assert_type(await model.predict.options(deadline_s=1)(1), str)
+    assert_type(await model.predict.options(timeout_s=1)(1), str)
     assert_type(await model.predict.map([1]), list[str])
     assert_type(await model.predict_in_thread(1), str)
     assert_type(model.tokens(1), ResultStream[str])

@@ -83,7 +83,7 @@ async def tries_again(unary: UnaryCall[[str], int], streams: StreamCall[[str], i
     call = shoal.retrying(decorated, max_time_s=0.1, delay_s=0.01)
     assert_type(call, Callable[[str], Coroutine[Any, Any, int]])
     assert_type(await call("text"), int)
-    assert_type(await shoal.retrying(unary.options(deadline_s=1))("text"), int)
+    assert_type(await shoal.retrying(unary.options(timeout_s=1))("text"), int)
     await call(1)  # type: ignore[arg-type]
     shoal.retrying(streams)  # type: ignore[arg-type]
 

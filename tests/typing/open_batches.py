@@ -136,7 +136,7 @@ async def decorated(model: Model) -> None:
     assert_type(tokens, BatchedGenerator[[int], str])
     assert_type(await opened(1), str)
     assert_type(await opened.map([1, 2]), list[str])
-    assert_type(await opened.options(deadline_s=1)(1), str)
+    assert_type(await opened.options(timeout_s=1)(1), str)
     assert_type(opened.from_thread(1), str)
     assert_type(tokens(1), ResultStream[str])
     assert_type(await model.predict(1), str)

@@ -37,7 +37,7 @@ def retrying(
     ``call = shoal.retrying(embed)``, then ``await call("text")``. The first try is always made.
     Another is made after `delay_s`, if it would begin less than `max_time_s` after the first. All
     other errors are raised at once. A deadline of the call starts again with each try:
-    ``shoal.retrying(embed.options(deadline_s=0.5))``.
+    ``shoal.retrying(embed.options(timeout_s=0.5))``.
 
     Args:
         call: A batched function, or any other async function that raises `Overloaded`. Not one that

@@ -50,7 +50,7 @@ _EXAMPLE: Final = """\
     shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n --max-batch-size 64
 
   The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
-  (CSV or NDJSON; columns: at, priority, deadline_s, queue_timeout_s, cost, bucket):
+  (CSV or NDJSON; columns: at, priority, timeout_s, queue_timeout_s, cost, bucket):
 
     shoal simulate --trace monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
       --batch-wait-timeout-s 0.005 --option max_queued_requests=1000 --option priority_levels=2

@@ -161,7 +161,7 @@ class ArrivalRecorder(BatchObserver):
             allowed_s = round(options.deadline - arrived_at, _TENTHS_OF_A_MS)
             usual_s = self._request_timeout_s(batcher)
             if usual_s is None or allowed_s != round(usual_s, _TENTHS_OF_A_MS):
-                note["deadline_s"] = max(0.0, allowed_s)
+                note["timeout_s"] = max(0.0, allowed_s)
         if options.queue_timeout_s is not None:
             note["queue_timeout_s"] = options.queue_timeout_s
         return note

@@ -67,7 +67,7 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
 
     Args:
         path: A file whose name ends in ``.ndjson`` or ``.jsonl``; anything else is read as CSV. Its
-            columns: ``at``, and optionally ``priority``, ``deadline_s``, ``queue_timeout_s``,
+            columns: ``at``, and optionally ``priority``, ``timeout_s``, ``queue_timeout_s``,
             ``cost`` and ``bucket``.
         batcher: Of a trace of ``shoal trace``, the batcher whose requests are read; None for the
             one with the most requests.
@@ -283,7 +283,7 @@ _COLUMNS: Final = cast(
     {
         "at": (_time, "a time in seconds, or like 2026-01-31T12:00:00"),
         "priority": (_level, "a whole number from 1 on"),
-        "deadline_s": (_at_least_0, "a number of seconds from 0 on"),
+        "timeout_s": (_at_least_0, "a number of seconds from 0 on"),
         "queue_timeout_s": (_at_least_0, "a number of seconds from 0 on"),
         "cost": (_at_least_0, "a number from 0 on"),
         "bucket": (str, "text"),

@@ -125,16 +125,16 @@ class UnaryCall(Generic[P, R]):
     def options(
         self,
         *,
-        deadline_s: float | None = None,
+        timeout_s: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         priority: int | None = None,
         queue_timeout_s: float | None = None,
         share: bool = True,
     ) -> UnaryCall[P, R]:
-        """Returns the same call with call options: ``call.options(deadline_s=0.5)(item)``.
+        """Returns the same call with call options: ``call.options(timeout_s=0.5)(item)``.
 
         Args:
-            deadline_s: How long the call may take from when it is made, in seconds.
+            timeout_s: How long the call may take from when it is made, in seconds.
             metadata: Information about this request for the handler.
             priority: Its level, from 1, the highest, to ``priority_levels``.
             queue_timeout_s: How long it may wait in the queue, in seconds; it can only shorten the
@@ -142,7 +142,7 @@ class UnaryCall(Generic[P, R]):
             share: Whether it may share a request with equal calls, or get a result from the cache,
                 where the options ``dedupe`` or ``cache`` are set.
         """
-        call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s, share)
+        call_options = checked_call_options(timeout_s, metadata, priority, queue_timeout_s, share)
         return UnaryCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -195,16 +195,16 @@ class StreamCall(Generic[P, R]):
     def options(
         self,
         *,
-        deadline_s: float | None = None,
+        timeout_s: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         priority: int | None = None,
         queue_timeout_s: float | None = None,
         share: bool = True,
     ) -> StreamCall[P, R]:
-        """Returns the same call with call options: ``call.options(deadline_s=5)(item)``.
+        """Returns the same call with call options: ``call.options(timeout_s=5)(item)``.
 
         Args:
-            deadline_s: How long the whole stream may take from when it is made, in seconds.
+            timeout_s: How long the whole stream may take from when it is made, in seconds.
             metadata: Information about this request for the handler.
             priority: Its level, from 1, the highest, to ``priority_levels``.
             queue_timeout_s: How long it may wait in the queue, in seconds; it can only shorten the
@@ -212,7 +212,7 @@ class StreamCall(Generic[P, R]):
             share: Whether it may share a request with equal calls, or get a result from the cache,
                 where the options ``dedupe`` or ``cache`` are set.
         """
-        call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s, share)
+        call_options = checked_call_options(timeout_s, metadata, priority, queue_timeout_s, share)
         return StreamCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
@@ -234,7 +234,7 @@ def _name(call: object) -> str:
 
 
 def checked_call_options(
-    deadline_s: float | None,
+    timeout_s: float | None,
     metadata: Mapping[str, Any] | None,
     priority: int | None,
     queue_timeout_s: float | None,
@@ -246,11 +246,11 @@ def checked_call_options(
         TypeError: A time is no number, or the priority no whole number.
         ValueError: One of them is out of its range.
     """
-    given = (deadline_s, metadata, priority, queue_timeout_s)
+    given = (timeout_s, metadata, priority, queue_timeout_s)
     if given == (None, None, None, None) and share is True:
         return None
     return CallOptions(
-        None if deadline_s is None else seconds("deadline_s", deadline_s),
+        None if timeout_s is None else seconds("timeout_s", timeout_s),
         NOTHING if metadata is None else metadata,
         None if priority is None else whole("priority", priority, least=1),
         None if queue_timeout_s is None else seconds("queue_timeout_s", queue_timeout_s),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class CallKeywords(TypedDict, total=False):
     """The keywords of a call's ``options``; `UnaryCall.options` documents them."""
 
-    deadline_s: float | None
+    timeout_s: float | None
     metadata: Mapping[str, Any] | None
     priority: int | None
     queue_timeout_s: float | None
@@ -34,7 +34,7 @@ class CallOptions(NamedTuple):
     """The options of one call.
 
     Attributes:
-        deadline_s: How long it may take from its start, in seconds; None for no limit.
+        timeout_s: How long it may take from its start, in seconds; None for no limit.
         metadata: What the handler should know about it.
         priority: Its priority level; None for the default.
         queue_timeout_s: How long it may wait in the queue, in seconds; None for no limit of its
@@ -42,7 +42,7 @@ class CallOptions(NamedTuple):
         share: Whether it may share a request with equal calls, or get a result from the cache.
     """
 
-    deadline_s: float | None = None
+    timeout_s: float | None = None
     metadata: Mapping[str, Any] = NOTHING
     priority: int | None = None
     queue_timeout_s: float | None = None
@@ -102,7 +102,7 @@ class RequestOptionsFactory:
             Exception: What a function of one item raised.
         """
         asked = _new(RequestOptions)  # without the constructor: 2 % of a call
-        deadline_s, asked.metadata, asked_priority, asked.queue_timeout_s, _ = call_options
+        timeout_s, asked.metadata, asked_priority, asked.queue_timeout_s, _ = call_options
         asked.options_factory = self
         asked.asked_priority = asked_priority
         asked.priority = (
@@ -126,8 +126,8 @@ class RequestOptionsFactory:
             except TypeError:
                 raise self._not_a_key(key) from None
         limit_s = self._limit_s
-        if deadline_s is not None and deadline_s < limit_s:
-            limit_s = deadline_s
+        if timeout_s is not None and timeout_s < limit_s:
+            limit_s = timeout_s
         asked.deadline = asked.due = None if limit_s == math.inf else now + limit_s
         if scope_deadline < math.inf and (asked.due is None or scope_deadline < asked.due):
             asked.due = scope_deadline

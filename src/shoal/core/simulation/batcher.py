@@ -179,8 +179,8 @@ class SimulatedBatcher:
         call_options = NO_CALL_OPTIONS
         if isinstance(arrival, Arrival):
             request.item = arrival.item
-            _, _, priority, deadline_s, queue_timeout_s = arrival
-            call_options = CallOptions(deadline_s, NOTHING, priority, queue_timeout_s)
+            _, _, priority, timeout_s, queue_timeout_s = arrival
+            call_options = CallOptions(timeout_s, NOTHING, priority, queue_timeout_s)
         if call_options == NO_CALL_OPTIONS and not self._has_request_options:
             return True
         at = request.arrived_at

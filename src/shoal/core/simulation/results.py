@@ -27,14 +27,14 @@ class Arrival(NamedTuple):
         at: When it is made, in seconds from the start of the trace.
         item: What it passes; only used by options that are functions of an item.
         priority: Its priority level, as in ``options(priority=...)``.
-        deadline_s: How long it may take, as in ``options(deadline_s=...)``.
+        timeout_s: How long it may take, as in ``options(timeout_s=...)``.
         queue_timeout_s: How long it may wait in the queue, as in ``options(queue_timeout_s=...)``.
     """
 
     at: float
     item: Any = None
     priority: int | None = None
-    deadline_s: float | None = None
+    timeout_s: float | None = None
     queue_timeout_s: float | None = None
 
 

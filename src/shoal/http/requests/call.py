@@ -237,7 +237,7 @@ class EndpointCall:
         elif timeout_s is None:
             timeout_s = self._calls.options.answer_timeout_s
         usual = self._calls.usual
-        if given is NO_CALL_HEADERS and timeout_s == usual.deadline_s and not self._spent_s:
+        if given is NO_CALL_HEADERS and timeout_s == usual.timeout_s and not self._spent_s:
             self._call_options = usual
         else:
             self._call_options = self._options_by(given, options, timeout_s)
