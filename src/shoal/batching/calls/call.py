@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
 from shoal.batching.loops.event_loop import EventLoop
-from shoal.core.forming.call_options import CallOptions
-from shoal.core.options.checks import seconds, whole, yes_or_no
-from shoal.core.request import NOTHING
+from shoal.core.forming.call_options import NO_CALL_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable
+    from typing import Unpack
 
     from shoal.batching.calls.entry import Entry
+    from shoal.core.forming.call_options import CallKeywords, CallOptions
 
     Find = Callable[[], Entry]
     """Returns the entry for calls; raises `NotOpen` or `BatcherClosed`."""
@@ -122,27 +122,25 @@ class UnaryCall(Generic[P, R]):
             columns, self._call_options, return_exceptions=return_exceptions
         )
 
-    def options(
-        self,
-        *,
-        timeout_s: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        queue_timeout_s: float | None = None,
-        share: bool = True,
-    ) -> UnaryCall[P, R]:
-        """Returns the same call with call options: ``call.options(timeout_s=0.5)(item)``.
+    def options(self, **options: Unpack[CallKeywords]) -> UnaryCall[P, R]:
+        """Returns the same call with other options: ``call.options(timeout_s=0.5)(item)``.
+
+        Options that are not named, or None, stay as they are.
 
         Args:
-            timeout_s: How long the call may take from when it is made, in seconds.
-            metadata: Information about this request for the handler.
-            priority: Its level, from 1, the highest, to ``priority_levels``.
-            queue_timeout_s: How long it may wait in the queue, in seconds; it can only shorten the
-                timeout in the queue policy of its level.
-            share: Whether it may share a request with equal calls, or get a result from the cache,
-                where the options ``dedupe`` or ``cache`` are set.
+            **options: ``timeout_s``: how long the call may take from when it is made, in seconds.
+                ``metadata``: information about this request for the handler.
+                ``priority``: its level, from 1, the highest, to ``priority_levels``.
+                ``queue_timeout_s``: how long it may wait in the queue, in seconds; it can only
+                shorten the timeout in the queue policy of its level.
+                ``share``: whether it may share a request with equal calls, or get a result from the
+                cache, where the options ``dedupe`` or ``cache`` are set.
+
+        Raises:
+            TypeError: An option is unknown, or has the wrong type.
+            ValueError: An option is out of its range.
         """
-        call_options = checked_call_options(timeout_s, metadata, priority, queue_timeout_s, share)
+        call_options = (self._call_options or NO_CALL_OPTIONS).with_changes(options)
         return UnaryCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -192,27 +190,17 @@ class StreamCall(Generic[P, R]):
             return late_stream(lambda: self._find().entered(args, kwargs, self._call_options))
         return entry.begin_stream(args, kwargs, self._call_options)
 
-    def options(
-        self,
-        *,
-        timeout_s: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        queue_timeout_s: float | None = None,
-        share: bool = True,
-    ) -> StreamCall[P, R]:
-        """Returns the same call with call options: ``call.options(timeout_s=5)(item)``.
+    def options(self, **options: Unpack[CallKeywords]) -> StreamCall[P, R]:
+        """Returns the same call with other options: ``call.options(timeout_s=5)(item)``.
 
         Args:
-            timeout_s: How long the whole stream may take from when it is made, in seconds.
-            metadata: Information about this request for the handler.
-            priority: Its level, from 1, the highest, to ``priority_levels``.
-            queue_timeout_s: How long it may wait in the queue, in seconds; it can only shorten the
-                timeout in the queue policy of its level.
-            share: Whether it may share a request with equal calls, or get a result from the cache,
-                where the options ``dedupe`` or ``cache`` are set.
+            **options: As for `UnaryCall.options`; ``timeout_s`` limits the whole stream.
+
+        Raises:
+            TypeError: An option is unknown, or has the wrong type.
+            ValueError: An option is out of its range.
         """
-        call_options = checked_call_options(timeout_s, metadata, priority, queue_timeout_s, share)
+        call_options = (self._call_options or NO_CALL_OPTIONS).with_changes(options)
         return StreamCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
@@ -231,28 +219,3 @@ class StreamCall(Generic[P, R]):
 
 def _name(call: object) -> str:
     return getattr(call, "__name__", "call")
-
-
-def checked_call_options(
-    timeout_s: float | None,
-    metadata: Mapping[str, Any] | None,
-    priority: int | None,
-    queue_timeout_s: float | None,
-    share: bool = True,
-) -> CallOptions | None:
-    """Checks the options of a call; returns None if there are none.
-
-    Raises:
-        TypeError: A time is no number, or the priority no whole number.
-        ValueError: One of them is out of its range.
-    """
-    given = (timeout_s, metadata, priority, queue_timeout_s)
-    if given == (None, None, None, None) and share is True:
-        return None
-    return CallOptions(
-        None if timeout_s is None else seconds("timeout_s", timeout_s),
-        NOTHING if metadata is None else metadata,
-        None if priority is None else whole("priority", priority, least=1),
-        None if queue_timeout_s is None else seconds("queue_timeout_s", queue_timeout_s),
-        yes_or_no("share", share),
-    )

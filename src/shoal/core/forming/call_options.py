@@ -7,8 +7,11 @@ only that call and never a batch.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
+from shoal.core.options.checks import seconds, whole, yes_or_no
+from shoal.core.options.names import unknown_option
 from shoal.core.policies.factory import tells_requests_apart
 from shoal.core.request import NOTHING, RequestOptions
 from shoal.errors import ItemTooLarge
@@ -16,18 +19,19 @@ from shoal.errors import ItemTooLarge
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shoal.core.options.option import Check
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
 
 
 class CallKeywords(TypedDict, total=False):
-    """The keywords of a call's ``options``; `UnaryCall.options` documents them."""
+    """The keywords of a call's ``options``; None leaves one as it is."""
 
     timeout_s: float | None
     metadata: Mapping[str, Any] | None
     priority: int | None
     queue_timeout_s: float | None
-    share: bool
+    share: bool | None
 
 
 class CallOptions(NamedTuple):
@@ -48,7 +52,32 @@ class CallOptions(NamedTuple):
     queue_timeout_s: float | None = None
     share: bool = True
 
+    def with_changes(self, given: Mapping[str, Any]) -> CallOptions:
+        """Checks options, and returns these with those that are not None.
 
+        Raises:
+            TypeError: A name is unknown, or a value has the wrong type.
+            ValueError: A value is out of its range.
+        """
+        for name in given:
+            if name not in _CHECKS:
+                raise unknown_option("a call", name, _CHECKS)
+        return self._replace(
+            **{
+                name: _CHECKS[name](name, value)
+                for name, value in given.items()
+                if value is not None
+            }
+        )
+
+
+_CHECKS: Final[Mapping[str, Check]] = {
+    "timeout_s": seconds,
+    "metadata": lambda _, value: value,
+    "priority": partial(whole, least=1),
+    "queue_timeout_s": seconds,
+    "share": yes_or_no,
+}
 NO_CALL_OPTIONS = CallOptions()
 _new = RequestOptions.__new__
 

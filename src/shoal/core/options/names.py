@@ -66,6 +66,11 @@ OF_PEERS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """The names of other systems, with Shoal's name and the difference."""
 
+_OF_CALLS: Final[Mapping[str, tuple[str, str]]] = dict.fromkeys(
+    ("deadline_s", "deadline", "request_timeout_s"), ("timeout_s", "in seconds")
+)
+"""Other names for the options of one call."""
+
 
 def suggested(name: object, known: Collection[str]) -> str | None:
     """Returns a suggestion for an unknown name; None if no known name is similar.
@@ -77,11 +82,24 @@ def suggested(name: object, known: Collection[str]) -> str | None:
     Returns:
         A clause for an error message: ``did you mean 'max_batch_size'?``.
     """
-    ours, difference = OF_PEERS.get(str(name).lower(), ("", ""))
+    given = str(name).lower()
+    ours, difference = OF_PEERS.get(given) or _OF_CALLS.get(given, ("", ""))
     if ours in known:
         return f"write {ours}, {difference}"
     near = nearest(name, known)
     return None if near is None else f"did you mean {near!r}?"
+
+
+def unknown_option(owner: str, name: object, known: Collection[str]) -> TypeError:
+    """Returns the error for an unknown option, with a suggestion.
+
+    Args:
+        owner: What has the options: ``a call``.
+        name: The unknown name.
+        known: The known names.
+    """
+    hint = suggested(name, known) or f"it has {', '.join(known)}"
+    return TypeError(f"{owner} has no option {name!r}; {hint}")
 
 
 def nearest(name: object, known: Collection[str]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Final, TypedDict, cast
 
 from shoal.batching.trace import trace_headers
 from shoal.core.options.checks import seconds, whole
-from shoal.core.options.names import suggested
+from shoal.core.options.names import unknown_option
 from shoal.core.options.option import Option, option, options_of
 
 
@@ -58,8 +58,7 @@ class HandleOptions:
         changes: dict[str, Any] = {}
         for name, value in given.items():
             if name not in HANDLE_OPTIONS:
-                hint = suggested(name, HANDLE_OPTIONS) or f"it has {', '.join(HANDLE_OPTIONS)}"
-                raise TypeError(f"a handle has no option {name!r}; {hint}")
+                raise unknown_option("a handle", name, HANDLE_OPTIONS)
             if value is not None:
                 changes[name] = HANDLE_OPTIONS[name].check(name, value)
         return HandleOptions(**{**vars(self), **changes})
