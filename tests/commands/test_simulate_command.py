@@ -137,7 +137,9 @@ def test_refused_requests_are_counted(told):
 
 def test_a_trace_is_played(told, tmp_path):
     path = tmp_path / "trace.csv"
-    path.write_text("at,priority,cost,bucket,user\n0,2,1,a,x\n0,1,3,a,x\n0,1,1,b,x\n")
+    path.write_text(
+        "at,priority,cost,bucket,user,deadline_s\n0,2,1,a,x,9\n0,1,3,a,x,9\n0,1,1,b,x,9\n"
+    )
     arguments = ["--trace", str(path), "--run-time", "1n", "--max-batch-size", "3"]
     text = told(*arguments, "--option", "priority_levels=2")
     assert "3 requests in 0 s" in text
@@ -149,7 +151,9 @@ def test_a_trace_is_played(told, tmp_path):
         "       1         2      100%  3 s  4 s  4 s",
         "       2         1      100%  5 s  5 s  5 s",
     ]
-    assert told.err == "unknown columns, ignored: user\n"
+    assert told.err == (
+        "unknown columns, ignored: user, deadline_s (write timeout_s, in seconds)\n"
+    )
 
 
 def test_priorities_need_levels(told, tmp_path, capsys):

@@ -234,7 +234,11 @@ async def test_a_result_that_json_has_not_is_said_to_be_one(client):
         ("backends", {**CREATE, "init_args": {}}, "init_args must be an array"),
         ("backends", {**CREATE, "init_kwargs": []}, "init_kwargs must be an object"),
         ("backends", {**CREATE, "config": {"replicas": 1}}, "not an option"),
-        ("endpoints/e/call", {"options": {"deadline": 1}}, "can't have 'deadline'"),
+        (
+            "endpoints/e/call",
+            {"options": {"deadline": 1}},
+            "can't have 'deadline'; write timeout_s",
+        ),
         ("endpoints/e/call", {"options": []}, "options must be an object"),
     ],
 )

@@ -21,6 +21,13 @@ async def count(limits: list[int]):
         yield [step if step < limit else shoal.END for limit in limits]
 
 
+def _unsent_maker():
+    return lambda: None
+
+
+_unsent = _unsent_maker()  # can't be pickled, nor doubled
+
+
 def killer(number: int):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -40,6 +47,11 @@ class Calling:
         note(self.log)
         return await self.handle.call(item)
 
+    async def mapped(self, count):
+        made = await self.handle.map(range(count), return_exceptions=True)
+        unsent = await self.handle.options(timeout_s=9).map([1, _unsent], return_exceptions=True)
+        return made, [type(one).__name__ for one in unsent]
+
     async def summed(self, item):
         async with self.handle.stream(item) as steps:
             return sum([step async for step in steps])
@@ -55,6 +67,15 @@ class PlainCalling:
     def __call__(self, item):
         note(self.log)
         return self.handle.sync.call(item)
+
+    def mapped(self, count):
+        made = self.handle.sync.map(range(count), return_exceptions=True)
+        asking = self.handle.sync.options(timeout_s=9)
+        unsent = asking.map([1, _unsent], return_exceptions=True)
+        try:
+            asking.map([_unsent])
+        except TypeError:
+            return made, [type(one).__name__ for one in unsent]
 
     def summed(self, item):
         with self.handle.sync.stream(item) as steps:

@@ -105,6 +105,40 @@ async def test_a_stream_is_read_and_left(opened):
             await handle.call(3)
 
 
+async def test_many_calls_are_made_at_once(opened):
+    async with opened() as client:
+        await client.create_backend("s", f"{CODE}:Scaled", 3)
+        await client.create_endpoint("e", backend="s")
+        handle = await client.get_handle("e")
+        assert await handle.map(range(100)) == [3 * number for number in range(100)]
+        results = await handle.map([1, None, 2], return_exceptions=True)
+        assert [results[0], type(results[1]), results[2]] == [3, TypeError, 6]
+        with pytest.raises(TypeError):
+            await handle.map([1, None, 2])
+
+
+async def test_plain_code_makes_many_calls_at_once():
+    async with here() as client:
+        await client.create_backend("s", f"{CODE}:Scaled", 3)
+        await client.create_endpoint("e", backend="s")
+        handle = (await client.get_handle("e")).sync
+
+        def block():
+            return handle.map(iter([1, 2])), handle.options(priority=1).map([3])
+
+        assert await anyio.to_thread.run_sync(block) == ([3, 6], [9])
+
+
+async def test_an_unknown_option_of_a_handle_suggests_the_right_one(opened):
+    async with opened() as client:
+        await client.create_backend("s", f"{CODE}:Scaled", 3)
+        await client.create_endpoint("e", backend="s")
+        handle = await client.get_handle("e")
+        for asking in (handle, handle.sync):
+            with pytest.raises(TypeError, match="no option 'deadline_s'; write timeout_s"):
+                asking.options(deadline_s=5)
+
+
 async def test_traffic_is_divided_and_shadowed(opened):
     async with opened() as client:
         for tag in ("a", "b"):

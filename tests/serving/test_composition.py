@@ -92,6 +92,25 @@ async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner
         pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
     ],
 )
+async def test_code_makes_many_calls_of_another_backend_at_once(code, placement):
+    async with Controller() as client:
+        config = {"placement": placement}
+        handle = await join(client, code, inner=composed_code.double, config=config)
+        made, unsent = await handle.options(method_name="mapped").call(30)
+        assert made == [2 * number for number in range(30)]
+        assert unsent == ["int", "TypeError"]
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [
+        (Calling, "task"),
+        pytest.param(Calling, "process", marks=pytest.mark.one_loop),
+        (PlainCalling, "thread"),
+        pytest.param(PlainCalling, "process", marks=pytest.mark.one_loop),
+    ],
+)
 async def test_code_reads_the_stream_of_another_backend(code, placement):
     async with Controller() as client:
         config = {"placement": placement}

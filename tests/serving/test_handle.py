@@ -144,6 +144,64 @@ async def test_options_that_make_no_sense_are_refused(
             handle.options(**option)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("deadline_s", "write timeout_s, in seconds"),
+        ("timeout", "did you mean 'timeout_s'?"),
+        ("headers", "did you mean 'http_headers'?"),
+        ("xyzzy", "it has method_name, shard_key, http_method, http_headers, timeout_s, priority"),
+    ],
+)
+async def test_an_unknown_option_suggests_the_right_one(name: str, hint: str) -> None:
+    given: dict[str, Any] = {name: 5}
+    async with serving(echo) as (_, handle, _):
+        for asking in (handle, handle.options(priority=1), handle.sync):
+            with pytest.raises(TypeError) as told:
+                asking.options(**given)
+            assert str(told.value) == f"a handle has no option {name!r}; {hint}"
+
+
+async def test_many_calls_at_once_share_batches_and_have_their_results_in_order() -> None:
+    async with serving(Code, max_batch_size=64) as (_, handle, stage):
+        assert await handle.map(iter(range(40))) == [*range(40)]
+        assert [len(items) for _, items in stage.calls] == [40]
+        add = handle.options(method_name="add")
+        assert await add.map([1, 2], [10, 20]) == [11, 22]
+        assert await handle.map([]) == []
+        with pytest.raises(ValueError, match="argument 2 is shorter"):
+            await add.map([1, 2], [10])
+        with pytest.raises(TypeError, match=r"handle\.stream"):
+            await handle.options(method_name="steps").map([1, 2])
+
+
+async def fails_some(items: list[int]) -> list[Any]:
+    return [LookupError(item) if item % 3 == 2 else item for item in items]
+
+
+async def test_many_calls_raise_the_first_error_or_return_each_in_its_place() -> None:
+    async with serving(fails_some, max_batch_size=64) as (_, handle, _):
+        with pytest.raises(LookupError, match="2"):
+            await handle.map(range(6))
+        results = await handle.map(range(6), return_exceptions=True)
+        assert [*map(repr, results)] == ["0", "1", "LookupError(2)", "3", "4", "LookupError(5)"]
+
+
+async def test_each_of_many_calls_has_the_options_of_the_handle() -> None:
+    async with serving(asked, max_batch_size=64) as (_, handle, _):
+        asking = handle.options(timeout_s=5).options(http_method="PUT")
+        assert await asking.map(range(2)) == [(5, "PUT", {})] * 2
+
+
+async def test_many_calls_that_are_cancelled_leave_nothing_behind() -> None:
+    held = Held()
+    async with serving(held, max_batch_size=1) as (controller, handle, _):
+        with anyio.move_on_after(1):
+            await handle.map(range(9))
+        assert controller.status_now().backends["b"].queued == 0
+        held.gate.set()
+
+
 async def test_code_is_told_that_a_call_came_from_python_and_by_which_endpoint() -> None:
     async def told(items: list[int]) -> list[dict[str, Any]]:
         return [dict(request.metadata) for request in shoal.current_batch().requests]

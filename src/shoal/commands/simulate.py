@@ -19,12 +19,13 @@ from shoal.commands.support.output import facts, save_plot, show, table
 from shoal.commands.support.parser import describe
 from shoal.commands.support.simulating import Comparison, Traffic
 from shoal.commands.support.values import option_pairs, run_time
+from shoal.core.options.names import suggested
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.results import Arrival, ClosedLoop, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
-from shoal.planning.recorded import read_trace
+from shoal.planning.recorded import COLUMNS, read_trace
 from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.report import write_report
 
@@ -245,7 +246,9 @@ def _traffic(arguments: Namespace) -> Traffic:
     with as_mistakes():
         recording = read_trace(file, arguments.backend)
     if recording.unknown:
-        say(f"unknown columns, ignored: {', '.join(recording.unknown)}")
+        hints = {one: suggested(one, COLUMNS) for one in recording.unknown}
+        shown = [f"{one} ({hint})" if hint else one for one, hint in hints.items()]
+        say(f"unknown columns, ignored: {', '.join(shown)}")
     arrivals = recording.arrivals
     whose = "" if recording.batcher is None else f" of {recording.batcher.name}"
     return Traffic(

@@ -21,6 +21,7 @@ from shoal.http_client.problems import Failure, error_of, failure_of
 from shoal.http_client.retries import Backoff, RetryOptions
 from shoal.http_client.stream import HttpStream
 from shoal.http_client.websocket.socket import HttpSocket
+from shoal.replicas.many_calls import call_each
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -331,26 +332,12 @@ class HttpClient:
         Cancellation: all of the calls are cancelled. Checkpoint: always.
         """
         whole("max_concurrent", max_concurrent, least=1)
-        items = list(items)
-        waiting = iter(enumerate(items))
-        results: dict[int, Any] = {}
-        errors: dict[int, Exception] = {}
-
-        async def make_calls() -> None:
-            for number, item in waiting:
-                results[number] = None
-                try:
-                    results[number] = await self.call(path, item, **options)
-                except Exception as error:
-                    results[number] = errors[number] = error
-
-        await anyio.lowlevel.checkpoint()
-        async with anyio.create_task_group() as tasks:
-            for _ in range(min(max_concurrent, len(items))):
-                tasks.start_soon(make_calls)
-        if errors and not return_exceptions:
-            raise errors[min(errors)]
-        return [results[number] for number in range(len(results))]
+        return await call_each(
+            partial(self.call, path, **options),
+            [(item,) for item in items],
+            max_concurrent=max_concurrent,
+            return_exceptions=return_exceptions,
+        )
 
     def __reduce__(self) -> Any:
         raise TypeError(

@@ -181,11 +181,11 @@ class _Reading:
             name = batcher
         arrivals = sorted(requests[name].arrivals, key=lambda one: one.at)
         columns = requests[name].columns
-        known = _COLUMNS.keys() | (_OF_RECORDINGS if self._is_recorded else ())
+        known = COLUMNS.keys() | (_OF_RECORDINGS if self._is_recorded else ())
         first_at = arrivals[0].at
         return Recording(
             [one._replace(at=one.at - first_at) for one in arrivals],
-            frozenset(columns.keys() & _COLUMNS.keys()),
+            frozenset(columns.keys() & COLUMNS.keys()),
             tuple(one for one in columns if one not in known),
             self._batchers.get(name),
             tuple(one for one in requests if one != name),
@@ -234,9 +234,9 @@ def _arrival(where: str, row: dict[str, Any]) -> Arrival:
         raise ValueError(f"{where}: no time; want a column 'at', the time of arrival in seconds")
     values: dict[str, Any] = {}
     for name, value in row.items():
-        if name not in _COLUMNS:
+        if name not in COLUMNS:
             continue
-        read, wanted = _COLUMNS[name]
+        read, wanted = COLUMNS[name]
         try:
             values[name] = read(value)
         except (TypeError, ValueError):
@@ -278,7 +278,7 @@ def _level(value: Any) -> int:
 
 
 _OF_RECORDINGS: Final = frozenset({"batcher", "batch", "took_s", "left_s", "outcome"})
-_COLUMNS: Final = cast(
+COLUMNS: Final = cast(
     "dict[str, tuple[Callable[[Any], Any], str]]",
     {
         "at": (_time, "a time in seconds, or like 2026-01-31T12:00:00"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic_core import from_json
 
+from shoal.core.options.names import suggested
 from shoal.http.requests.body import read_body
 from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.clients.wire_errors import RAISED, sent
@@ -77,7 +78,8 @@ def members(body: dict[str, Any], known: Mapping[str, bool]) -> dict[str, Any]:
             raise TypeError(f"the body must have {name!r}")
     for name in body:
         if name not in known:
-            raise TypeError(f"the body can't have {name!r}; it takes {', '.join(names)}")
+            hint = suggested(name, names) or f"it takes {', '.join(names)}"
+            raise TypeError(f"the body can't have {name!r}; {hint}")
     return body
 
 

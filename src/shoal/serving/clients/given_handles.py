@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.serving.clients.handles import AsyncHandle, BlockingHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -50,6 +53,10 @@ class GivenSyncHandle(BlockingHandle):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a call, and blocks until it is answered; see `Handle.call`."""
         return self._handle.now().sync.call(*args, **kwargs)
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> Any:
+        """See `SyncHandle.map`."""
+        return self._handle.now().sync.map(*columns, return_exceptions=return_exceptions)
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
         """See `SyncHandle.stream`."""

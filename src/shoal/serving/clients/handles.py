@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
 
 from shoal.replicas.code.endpoint_call import HandleOptions
+from shoal.replicas.many_calls import call_each
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable
     from types import TracebackType
     from typing import Unpack
 
@@ -112,6 +113,8 @@ class AsyncHandle(_Hinting, ABC):
     """
 
     _HOW = "await handle.options(method_name={name!r}).call(...)"
+    _MAX_CONCURRENT: ClassVar[int | None] = None
+    """The largest number of calls of a `map` at a time; None for no limit."""
 
     endpoint: str
     handle_options: HandleOptions = field(default=HandleOptions(), kw_only=True)
@@ -127,6 +130,15 @@ class AsyncHandle(_Hinting, ABC):
     @abstractmethod
     def stream(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.stream`."""
+
+    async def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        """See `Handle.map`."""
+        return await call_each(
+            self.call,
+            list(zip(*columns, strict=True)),
+            max_concurrent=self._MAX_CONCURRENT,
+            return_exceptions=return_exceptions,
+        )
 
     def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
         """Does the same as `call`; Ray Serve's name for it."""
@@ -161,6 +173,10 @@ class BlockingHandle(_Hinting, ABC):
     @abstractmethod
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a call, and blocks until it is answered; see `Handle.call`."""
+
+    @abstractmethod
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as `call`; Ray Serve's name for it."""

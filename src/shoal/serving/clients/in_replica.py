@@ -21,7 +21,7 @@ from shoal.serving.clients.running import running_controller
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Generator, Iterable
 
     from shoal.replicas.code.endpoint_call import HandleOptions
 
@@ -170,6 +170,13 @@ class ChildSyncHandle(BlockingHandle):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a call, and blocks until it is answered."""
         return self._handle.channel.call(self._handle.call_out(args, kwargs, stream=False))
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
+        calls = [
+            self._handle.call_out(args, {}, stream=False) for args in zip(*columns, strict=True)
+        ]
+        return self._handle.channel.call_all(calls, return_exceptions=return_exceptions)
 
     def stream(self, *args: Any, **kwargs: Any) -> ChildSyncStream:
         """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""

@@ -22,7 +22,7 @@ from shoal.serving.names import DEFAULT_METHODS
 from shoal.serving.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Iterable
     from types import TracebackType
     from typing import Unpack
 
@@ -316,6 +316,10 @@ class SyncHandle(Protocol):
         """Makes a call, and blocks until it is answered."""
         ...
 
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
+        ...
+
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as `call`; Ray Serve's name for it."""
         ...
@@ -354,6 +358,23 @@ class Handle(Protocol):
             NoSuchName: There is no such endpoint or method.
             TypeError: The method is answered by a stream, or the arguments don't fit.
             Exception: As for any batched call.
+        """
+        ...
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> Awaitable[list[Any]]:
+        """Makes a call for each item at once; await all results, in the order of the items.
+
+        Each has the options of the handle, and is routed by itself: its traffic is split.
+
+        Args:
+            *columns: The items; for a method with several parameters one iterable for each.
+            return_exceptions: Whether errors are returned in the list instead of being raised.
+
+        Raises:
+            ValueError: The columns have different lengths.
+            Exception: As for a single call: the first in the order of the items, after all ended.
+
+        Cancellation: all of the calls are cancelled.
         """
         ...
 

@@ -33,6 +33,8 @@ class RemoteHandle(AsyncHandle):
         to_sync: Makes the handle for threads.
     """
 
+    _MAX_CONCURRENT = 64  # as `HttpClient.map`
+
     connection: AdminConnection
     to_sync: Callable[[RemoteHandle], SyncHandleFace]
 

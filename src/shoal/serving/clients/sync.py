@@ -16,7 +16,7 @@ from shoal.serving.clients.handles import BlockingHandle
 from shoal.serving.clients.protocol import VERBS, Client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shoal.replicas.portal import Bridge
 
@@ -67,6 +67,14 @@ class SyncHandleFace(BlockingHandle):
         """Makes a call, and blocks until it is answered; see `Handle.call`."""
         return self._bridge.run(
             lambda: self._handle.call(*args, **kwargs), "await handle.call(...)"
+        )
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
+        lists = [list(column) for column in columns]  # in this thread: they may block
+        return self._bridge.run(
+            lambda: self._handle.map(*lists, return_exceptions=return_exceptions),
+            "await handle.map(...)",
         )
 
     def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:

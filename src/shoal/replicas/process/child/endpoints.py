@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio
 import anyio.lowlevel
 
+from shoal.replicas.many_calls import all_results
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.threads import WorkCancelled, loop_of_caller, runs_a_loop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.process.wire.frames import Frame
@@ -100,6 +101,44 @@ class ParentChannel:
             return answers.next()
         finally:
             answers.leave()
+
+    def call_all(self, calls: Iterable[CallOut], *, return_exceptions: bool) -> list[Any]:
+        """Makes calls from plain code at once, and blocks until all have ended.
+
+        Args:
+            calls: The calls.
+            return_exceptions: Whether errors are returned in the list instead of being raised.
+
+        Raises:
+            WorkCancelled: The work that this thread does was cancelled.
+            RuntimeError: This thread runs an event loop, which would stand still.
+            Exception: The first error in the order of the calls.
+        """
+        begun: list[_BlockingAnswers | TypeError] = []
+        results: list[Any] = []
+        failed: list[int] = []
+        try:
+            for call in calls:
+                try:
+                    begun.append(_BlockingAnswers(self, call))
+                except TypeError as error:  # it can't be sent
+                    begun.append(error)
+            for number, one in enumerate(begun):
+                try:
+                    if isinstance(one, TypeError):
+                        raise one
+                    results.append(one.next())
+                except WorkCancelled:
+                    raise
+                except Exception as error:
+                    results.append(error)
+                    failed.append(number)
+            return all_results(results, failed, return_exceptions=return_exceptions)
+        finally:
+            for one in begun:
+                if isinstance(one, _BlockingAnswers):
+                    one.leave()
+            begun.clear()
 
     def stream(self, call: CallOut) -> Generator[Any]:
         """Makes a call from plain code that is answered by a stream; closing it cancels the call.
