@@ -14,7 +14,21 @@ from pathlib import Path
 import nox
 
 OLDEST_MINOR, NEWEST_MINOR = 11, 20
+PROMISED = ("3.11", "3.12", "3.13", "3.14")
 PARALLEL = ("--numprocesses", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+CALL_A_BATCHED_FUNCTION = """\
+import sys, anyio, shoal
+
+@shoal.batch(max_batch_size=2)
+async def lengths(texts: list[str]) -> list[int]:
+    return [len(text) for text in texts]
+
+async def main():
+    async with shoal.open_batchers(lengths):
+        assert await lengths.map(["cod", "plaice"]) == [3, 6]
+
+anyio.run(main, backend=sys.argv[1])
+"""
 IS_CPYTHON = "import sys; sys.exit(sys.implementation.name != 'cpython')"
 
 
@@ -58,3 +72,17 @@ def lowest(session: nox.Session) -> None:
     session.install("--editable", ".[test]", "--constraint", str(constraints))
     session.run("python", "-m", "pip", "freeze", "--exclude-editable")
     session.run("python", "-m", "pytest", *PARALLEL, *session.posargs)
+
+
+@nox.session(python=PROMISED, venv_backend="uv", download_python="never")
+@nox.parametrize("resolution", ["highest", "lowest-direct"])
+def base(session: nox.Session, resolution: str) -> None:
+    """The wheel without extras, with the newest dependencies and with the oldest."""
+    wheels = Path(session.cache_dir, "wheels").resolve()
+    session.run_install("uv", "build", "--quiet", "--wheel", "--clear", "--out-dir", str(wheels))
+    # uv's lowest are of what is named here: the dependencies, not those of the wheel.
+    named = ("--requirement", "pyproject.toml", *map(str, wheels.glob("*.whl")))
+    session.install(f"--resolution={resolution}", *named)
+    session.chdir(session.create_tmp())
+    for event_loop in ("trio", "asyncio"):
+        session.run("python", "-W", "error", "-c", CALL_A_BATCHED_FUNCTION, event_loop)

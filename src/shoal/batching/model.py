@@ -16,6 +16,8 @@ from functools import partial
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
+from shoal.batching.handlers.annotations import read_signature
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -104,7 +106,7 @@ def _names(run: Callable[..., Any]) -> list[str]:
 
 def _signature(method: Callable[..., Any]) -> Signature:
     try:
-        return inspect.signature(method)
+        return read_signature(method)
     except ValueError:
         raise TypeError(f"{_name(method)}() has no readable signature") from None
 

@@ -21,6 +21,7 @@ import anyio
 from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.decorator.decorator import open_batchers
+from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options.options import BatchOptions
@@ -96,7 +97,7 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             "one, or a function"
         )
     try:
-        inspect.signature(handler).bind(*args, **kwargs)
+        read_signature(handler).bind(*args, **kwargs)
     except ValueError:
         pass  # no signature is available, as for some classes written in C
     except TypeError as error:

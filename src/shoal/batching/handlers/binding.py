@@ -18,9 +18,9 @@ import inspect
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from inspect import Parameter, Signature
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from shoal.batching.handlers.annotations import Annotations, read_signature
 from shoal.batching.handlers.list_types import Holds, bare, held_by
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Binding:
 
 def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
     try:
-        signature = inspect.signature(handler)
+        signature = read_signature(handler)
     except ValueError:  # a builtin without a signature
         return [_ONE_LIST]
     parameters = _open_parameters(handler, signature)
@@ -173,11 +173,11 @@ def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> No
     Raises:
         TypeError: One can't, by its annotation.
     """
-    hints = _type_hints(handler)
+    annotations = Annotations(handler)
     for number, parameter in enumerate(parameters):
         if number == 0 and parameter.name in ("self", "cls"):
             continue  # of a method that is not bound yet
-        annotation = hints.get(parameter.name, parameter.annotation)
+        annotation = annotations.written(parameter.name, parameter.annotation)
         if held_by(annotation) is not Holds.ITEM:
             continue
         name, kind = parameter.name, inspect.formatannotation(annotation)
@@ -196,10 +196,13 @@ def _open_parameters(function: Callable[..., Any], signature: Signature) -> list
 
 
 def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signature:
-    hints = _type_hints(handler)
+    annotations = Annotations(handler)
     return Signature(
-        [p.replace(annotation=element_of(hints.get(p.name, p.annotation))) for p in parameters],
-        return_annotation=_answer_of(hints.get("return", Signature.empty)),
+        [
+            p.replace(annotation=element_of(annotations.type_of(p.name, p.annotation)))
+            for p in parameters
+        ],
+        return_annotation=_answer_of(annotations.hints.get("return", Signature.empty)),
     )
 
 
@@ -226,29 +229,27 @@ def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signatur
 
 
 def signature_of_call(function: Callable[..., Any]) -> Signature:
-    """Returns a function's signature with those annotations evaluated that can be."""
-    hints = _type_hints(function)
-    signature = inspect.signature(function)
-    return Signature(
-        [
-            p.replace(annotation=hints.get(p.name, p.annotation))
-            for p in _open_parameters(function, signature)
-        ],
-        return_annotation=hints.get("return", signature.return_annotation),
-    )
+    """Returns a function's signature with the annotations that can be evaluated, and no others."""
+    signature = read_signature(function)
+    parameters = _open_parameters(function, signature)
+    return _evaluated(function, parameters, signature.return_annotation)
 
 
 def _without_self(prototype: Callable[..., Any]) -> Signature:
-    hints = _type_hints(prototype)
-    found = [p for p in inspect.signature(prototype).parameters.values() if p.name != "self"]
+    found = [p for p in read_signature(prototype).parameters.values() if p.name != "self"]
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
         raise TypeError(
             f"the parameters of signature={prototype!r} must be named, but it takes "
-            f"{inspect.signature(prototype)}"
+            f"{read_signature(prototype)}"
         )
+    return _evaluated(prototype, found, Signature.empty)
+
+
+def _evaluated(function: Callable[..., Any], parameters: list[Parameter], result: Any) -> Signature:
+    annotations = Annotations(function)
     return Signature(
-        [p.replace(annotation=hints.get(p.name, p.annotation)) for p in found],
-        return_annotation=hints.get("return", Signature.empty),
+        [p.replace(annotation=annotations.type_of(p.name, p.annotation)) for p in parameters],
+        return_annotation=annotations.type_of("return", result),
     )
 
 
@@ -272,12 +273,12 @@ def signature_of_batch(
     parameters = _parameters(handler)
     if not 1 <= len(parameters) <= 2:
         raise TypeError(
-            f"the handler of an open batch takes the batch alone, not {inspect.signature(handler)};"
+            f"the handler of an open batch takes the batch alone, not {read_signature(handler)};"
             " write async def handler(batch: shoal.OpenBatch[T, R]) -> None"
         )
     *receiver, batch = parameters
-    hint = _type_hints(handler).get(batch.name, batch.annotation)
-    item, result = (*typing.get_args(hint), Parameter.empty, Parameter.empty)[:2]
+    arguments = typing.get_args(Annotations(handler).type_of(batch.name, batch.annotation))
+    item, result = (*arguments, Parameter.empty, Parameter.empty)[:2]
     return Signature(
         [*receiver, Parameter("item", Parameter.POSITIONAL_OR_KEYWORD, annotation=item)],
         return_annotation=result,
@@ -285,17 +286,19 @@ def signature_of_batch(
 
 
 def annotations_of(function: Callable[..., Any]) -> list[Any]:
-    """Returns the annotations of a function's parameters; those that can't be evaluated as written.
+    """Returns the annotations of a function's parameters: text if they can't be evaluated.
 
     Parameters that a `functools.partial` has filled in are left out. The list is empty for a
     builtin without a signature.
     """
     try:
-        signature = inspect.signature(function)
+        signature = read_signature(function)
     except ValueError:
         return []
-    hints = _type_hints(function)
-    return [hints.get(p.name, p.annotation) for p in _open_parameters(function, signature)]
+    annotations = Annotations(function)
+    return [
+        annotations.written(p.name, p.annotation) for p in _open_parameters(function, signature)
+    ]
 
 
 def unreadable_annotations(function: Callable[..., Any]) -> dict[str, Exception]:
@@ -304,33 +307,8 @@ def unreadable_annotations(function: Callable[..., Any]) -> dict[str, Exception]
     Usually they name something that is imported for type checkers only. Batching works without
     them; checking items against the annotations does not.
     """
-    _hints, unreadable = _read_annotations(function)
-    unreadable.pop("return", None)
-    return unreadable
-
-
-def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return _read_annotations(function)[0]
-
-
-def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """Evaluates annotations one by one, so that an error in one does not affect the others."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if not (inspect.isroutine(function) or inspect.isclass(function)):
-        cls = typing.cast("Any", type)(function)
-        function = getattr(cls, "__call__", function)  # noqa: B004 - its annotations are read
-    namespace = getattr(inspect.unwrap(function), "__globals__", {})
-    hints: dict[str, Any] = {}
-    unreadable: dict[str, Exception] = {}
-    for name, annotation in getattr(function, "__annotations__", {}).items():
-        alone = SimpleNamespace(__annotations__={name: annotation})
-        try:
-            hints |= typing.get_type_hints(alone, globalns=namespace, include_extras=True)
-        except (NameError, TypeError, AttributeError, SyntaxError) as error:
-            # Its traceback would keep this frame and its callers in a reference cycle.
-            unreadable[name] = error.with_traceback(None)
-    return hints, unreadable
+    unreadable = Annotations(function).unreadable
+    return {name: error for name, error in unreadable.items() if name != "return"}
 
 
 def _answer_of(annotation: Any) -> Any:

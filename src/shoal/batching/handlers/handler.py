@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import anyio
 import anyio.to_thread
 
+from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import Binding, signature_of_call
 from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.core.options.checks import one_of, yes_or_no
@@ -120,7 +121,7 @@ class Handler:
             return function(instance(), *args, **kwargs)
 
         named: Any = call  # type checkers don't know the attribute
-        named.__signature__ = inspect.signature(self.function)
+        named.__signature__ = read_signature(self.function)
         self.function = named
         return True
 

@@ -16,6 +16,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import annotations_of
 from shoal.batching.handlers.list_types import Holds, held_by
 
@@ -46,7 +47,7 @@ def takes_lists(function: Callable[..., Any]) -> bool:
         return True
     raise TypeError(
         f"it is unclear whether {function!r} takes lists or one item at a time: some of its "
-        f"parameters are annotated as lists and others are not, in {inspect.signature(function)}. "
+        f"parameters are annotated as lists and others are not, in {read_signature(function)}. "
         "Annotate all of them as lists, or set what is the same for all calls with "
         "functools.partial; if it takes one item at a time, mark it with "
         "@shoal.accept_batch(False)"

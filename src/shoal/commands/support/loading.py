@@ -9,6 +9,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from shoal.batching.handlers.annotations import read_signature
 from shoal.commands.support.mistake import CommandError, say
 from shoal.replicas.code.definition import imported_unheld
 from shoal.serving.app_file.flaws import AppFileRefused
@@ -172,7 +173,7 @@ def _flaw(app: object) -> str | None:
     if not callable(app):
         return f"{type(app).__qualname__} objects can't be called"
     try:
-        inspect.signature(app).bind(None, None, None)
+        read_signature(app).bind(None, None, None)
     except TypeError:
         return (
             "it does not take (scope, receive, send). To serve a function, declare it in an "

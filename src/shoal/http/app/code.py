@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
+from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import unreadable_annotations
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.given import given_names
@@ -130,7 +131,7 @@ def _check_class(cls: type) -> None:
     """Checks that a class can be instantiated without arguments."""
     Definition(cls).checked()
     try:
-        inspect.signature(cls).bind(**given_names(cls))
+        read_signature(cls).bind(**given_names(cls))
     except TypeError as error:
         raise TypeError(
             f"the class {cls.__qualname__} is instantiated without arguments: {error}; pass a "

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
+from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import unreadable_annotations
 from shoal.batching.handlers.items_or_lists import described
 from shoal.http.requests.payload import reader_for
@@ -131,7 +132,7 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
         return cast("Callable[..., Any]", loaded)
     with _complaining((*path, "init_args" if definition.init_args else "code")):
         try:
-            signature = inspect.signature(loaded)
+            signature = read_signature(loaded)
         except ValueError:  # some classes that are written in C have none
             signature = None
         if signature is not None:

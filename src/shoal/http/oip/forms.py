@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import (
+    Annotated,
     Any,
     Final,
     Literal,
@@ -17,12 +18,12 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from pydantic import BaseModel
 from typing_extensions import ReadOnly, is_typeddict
 
+from shoal.batching.handlers.annotations import field_types
 from shoal.batching.handlers.list_types import bare, is_unannotated
 from shoal.http.oip.datatypes import BYTES, DATATYPES
 from shoal.http.requests.arrays import is_array
@@ -87,14 +88,14 @@ def fields_of(annotation: Any) -> dict[str, Any] | None:
     annotation = bare(annotation)
     kind: Any = get_origin(annotation) or annotation
     if is_typeddict(kind):
-        return {name: _unmarked(one) for name, one in get_type_hints(kind).items()}
+        return {name: _unmarked(one) for name, one in field_types(kind).items()}
     if not inspect.isclass(kind):
         return None
     if issubclass(kind, BaseModel):
         return {name: one.annotation for name, one in kind.model_fields.items()}
     if is_dataclass(kind):
-        hints = get_type_hints(kind)
-        return {one.name: hints[one.name] for one in fields(kind)}
+        types = field_types(kind)
+        return {one.name: _unmarked(types.get(one.name, Any)) for one in fields(kind)}
     return None
 
 
@@ -148,6 +149,6 @@ def _common(forms: list[Form]) -> Form:
 
 
 def _unmarked(annotation: Any) -> Any:
-    while get_origin(annotation) in (Required, NotRequired, ReadOnly):
-        [annotation] = get_args(annotation)
+    while get_origin(annotation) in (Required, NotRequired, ReadOnly, Annotated):
+        annotation = get_args(annotation)[0]
     return annotation

@@ -20,8 +20,9 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from typing_extensions import get_type_hints, is_typeddict
+from typing_extensions import is_typeddict
 
+from shoal.batching.handlers.annotations import field_types
 from shoal.http.openai.errors import refused
 from shoal.http.requests.json_type import adapter_of, finite_validator
 from shoal.http.requests.payload import fields_adapter
@@ -131,7 +132,7 @@ class ItemMaker:
 def _fields_of(annotation: Any) -> frozenset[str]:
     kind = get_origin(annotation) or annotation
     if is_typeddict(kind):
-        return frozenset(get_type_hints(kind))
+        return frozenset(field_types(kind))
     if not isinstance(kind, type):
         return frozenset()
     if is_dataclass(kind):

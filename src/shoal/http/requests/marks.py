@@ -30,12 +30,12 @@ from typing import (
     Required,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from starlette.requests import cookie_parser
 from typing_extensions import is_typeddict
 
+from shoal.batching.handlers.annotations import field_types
 from shoal.serving.query import Query as QueryValues
 
 if TYPE_CHECKING:
@@ -200,26 +200,25 @@ def media_type_of(annotation: Any) -> bytes | None:
 def fields_of(annotation: Any) -> dict[str, Any]:
     """Returns the annotations of the fields of a model, a dataclass or a typed dict.
 
-    It is empty for other types, and for one whose annotations can't be evaluated.
+    It is empty for other types. An annotation that can't be evaluated is `Any`.
     """
     kind: Any = stripped(annotation)
     kind = get_origin(kind) or kind
     if not inspect.isclass(kind):
         return {}
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        hints = {}
+    types = field_types(kind)
     models: dict[str, Any] | None = getattr(kind, "model_fields", None)
     if models is not None:
         # Where the annotation can't be evaluated, pydantic may have done so.
         return {
-            name: hints.get(name, Annotated[(field.annotation, *field.metadata, None)])
+            name: Annotated[(field.annotation, *field.metadata, None)]
+            if types.get(name, Any) is Any
+            else types[name]
             for name, field in models.items()
         }
     if dataclasses.is_dataclass(kind):
-        return {one.name: hints.get(one.name, one.type) for one in dataclasses.fields(kind)}
-    return hints if is_typeddict(kind) else {}
+        return {one.name: types.get(one.name, Any) for one in dataclasses.fields(kind)}
+    return types if is_typeddict(kind) else {}
 
 
 def stripped(annotation: Any) -> Any:

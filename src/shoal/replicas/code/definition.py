@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from shoal.batching.failures.held import held
+from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.items_or_lists import MARK
 from shoal.errors import NotAllowed
 from shoal.replicas.code.given import given_arguments
@@ -87,7 +88,7 @@ class Definition:
         """
         given = given_arguments(cls)
         if given and self.init_args:
-            names = list(inspect.signature(cls).parameters)[: len(self.init_args)]
+            names = list(read_signature(cls).parameters)[: len(self.init_args)]
             given = {name: value for name, value in given.items() if name not in names}
         return {**given, **dict(self.init_kwargs)}
 

@@ -1,0 +1,211 @@
+"""Annotations that name types which do not exist at run time mean "any", on each CPython.
+
+Up to 3.13 they are text. From 3.14 on they are evaluated when they are read: the tests of what
+that gives run there, and its forward references are also made by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ForwardRef
+
+import pytest
+from typing_extensions import Format, TypedDict
+
+import shoal
+from shoal.batching.handlers import annotations
+from shoal.batching.handlers.annotations import Annotations, field_types, read_signature
+from shoal.batching.handlers.binding import (
+    annotations_of,
+    signature_of_batch,
+    signature_of_call,
+    unreadable_annotations,
+)
+from shoal.batching.handlers.items_or_lists import takes_lists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path as Absent
+
+SOURCE = Path(annotations.__file__).parents[2]
+
+LAZY = """
+import dataclasses
+from typing import TYPE_CHECKING
+import shoal
+
+if TYPE_CHECKING:
+    from absent import Absent, Listed
+
+def of_lists(items: list[Absent], counts: list[int]) -> list[Absent]:
+    return items
+
+def of_one(item: Absent, count: int = 1) -> Absent:
+    return item
+
+def of_batch(batch: shoal.OpenBatch[Absent, int]) -> None: ...
+
+def of_listed(items: Listed[int]) -> list[int]:
+    return items
+
+class Model:
+    def __init__(self, name: Absent = None) -> None: ...
+
+    def __call__(self, items: list[Absent]) -> list[Absent]:
+        return items
+
+@dataclasses.dataclass
+class Record:
+    text: str
+    image: Absent
+"""
+
+
+async def anything(items: list[Absent], count: int, item: Absent | None) -> list[Absent]:
+    raise NotImplementedError
+
+
+def one(item: Absent, count: int = 1) -> Absent:
+    raise NotImplementedError
+
+
+def of_batch(batch: shoal.OpenBatch[Absent, int]) -> None:
+    raise NotImplementedError
+
+
+def as_cpython_314(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
+    """Makes a function's annotations what `annotationlib` gives of those that name `Absent`."""
+    texts = dict(function.__annotations__)
+    absent = ForwardRef("Absent")
+    values = {
+        "list[Absent]": list[absent],
+        "Absent": absent,
+        "Absent | None": ForwardRef("Absent | None"),
+        "shoal.OpenBatch[Absent, int]": shoal.OpenBatch[absent, int],
+    }
+    values |= {"int": int, "None": None}
+    real = annotations.get_annotations
+
+    def found(annotated: Any, *, format: Format) -> dict[str, Any]:  # noqa: A002 - its name
+        if annotated is not function:
+            return real(annotated, format=format)
+        return texts if format is Format.STRING else {k: values[v] for k, v in texts.items()}
+
+    monkeypatch.setattr(annotations, "get_annotations", found)
+    monkeypatch.setattr(function, "__annotations__", {k: values[v] for k, v in texts.items()})
+
+
+@pytest.fixture(params=["text", "forward references"])
+def read(request, monkeypatch):
+    """Lets a function be read as it is written here, or as CPython 3.14 reads it."""
+
+    def reads(function: Callable[..., Any]) -> Callable[..., Any]:
+        if request.param == "forward references":
+            as_cpython_314(monkeypatch, function)
+        return function
+
+    return reads
+
+
+def types_of(signature):
+    return [*(one.annotation for one in signature.parameters.values()), signature.return_annotation]
+
+
+def test_annotations_that_can_not_be_evaluated_are_no_types_of_calls(read):
+    empty = read_signature(one).empty
+    assert types_of(signature_of_call(read(one))) == [empty, int, empty]
+    assert types_of(signature_of_call(functools.partial(one, count=2))) == [empty, empty]
+    assert types_of(signature_of_batch(read(of_batch), None)) == [empty, empty]
+
+
+def test_they_are_known_by_their_text_where_lists_are_told_from_items(read):
+    assert annotations_of(read(anything)) == ["list[Absent]", int, "Absent | None"]
+    with pytest.raises(TypeError, match="unclear whether"):
+        takes_lists(anything)
+    assert list(unreadable_annotations(anything)) == ["items", "item"]
+
+
+def test_a_batched_function_has_no_types_for_them(read):
+    async def handler(items: list[Absent], counts: list[int]) -> list[Absent]:
+        raise NotImplementedError
+
+    handler.__annotations__ = {"items": "list[Absent]", "return": "list[Absent]"}
+    batched = shoal.batch(read(handler))
+    empty = read_signature(one).empty
+    assert types_of(batched.__signature__) == [empty, empty, empty]
+
+
+@dataclasses.dataclass
+class Record:
+    text: str
+    image: Absent
+
+
+class Fields(TypedDict):
+    text: str
+    image: Absent
+
+
+class Child(Record):
+    number: int
+
+
+@pytest.mark.parametrize("kind", [Record, Fields])
+def test_a_field_whose_annotation_can_not_be_evaluated_has_any_type(kind):
+    assert field_types(kind) == {"text": str, "image": Any}
+    assert field_types(Child) == {"text": str, "image": Any, "number": int}
+
+
+def test_an_error_of_one_annotation_does_not_keep_its_frame():
+    [error] = Annotations(of_batch).unreadable.values()
+    assert isinstance(error, NameError)
+    assert error.__traceback__ is None
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are lazy from 3.14 on")
+def test_code_with_lazy_annotations_is_read():
+    namespace: dict[str, Any] = {"__name__": __name__}
+    exec(compile(LAZY, "lazy.py", "exec", dont_inherit=True), namespace)  # no text annotations
+    empty = read_signature(one).empty
+    assert types_of(shoal.batch(namespace["of_lists"]).__signature__) == [empty, int, empty]
+    assert types_of(shoal.batch(namespace["Model"]()).__signature__) == [empty, empty]
+    assert types_of(signature_of_call(namespace["of_one"])) == [empty, int, empty]
+    assert types_of(signature_of_batch(namespace["of_batch"], None)) == [empty, int]
+    assert annotations_of(namespace["of_listed"]) == ["Listed[int]"]
+    assert list(read_signature(namespace["Model"]).parameters) == ["name"]
+    assert field_types(namespace["Record"]) == {"text": str, "image": Any}
+
+
+def reads_annotations(source: str) -> list[int]:
+    """The lines that read annotations or signatures of user code without `annotations`."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(source))
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) in {"inspect.signature", "typing.get_type_hints"}
+        )
+        or (isinstance(node, ast.ImportFrom) and imports_a_reader(node))
+    ]
+
+
+def imports_a_reader(node: ast.ImportFrom) -> bool:
+    readers = {"signature", "get_type_hints", "get_annotations"}
+    return any(alias.name in readers for alias in node.names)
+
+
+# They read Shoal's own methods and data.
+OWN = {"serving/clients/verbs.py", "serving/clients/wire_forms.py"}
+
+
+def test_only_one_module_reads_annotations_of_user_code():
+    found = {
+        str(path.relative_to(SOURCE)): lines
+        for path in SOURCE.rglob("*.py")
+        if (lines := reads_annotations(path.read_text(encoding="utf-8")))
+    }
+    assert found.keys() == {"batching/handlers/annotations.py", *OWN}

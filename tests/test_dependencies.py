@@ -1,0 +1,122 @@
+"""Each package that the library imports is declared in pyproject.toml, by what the importer needs.
+
+A package that only another dependency installs is gone as soon as that one does without it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+# What a part of the library may import beside the dependencies; the longest prefix of a name wins.
+EXTRAS_OF = {
+    "shoal": set[str](),
+    "shoal.batching.calls.sharing": {"cache"},
+    "shoal.batching.trace": {"otel"},
+    "shoal.commands.server.client": {"client"},
+    "shoal.commands.server.process": {"uvloop"},
+    "shoal.commands.server.reload": {"reload"},
+    "shoal.commands.server.screen": {"top"},
+    "shoal.http": {"serve"},
+    "shoal.http.admin.traced": {"serve", "otel"},
+    "shoal.http.app.traced": {"serve", "otel"},
+    "shoal.http.requests.msgpack": {"serve", "bodies"},
+    "shoal.http.requests.multipart": {"serve", "bodies"},
+    "shoal.http_client": {"client"},
+    "shoal.observe.collector": {"serve"},
+    "shoal.observe.gpus": {"serve"},
+    "shoal.observe.workers": {"serve"},
+    "shoal.observe.otel": {"otel"},
+    "shoal.planning.plots": {"plot"},
+    "shoal.planning.report": {"plot"},
+}
+
+
+def packages_imported(source: str) -> set[str]:
+    """The packages of others that a module imports at run time, anywhere in it."""
+    found = set[str]()
+
+    def look_into(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                look_into(other)
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module or "")
+        for inner in ast.iter_child_nodes(node):
+            look_into(inner)
+
+    look_into(ast.parse(source))
+    return {name.partition(".")[0] for name in found} - sys.stdlib_module_names - {"shoal"}
+
+
+def declared_by(requirements: list[str]) -> set[str]:
+    return {normal(re.split(r"[\[<>=;]", one)[0]) for one in requirements}
+
+
+def normal(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
+
+
+def undeclared_imports(modules: Mapping[str, str]) -> Iterator[str]:
+    distributions = packages_distributions()
+    for module, source in modules.items():
+        fitting = (one for one in EXTRAS_OF if f"{module}.".startswith(f"{one}."))
+        extras = EXTRAS_OF[max(fitting, key=len)]
+        declared = declared_by(PROJECT["dependencies"]).union(
+            *(declared_by(PROJECT["optional-dependencies"][extra]) for extra in extras)
+        )
+        for package in sorted(packages_imported(source)):
+            if declared.isdisjoint(map(normal, distributions.get(package, ()))):
+                yield f"{module} imports {package}; extras: {sorted(extras)}"
+
+
+def test_each_import_is_declared():
+    package = ROOT / "src" / "shoal"
+    modules = {
+        ".".join(("shoal", *path.relative_to(package).with_suffix("").parts)): path.read_text(
+            encoding="utf-8"
+        )
+        for path in sorted(package.rglob("*.py"))
+    }
+    assert list(undeclared_imports(modules)) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"shoal.core.a": "import orjson"},
+        {"shoal.core.a": "def f():\n    from attrs import define"},
+        {"shoal.http.a": "try:\n    import httpx\nexcept ImportError: pass"},
+        {"shoal.core.a": "if TYPE_CHECKING:\n    import orjson\nelse:\n    import absent"},
+    ],
+)
+def test_an_import_that_is_not_declared_is_found(planted):
+    assert len(list(undeclared_imports(planted))) == 1
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        {"shoal.core.a": "if TYPE_CHECKING:\n    import orjson"},
+        {"shoal.http.a": "import orjson, anyio.abc, json"},
+        {"shoal.http_client.a": "import httpx"},
+    ],
+)
+def test_an_import_that_is_declared_passes(planted):
+    assert list(undeclared_imports(planted)) == []
