@@ -98,3 +98,47 @@ async def test_the_steps_of_a_generator_in_threads_share_one_context() -> None:
     async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
         (reader,) = await read_all(tasks, call(1))
     assert reader.items == ["set in the first step"] * 2
+
+
+def seen(item: str) -> str:
+    before = user.get()
+    user.set(item)
+    return before
+
+
+async def sets(items: list[str]) -> list[str]:
+    return [seen(items[0])] * len(items)
+
+
+async def sets_in_steps(items: list[str]) -> AsyncIterator[list[str]]:
+    yield [seen(items[0])] * len(items)
+
+
+async def sets_for_each(batch: shoal.OpenBatch[str, str]) -> None:
+    before = seen("a batch")
+    async for request in batch:
+        request.finish(before)
+
+
+@pytest.mark.parametrize(
+    ("handler", "fill"), [(sets, "closed"), (sets_in_steps, "closed"), (sets_for_each, "open")]
+)
+async def test_what_a_handler_sets_ends_with_its_batch(handler: Any, fill: Any) -> None:
+    async with shoal.Batcher(handler, fill=fill) as call:
+        for name in "abc":
+            made = call(name)
+            got = [item async for item in made] if handler is sets_in_steps else [await made]
+            assert got == ["nobody"]
+    assert user.get() == "nobody"
+
+
+async def test_what_a_handler_sets_ends_before_a_failed_batch_runs_again() -> None:
+    async def handler(items: list[str]) -> list[str]:
+        before = seen(",".join(items))
+        if "bad" in items:
+            raise ValueError(before)
+        return [before] * len(items)
+
+    async with shoal.Batcher(handler, max_batch_size=4, isolate_errors=True) as call:
+        got = await call.map(["a", "b", "bad", "c"], return_exceptions=True)
+    assert [str(each) for each in got] == ["nobody"] * 4

@@ -32,6 +32,7 @@ from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, is_cancellation, own_copy
+from shoal.batching.handlers.own_context import HoldLog
 from shoal.batching.loops.bell import Bell
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.open.batch import OpenRun
@@ -308,7 +309,8 @@ class Session:
         former, parking, counters = self._former, self._parking, self._counters
         parts = SlotParts(self._intake, former, self._batches, self._bell, parking, counters)
         handler = self._handler
-        made_of = (self._name, handler, self._options, parking, counters, self._limits)
+        hold_log = HoldLog(f"the handler {self._name}")
+        made_of = (self._name, handler, self._options, parking, counters, self._limits, hold_log)
         if handler.fill != "closed":
             run = OpenRun(*made_of)
             return OpenSlots(parts, run, self._task_died, self._room, handler.fill)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.batching.handlers.own_context import in_own_context
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType, FrameType
+
+_OWN_CONTEXT: Final[CodeType] = in_own_context.__code__
 
 
 def stack_of(coroutine: object) -> str:
@@ -24,7 +28,10 @@ def stack_of(coroutine: object) -> str:
         frame = _attribute(awaited, "frame")
         if frame is not None:
             frames.append((frame, frame.f_lineno))
-        awaited = _attribute(awaited, "await") or _attribute(awaited, "yieldfrom")
+        if frame is not None and frame.f_code is _OWN_CONTEXT:
+            awaited = frame.f_locals["user_code"]
+        else:
+            awaited = _attribute(awaited, "await") or _attribute(awaited, "yieldfrom")
     return "".join(traceback.StackSummary.extract(iter(frames)).format())
 
 

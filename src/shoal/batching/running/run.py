@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
+from shoal.batching.handlers.own_context import in_own_context
 from shoal.core.batch import Batch
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State
 from shoal.errors import DeadlineExceeded, HandlerFailed, HandlerTimeout, WrongResultType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from shoal.batching.handlers.handler import Handler
+    from shoal.batching.handlers.own_context import HoldLog
     from shoal.batching.loops.parking import Parking, Scope
     from shoal.batching.running.time_limits import TimeLimits
     from shoal.core.counters import Counters
@@ -57,6 +59,7 @@ class Run(ABC):
         parking: The event loop's way to wake callers.
         counters: The counts of how requests ended.
         limits: Ends batches that run for too long.
+        hold_log: Logs that the handler held up the event loop.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Run(ABC):
     parking: Parking
     counters: Counters
     limits: TimeLimits
+    hold_log: HoldLog
 
     async def run(self, batch: Batch, scope: Scope) -> None:
         """Runs the handler on a batch, and ends each of its requests.
@@ -112,10 +116,11 @@ class Run(ABC):
         """Runs the handler on some or all requests of a batch, and ends each of them."""
         failure: BaseException | None = None
         try:
+            attempt = in_own_context(self._attempt(batch, requests), self.hold_log)
             if self.options.handler_timeout_s is None:
-                await self._attempt(batch, requests)
+                await attempt
             else:
-                await self._attempt_in_time(batch, requests, scope, self.options.handler_timeout_s)
+                await self._in_time(attempt, batch, requests, scope, self.options.handler_timeout_s)
         except ScopesMixedUp:
             raise
         except BaseException as error:
@@ -136,13 +141,18 @@ class Run(ABC):
         finally:
             del failure  # its traceback holds this frame
 
-    async def _attempt_in_time(
-        self, batch: Batch, requests: Sequence[Request], scope: Scope, timeout_s: float
+    async def _in_time(
+        self,
+        attempt: Awaitable[None],
+        batch: Batch,
+        requests: Sequence[Request],
+        scope: Scope,
+        timeout_s: float,
     ) -> None:
         time_is_up = partial(self._time_is_up, batch, requests, scope)
         timer = self.limits.add(self.parking.now() + timeout_s, time_is_up)
         try:
-            await self._attempt(batch, requests)
+            await attempt
         finally:
             self.limits.forget(timer)
 

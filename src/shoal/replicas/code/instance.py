@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import typing
+from contextvars import copy_context
 from functools import partial, partialmethod
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -72,7 +73,7 @@ class Instance:
         loaded = definition.load()
         definition.check_loaded(loaded)
         if inspect.isclass(loaded):
-            self._target: Any = definition.instantiated(loaded)
+            self._target: Any = copy_context().run(definition.instantiated, loaded)
         else:
             self._target = loaded
         self.handlers: dict[str, Handler] = {}

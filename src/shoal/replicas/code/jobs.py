@@ -153,7 +153,8 @@ class PlainMethod:
             Exception: What the code raised.
         """
         args, kwargs = self._handler.binding.columns(items)
-        results = self._handler.function(*args, **kwargs)
+        # In a context of its own: the thread may run the next call in the same one.
+        results = copy_context().run(self._handler.function, *args, **kwargs)
         if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
+from shoal.batching.handlers.own_context import HoldLogs, in_own_context
 from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
@@ -36,13 +37,15 @@ from shoal.replicas.local.work import UnderWay
 from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.handlers.handler import Handler
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
+
+T = TypeVar("T")
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -68,6 +71,7 @@ class LocalReplica(Replica):
         self._closing = anyio.CancelScope()
         self._has_threads = False
         self._threads: set[anyio.CancelScope] = set()
+        self._hold_logs = HoldLogs()
 
     @property
     def takes_work(self) -> bool:
@@ -171,7 +175,7 @@ class LocalReplica(Replica):
             await self._reconfigured(Job(partial(hook, user_config), "reconfigure()"))
             return
         with self._work.at_work("reconfigure()"):
-            await hook(user_config)
+            await self._awaited("reconfigure()", hook(user_config))
 
     @holds_ctrl_c
     async def check_health(self) -> None:
@@ -182,7 +186,7 @@ class LocalReplica(Replica):
             return
         with self._work.at_work("health()"):
             if is_async(hook):
-                healthy = await hook()
+                healthy = await self._awaited("health()", hook())
             else:
                 # In a thread of its own; one that hangs is abandoned when the check is cancelled.
                 # Exceptions are returned as values: asyncio drops a coroutine when a GeneratorExit
@@ -300,7 +304,10 @@ class LocalReplica(Replica):
             await self._in_thread(Job(partial(hook, *args), name), shield=False)
             return
         with self._work.running(name):
-            await hook(*args)
+            await self._awaited(name, hook(*args))
+
+    def _awaited(self, name: str, code: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        return in_own_context(code, self._hold_logs[f"{name} of {self.tag}"])
 
     async def _reconfigured(self, job: Job) -> None:
         try:

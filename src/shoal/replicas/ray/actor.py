@@ -22,6 +22,7 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
+from contextvars import copy_context
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -238,7 +239,7 @@ class ReplicaActor:
         hook = self._instance.hook(name)
         if hook is None:
             return None
-        result = hook(*args)
+        result = copy_context().run(hook, *args)
         return self._portal.call(_awaited, result) if inspect.isawaitable(result) else result
 
     @asynccontextmanager

@@ -16,8 +16,10 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from shoal.batching.failures.exceptions import goes_on, own_copy
+from shoal.batching.handlers.own_context import HoldLogs, in_own_context
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.loops.unlimited import UNLIMITED
+from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job
 from shoal.replicas.process.child.endpoints import CancelToken
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
+    from shoal.batching.handlers.own_context import HoldLog
     from shoal.replicas.process.child.calls import CallAnswers, Work
     from shoal.replicas.process.child.control import Control
     from shoal.replicas.process.wire.frames import Frame, FrameReader
@@ -67,6 +70,8 @@ class AsyncWork:
         self._connection = FrameConnection(sock, reader)
         self._calls: dict[int, _Call] = {}
         self._parking = parking_of_this_loop()
+        self._tag = running_replica.get().replica
+        self._hold_logs = HoldLogs()
         self._soon = loop_of_caller()[1]
         self._checks: deque[int] = deque()  # ids of pending health checks
         self._has_checks = anyio.Event()
@@ -102,7 +107,8 @@ class AsyncWork:
     async def call_hook(self, hook: Callable[..., Any], *args: Any) -> Any:
         """Calls one of the code's hooks."""
         if is_async(hook):
-            return await hook(*args)
+            name = getattr(hook, "__name__", "a hook")
+            return await in_own_context(hook(*args), self._hold_logs[f"{name}() of {self._tag}"])
         return await self._in_thread(partial(hook, *args))
 
     def _handle(self, frame: Frame) -> None:
@@ -135,7 +141,8 @@ class AsyncWork:
             if frame.kind is Kind.RUN:
                 return Kind.RESULT, await self._call(frame, call)
             if frame.kind is Kind.STREAM:
-                await self._stream(frame, call)
+                work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
+                await in_own_context(self._stream(frame, call, work), self._hold_log_of(work))
                 return Kind.END, EMPTY
             user_config = self._answers.codec.opened_here(frame)
             await self.call_hook(self._answers.takes_user_config(), user_config)
@@ -154,11 +161,15 @@ class AsyncWork:
             results = await self._in_thread(work.plain_results)
         else:
             with work.is_running():
-                results = await work.handler.results(work.items)
+                results = await in_own_context(
+                    work.handler.results(work.items), self._hold_log_of(work)
+                )
         return self._answers.packed(work.method, results)
 
-    async def _stream(self, frame: Frame, call: _Call) -> None:
-        work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
+    def _hold_log_of(self, work: Work) -> HoldLog:
+        return self._hold_logs[f"the handler {work.handler.name} of {self._tag}"]
+
+    async def _stream(self, frame: Frame, call: _Call, work: Work) -> None:
         with work.is_running() if not work.handler.threaded else nullcontext():
             async with aclosing(self._steps(work)) as steps:
                 async for step in steps:
@@ -208,7 +219,7 @@ class AsyncWork:
 
     async def _check(self, id_: int, health: Callable[[], Awaitable[object]]) -> None:
         try:
-            answer = await health()
+            answer = await self.call_hook(health)
         except BaseException as error:
             if goes_on(error, self._parking):
                 raise

@@ -149,15 +149,15 @@ class Child:
     def _run_plain(self, frame: Frame, answers: CallAnswers, user_config: Any) -> None:
         work = SyncWork(answers, self._control, self._socket, self._reader)
         instance = answers.instance
+        context = copy_context()
         try:
             if user_config is not None:
-                answers.takes_user_config()(user_config)
+                context.copy().run(answers.takes_user_config(), user_config)
             if (warm_up := instance.hook("warm_up")) is not None:
-                warm_up()
+                context.copy().run(warm_up)
         except Exception as error:
             self._say(frame, Kind.ERROR, as_data(error))
             sys.exit(1)
-        context = copy_context()
         self._control.cancel_by(work.cancel)
         if (health := instance.hook("health")) is not None:
             self._control.check_health_by(
@@ -167,7 +167,7 @@ class Child:
         work.run()
         if (close := instance.hook("close")) is not None:
             try:
-                close()
+                context.copy().run(close)
             except Exception:
                 traceback.print_exc()
 

@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections import deque
+from contextvars import copy_context
 from typing import TYPE_CHECKING
 
 from shoal.replicas.code.jobs import DONE
@@ -124,7 +125,8 @@ class SyncWork:
 
     def _reconfigure(self, frame: Frame) -> tuple[Kind, Message]:
         try:
-            self._answers.takes_user_config()(self._answers.codec.opened_here(frame))
+            user_config = self._answers.codec.opened_here(frame)
+            copy_context().run(self._answers.takes_user_config(), user_config)
         except BaseException as error:
             return self._failed(error)
         return Kind.RESULT, packed(None)

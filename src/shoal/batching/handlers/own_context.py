@@ -1,0 +1,95 @@
+"""Async user code in a context of its own, and a log line if it holds up the event loop.
+
+A worker slot runs one batch after the other in one task. Without this, a context variable that a
+handler sets would stay set for the next batch, which has other callers. A task for each batch would
+cost more than the rest of the slot's work.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from contextvars import copy_context
+from time import perf_counter
+from types import coroutine
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Generator
+
+T = TypeVar("T")
+
+logger: Final = logging.getLogger("shoal")
+
+HELD_LONG_S: Final = 1.0
+"""From how long a hold of the event loop on is logged, in seconds."""
+
+LOGGED_EACH_S: Final = 60.0
+"""The shortest time between two such log lines about the same code, in seconds."""
+
+
+class HoldLog:
+    """Logs that some code held up its event loop, at most once a minute.
+
+    The time is taken when the code returns control, so nothing wakes up while no code runs.
+
+    Args:
+        code: The code, for the message: ``"the handler embed"``.
+    """
+
+    __slots__ = ("_code", "_logged_at")
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+        self._logged_at = -math.inf
+
+    def held(self, since: float, until: float) -> None:
+        """Logs a hold; the times are of `perf_counter`, in seconds."""
+        if until - self._logged_at < LOGGED_EACH_S:
+            return
+        self._logged_at = until
+        logger.warning(
+            "%s held the event loop for %.1f s; declare it with def, or await the slow part: "
+            "await anyio.to_thread.run_sync(function)",
+            self._code,
+            until - since,
+        )
+
+
+class HoldLogs(dict[str, HoldLog]):
+    """The `HoldLog` of each code, by the words for it; made when it is first asked for."""
+
+    def __missing__(self, code: str) -> HoldLog:
+        self[code] = log = HoldLog(code)
+        return log
+
+
+@coroutine
+def in_own_context(user_code: Coroutine[Any, Any, T], log: HoldLog) -> Generator[Any, Any, T]:
+    """Awaits a coroutine in a copy of the current context; what it sets there ends with it.
+
+    It stays in the task that awaits it.
+
+    Args:
+        user_code: The coroutine.
+        log: Logs that it held up the event loop.
+    """
+    run = copy_context().run
+    resume: Callable[[Any], Any] = user_code.send
+    value: Any = None
+    while True:
+        since = perf_counter()
+        try:
+            awaited = run(resume, value)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        finally:
+            value = None  # the traceback of an error would hold this frame
+            if (until := perf_counter()) - since > HELD_LONG_S:
+                log.held(since, until)
+        try:
+            value = yield awaited
+            resume = user_code.send
+        except BaseException as error:
+            value, resume = error, user_code.throw

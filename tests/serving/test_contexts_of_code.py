@@ -1,0 +1,64 @@
+"""What code sets in its context ends with the call, wherever the code runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from serving.context_code import Async, Plain, user
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.ray.actor import ReplicaActor
+from shoal.serving.controller.controller import Controller
+
+if TYPE_CHECKING:
+    from shoal.serving.controller.handle import EndpointHandle
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+CASES = [
+    pytest.param("task", Async, id="task-async"),
+    pytest.param("task", Plain, id="task-plain"),
+    pytest.param("thread", Plain, id="thread"),
+    pytest.param("process", Async, id="process-async"),
+    pytest.param("process", Plain, id="process-plain"),
+]
+
+
+async def _stream(handle: EndpointHandle, item: str) -> list[Any]:
+    async with handle.stream(item) as steps:
+        return [step async for step in steps]
+
+
+@pytest.mark.parametrize(("placement", "code"), CASES)
+async def test_a_variable_that_code_sets_holds_until_its_call_ends(
+    placement: str, code: Any
+) -> None:
+    async with Controller() as controller:
+        config = {"placement": placement, "user_config": {"version": 1}, "max_batch_size": 4}
+        await controller.create_backend("code", code, config=config)
+        await controller.create_endpoint("code", backend="code")
+        handle = await controller.get_handle("code")
+        one = handle.options(method_name="one")
+        steps = handle.options(method_name="steps")
+        for name in "ab":
+            assert await handle.call(name) == "nobody"
+            assert await one.call(name) == "nobody"
+            assert await _stream(steps, name) == ["nobody", name]
+        await controller.update_backend_config("code", {"user_config": {"version": 2}})
+        assert user.get() == "nobody"
+        assert await handle.call("c") == "nobody"
+
+
+@pytest.mark.parametrize("code", [Plain, Async])
+def test_a_variable_that_code_sets_holds_until_its_call_ends_in_an_actor(code: Any) -> None:
+    actor = ReplicaActor(("code", "code#1"), "trio")
+    assert actor.begin(Definition(code), {"version": 1})[1] is None
+    for call in range(2):
+        assert actor.run(call, "one", (["a"], None)) == (["nobody"], None)
+        assert actor.reconfigure({"version": 2}) == (None, None)
+        assert actor.health() == (None, None)
+        steps = [step for step, _ in actor.steps(call, "steps", (["a"], None))]
+        assert steps == [["nobody"], ["a"]]
+    assert user.get() == "nobody"
+    assert actor.close() == (None, None)
