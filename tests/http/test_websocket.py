@@ -3,7 +3,7 @@
 import io
 import json
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import anyio
 import anyio.lowlevel
@@ -412,7 +412,10 @@ ODD = [
     ("{", 1007),
     ("", 1007),
     ('{"id":1,"item":}', 1007),
-    ('{"id":1,"item":NaN}', 1007),
+    ('{"id":1,"item":[NaN}', 1007),
+    ('{"id":null,"item":NaN}', 1007),
+    ('{"priority":1,"id":1,"item":' + "[" * 1500, 1007),
+    ("[NaN]", 1007),
     ("[" * 1500, 1007),
     ("[1]", 1008),
     ("3", 1008),
@@ -528,6 +531,97 @@ async def test_an_item_of_too_many_elements_is_refused_alone():
         assert (await socket.read())["error"]["type"] == "urn:shoal:problem:body-too-complex"
         socket.say(id=1, item=[])
         assert (await socket.read())["result"] == 1
+
+
+BAD_ITEMS = {
+    "NaN": ("NaN", 400),
+    "infinity": ("[-Infinity]", 400),
+    "too large a number": ("1e999", 400),
+    "a lone surrogate": ('"\\ud800"', 400),
+    "a half of a pair": ('{"a":"\\ud800 and \\u0041"}', 400),
+    "a lone surrogate as a key": ('{"\\udc00":1}', 400),
+    "too deep nesting": ("[" * 300 + "]" * 300, 400),
+    "far too deep nesting": ('{"a":' * 400 + "1" + "}" * 400, 400),
+    "too many elements": ("[" + "1," * 900 + "1]", 413),
+}
+FORMS = [
+    '{"id":2,"item":%s}',
+    ' { "id" : 2 , "item" : %s } ',
+    '{"item":%s,"id":2}',
+    '{"id":2,"item":%s,"priority":1}',
+    '{"id":2,"timeout_s":3,"item":%s}',
+]
+
+
+class Fish(BaseModel):
+    name: Any
+
+
+def array_message(array):
+    file = io.BytesIO(b'{"id":1}\n')
+    file.seek(0, io.SEEK_END)
+    np.save(file, array)
+    return file.getvalue()
+
+
+NEIGHBOURS = [
+    (Any, '{"id":1,"item":1}'),
+    (float, '{"id":1,"item":1}'),
+    (str, '{"id":1,"item":"a"}'),
+    (list, '{"id":1,"item":[]}'),
+    (dict, '{"id":1,"item":{}}'),
+    (Fish, '{"id":1,"item":{"name":1}}'),
+    (bytes, b'{"id":1}\na'),
+    (np.ndarray, array_message(np.ones(1))),
+]
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(("annotation", "neighbour"), NEIGHBOURS)
+async def test_an_item_that_can_not_be_read_fails_alone(annotation, neighbour):
+    go = anyio.Event()
+
+    async def handler(items):
+        await go.wait()
+        return [1 for _ in items]
+
+    handler.__annotations__ = {"items": list[annotation], "return": list[int]}
+    app = serving(handler, settings={"max_json_elements": 850})
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(neighbour)
+        await settle()
+        for text, status in BAD_ITEMS.values():
+            for form in FORMS:
+                socket.say(form % text)
+                failed = await socket.read()
+                assert failed["id"] == 2
+                # Of an endpoint that takes bytes, the JSON is not read.
+                assert failed["error"]["status"] in (
+                    (status, 415) if annotation is bytes else (status,)
+                )
+        go.set()
+        assert await socket.read() == {"id": 1, "result": 1}
+
+
+async def test_the_id_of_an_item_that_can_not_be_read_is_found_between_other_members():
+    app = serving(doubled)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        for text in ("NaN", "1e999", '"\\ud800"', "[" * 300 + "]" * 300):
+            socket.say('{"priority":1,"id":"a.b","item":' + text + "}")
+            failed = await socket.read()
+            assert (failed["id"], failed["error"]["status"]) == ("a.b", 400)
+        socket.say(id=1, item=1)
+        assert await socket.read() == {"id": 1, "result": 2}
+
+
+async def test_an_item_that_can_not_be_read_can_not_use_the_id_of_a_running_request():
+    app = serving(Held())
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say(id=1, item=1)
+        await settle()
+        socket.say('{"item":NaN,"id":1}')
+        assert (await socket.read())["error"]["status"] == 499
+        assert (await socket.closed())[0] == 1008
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def error_of(url: str, status: int, problem: object) -> Exception:
     members = cast("Mapping[str, Any]", problem if isinstance(problem, dict) else {})
     kind = _kind_of(members)
     status = members["status"] if type(members.get("status")) is int else status
-    told = [str(members[name]) for name in ("title", "detail") if members.get(name)]
+    told = [_text_of(members[name]) for name in ("title", "detail") if members.get(name)]
     text = f"{url} answered {status}: {': '.join(told) or 'without an explanation'}"
     if members.get("instance"):
         text += f" (request {members['instance']})"
@@ -130,6 +130,10 @@ def error_of(url: str, status: int, problem: object) -> Exception:
     if made is not None:
         return made(text)
     return HttpProblem(text, status=status, kind=kind, members=members)
+
+
+def _text_of(member: object) -> str:
+    return member if isinstance(member, str) else json.dumps(member, ensure_ascii=False)
 
 
 def _kind_of(problem: Mapping[str, Any]) -> str:

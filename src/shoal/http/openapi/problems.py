@@ -108,7 +108,9 @@ SCHEMA: Final[dict[str, Any]] = {
         },
         "title": {"type": "string", "description": "The kind of problem, in words."},
         "status": {"type": "integer", "minimum": 300, "maximum": 599},
-        "detail": {"type": "string", "description": "What is wrong with this request."},
+        "detail": {
+            "description": "What is wrong with this request: text, or any JSON that the code chose."
+        },
         "instance": {
             "type": "string",
             "description": "The request's id, which is in the server's log.",

@@ -8,6 +8,7 @@ counted. None of this depends on the protocol.
 from __future__ import annotations
 
 import logging
+import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
@@ -139,7 +140,7 @@ class EndpointCalls:
         self.endpoint.errors += 1
         if not self._has_hinted:
             original = error.__cause__ or error
-            hint = hint_for(f"{type(original).__name__}: {original}")
+            hint = hint_for("".join(traceback.format_exception_only(original)))
             if hint is not None:
                 self._has_hinted = True
                 _log.error("%s: %s", self.endpoint.name, hint)

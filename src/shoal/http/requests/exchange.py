@@ -321,19 +321,20 @@ class Exchange:
         Raises:
             CallerLeft: The client is gone, or did not read in time.
         """
-        compresses = self.settings.compress_from_bytes is not None
-        if self.direct is not None and media_type is JSON and not compresses:
-            self.answer_directly(status, media_type, body, headers)
-            return
         least = self.settings.compress_from_bytes
-        if least is not None:
-            accepted = self.headers.get(b"accept-encoding", b"")
-            body, headers = compressed(accepted, body, headers, least)
-        length = b"%d" % len(body)
-        described = [(b"content-type", media_type), (b"content-length", length), *headers]
-        # Handled here and not by the server: the length for HEAD is that of the body for GET.
-        sent = b"" if self.wants_no_body else body
-        await self._deliver(self._begin(status, described), _body(sent, more=False))
+        if status in (204, 304):  # which have no body
+            await self.answer_without_body(status, headers)
+        elif self.direct is not None and media_type is JSON and least is None:
+            self.answer_directly(status, media_type, body, headers)
+        else:
+            if least is not None:
+                accepted = self.headers.get(b"accept-encoding", b"")
+                body, headers = compressed(accepted, body, headers, least)
+            length = b"%d" % len(body)
+            described = [(b"content-type", media_type), (b"content-length", length), *headers]
+            # Handled here and not by the server: the length for HEAD is that of the body for GET.
+            sent = b"" if self.wants_no_body else body
+            await self._deliver(self._begin(status, described), _body(sent, more=False))
 
     def answer_directly(
         self,

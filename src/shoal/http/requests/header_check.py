@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LONGEST_SHOWN: Final = 64
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+# The server alone says where a message and its connection end, what its body is, and its id.
+_OF_THE_SERVER: Final = frozenset(
+    {
+        *(b"connection", b"content-length", b"keep-alive", b"proxy-connection", b"te"),
+        *(b"trailer", b"transfer-encoding", b"upgrade", b"x-request-id"),
+    }
+)
+_log: Final = logging.getLogger("shoal.http")
+
+
+def headers_of_code(
+    given: Iterable[tuple[object, object]], without: Container[bytes] = ()
+) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of an answer that user code chose, with lower-case names.
+
+    Leaves out the headers that the server sets, and logs and leaves out values that are not text.
+
+    Args:
+        given: The headers, of any types.
+        without: Further names to leave out.
+
+    Raises:
+        ValueError: A name or a value is invalid.
+    """
+    headers: list[tuple[bytes, bytes]] = []
+    for name, value in given:
+        if not isinstance(name, (str, bytes)) or not isinstance(value, (str, bytes, int, float)):
+            kinds = f"{type(name).__name__} and {type(value).__name__}"
+            _log.error("a header of %s is left out: its name and value must be text", kinds)
+            continue
+        pair = _octets(name).lower(), _octets(value)
+        if pair[0] not in _OF_THE_SERVER and pair[0] not in without:
+            headers.append(pair)
+    check_headers(headers)
+    return headers
+
+
+def _octets(text: object) -> bytes:
+    return text if isinstance(text, bytes) else str(text).encode("latin-1", "replace")
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:

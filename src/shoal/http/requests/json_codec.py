@@ -11,7 +11,7 @@ from typing_extensions import override
 from shoal.http.requests.accept import VARIES
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.header_check import check_headers
+from shoal.http.requests.header_check import headers_of_code
 from shoal.http.requests.marks import media_type_of
 from shoal.http.requests.queries import ItemReader
 from shoal.http.requests.results import BYTES, BYTES_TYPES, encoded, written
@@ -88,11 +88,12 @@ async def _answer_with_response(exchange: Exchange, response: Response) -> None:
             f"the result is a {type(response).__name__}, which has no body of its own; return a "
             "Response, or write the handler as a generator to stream"
         )
-    media_type = response.headers.get("content-type", "").encode("latin-1")
-    headers = [
-        (n, v) for n, v in response.raw_headers if n not in (b"content-type", b"content-length")
-    ]
-    check_headers(response.raw_headers)
-    await exchange.answer(response.status_code, media_type, bytes(body), headers)
+    status: Any = response.status_code
+    if not isinstance(status, int) or not 200 <= status <= 599:
+        raise TypeError(f"a Response has a status from 200 to 599, not {status!r}")
+    headers = headers_of_code(response.raw_headers)
+    media_type = dict(headers).get(b"content-type", b"")
+    headers = [pair for pair in headers if pair[0] != b"content-type"]
+    await exchange.answer(status, media_type, bytes(body), headers)
     if response.background is not None:
         await response.background()

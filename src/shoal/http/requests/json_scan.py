@@ -90,7 +90,7 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
         for bare in _without_strings(body):
             for name in names:
                 if name in bare:
-                    raise _not_json(f"JSON has no number {name.decode()}.")
+                    raise not_json(f"JSON has no number {name.decode()}.")
             if may_be_too_large:
                 _check_numbers(bare)
     return elements
@@ -172,7 +172,7 @@ def _check_numbers(bare: bytes) -> None:
     for found in _NUMBERS.finditer(bare):
         number = found[0]
         if (b"." in number or b"e" in number.lower()) and _is_too_large(number):
-            raise _not_json(f"{number[:40].decode()} is larger than any number that can be read.")
+            raise not_json(f"{number[:40].decode()} is larger than any number that can be read.")
 
 
 def _is_too_large(number: bytes) -> bool:
@@ -182,5 +182,6 @@ def _is_too_large(number: bytes) -> bool:
         return False
 
 
-def _not_json(detail: str) -> Refused:
+def not_json(detail: str) -> Refused:
+    """Returns the refusal of a body that is not JSON."""
     return Refused(Problem(400, "invalid-json", "The body is not JSON", detail))

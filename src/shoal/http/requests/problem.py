@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
+from pydantic_core import to_json
+
 from shoal.errors import (
     BackendUnavailable,
     BatcherClosed,
@@ -25,7 +28,7 @@ from shoal.errors import (
     ShutDown,
     SlowReader,
 )
-from shoal.http.requests.header_check import check_headers
+from shoal.http.requests.header_check import headers_of_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +39,8 @@ if TYPE_CHECKING:
 
 PROBLEM_JSON: Final = b"application/problem+json"
 
+_MOST_DIGITS: Final = 9
+_OF_THE_BODY: Final = frozenset({b"content-type", b"content-encoding"})
 _LOGGED: Final = "_shoal_was_logged"
 _log: Final = logging.getLogger("shoal.http")
 
@@ -66,8 +71,7 @@ class Problem:
             "type": f"urn:shoal:problem:{self.kind}" if self.kind else "about:blank",
             "title": self.title,
             "status": self.status,
-            # The text of an error may not be encodable in UTF-8, as with some file names.
-            "detail": self.detail.encode("utf-8", "backslashreplace").decode(),
+            "detail": _printable(self.detail),
             "instance": request_id,
             **self.more,
         }
@@ -79,7 +83,7 @@ class Problem:
         """Returns the members, with ``Retry-After``, for a message that has no headers."""
         members = self.members(request_id)
         retry_after = dict(self.headers).get(b"retry-after", b"")
-        if retry_after.isdigit():
+        if retry_after.isdigit() and len(retry_after) <= _MOST_DIGITS:
             members["retry_after_s"] = int(retry_after)
         return members
 
@@ -138,7 +142,7 @@ def is_failure(error: BaseException) -> bool:
         from starlette.exceptions import HTTPException
 
         if isinstance(error, HTTPException):
-            return error.status_code >= 500
+            return (_chosen_status(error) or 500) >= 500
     return not isinstance(error, ItemTooLarge)
 
 
@@ -188,34 +192,71 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
 def _of_other_error(error: Exception, *, debug: bool) -> Problem:
     from starlette.exceptions import HTTPException
 
-    if isinstance(error, HTTPException) and 300 <= error.status_code <= 599:
-        return _of_http_exception(error, debug=debug)
+    if isinstance(error, HTTPException):
+        try:
+            return _of_http_exception(error)
+        except Exception as wrong:  # its attributes may be anything
+            _log.error("%s", wrong)
     return _internal(error, debug=debug)
 
 
 def _internal(error: Exception, *, debug: bool) -> Problem:
     title = "The call failed"
     detail = "The cause is in the server's log, under this request's id."
-    more = {"traceback": traceback.format_exception(error)} if debug else {}
+    more: dict[str, Any] = {}
+    if debug:
+        more["traceback"] = [_printable(line) for line in traceback.format_exception(error)]
     return Problem(500, "internal", title, detail, more=more)
 
 
-def _of_http_exception(error: HTTPException, *, debug: bool) -> Problem:
+def _of_http_exception(error: HTTPException) -> Problem:
+    status = _chosen_status(error)
+    if status is None:
+        raise ValueError(
+            f"an HTTPException has a status from 300 to 599, not {error.status_code!r}"
+        )
     try:
-        title = HTTPStatus(error.status_code).phrase
+        title = HTTPStatus(status).phrase
     except ValueError:
-        title = f"Status {error.status_code}"
-    headers = tuple(
-        (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
-        for name, value in (error.headers or {}).items()
-    )
+        title = f"Status {status}"
+    given: Any = error.headers or ()
     try:
-        check_headers(headers)
-    except ValueError as wrong:
-        _log.error("%s", wrong)
-        return _internal(error, debug=debug)
-    detail = "" if error.detail == title else error.detail
-    return Problem(error.status_code, "", title, detail, headers)
+        pairs = [(name, value) for name, value in getattr(given, "items", given.__iter__)()]
+    except (AttributeError, TypeError, ValueError):
+        kind = type(given).__name__
+        raise ValueError(f"the headers of an HTTPException are a mapping, not {kind}") from None
+    headers = tuple(headers_of_code(pairs, _OF_THE_BODY))
+    detail: Any = error.detail
+    if isinstance(detail, (bytes, bytearray)):
+        detail = detail.decode("utf-8", "backslashreplace")
+    elif isinstance(detail, BaseException):
+        detail = str(detail)
+    if detail is None or isinstance(detail, str):
+        return Problem(status, "", title, "" if detail in (None, title) else detail, headers)
+    text = _json_of(detail)
+    more = {} if text is None else {"detail": orjson.Fragment(text)}
+    return Problem(status, "", title, (text or b"").decode(), headers, more)
+
+
+def _chosen_status(error: HTTPException) -> int | None:
+    """Returns the status of an exception; None if a refusal can't have it."""
+    status: object = getattr(error, "status_code", None)
+    return int(status) if isinstance(status, int) and 300 <= status <= 599 else None
+
+
+def _json_of(detail: object) -> bytes | None:
+    """Returns the JSON of the detail of an exception; None if it has none."""
+    try:
+        return to_json(detail, fallback=lambda value: value.tolist(), inf_nan_mode="null")
+    except Exception:  # of an array, or of the class of any value
+        kind = type(detail).__name__
+        _log.error("the detail of an HTTPException can't be written as JSON: %s", kind)
+        return None
+
+
+def _printable(text: str) -> str:
+    """Returns a text without lone surrogates, which UTF-8 can't have, as some file names do."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def not_found() -> Problem:

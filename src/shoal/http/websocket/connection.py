@@ -29,7 +29,6 @@ from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.trace import in_this_context
 from shoal.errors import ShutDown
 from shoal.http.direct_call import TRACE
-from shoal.http.requests.body import too_large
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused, explained
@@ -197,8 +196,8 @@ class SocketConnection:
         """
         given = (data or b"") if text is None else text.encode()
         if len(given) > self.settings.max_body_bytes + _LONGEST_HEAD:
-            new = read_large(given, is_binary=text is None)
-            self._start(new, None, too_large(self.settings.max_body_bytes))
+            most = self.settings.max_body_bytes
+            self._start(read_large(given, most, is_binary=text is None), None)
         elif text is None:
             self._start(read_binary(given), None)
         elif (quickly := quickly_read(given)) is not None:
@@ -219,17 +218,17 @@ class SocketConnection:
             request.is_cancelled = True
             request.leave()
 
-    def _start(self, new: NewRequest, text: bytes | None, refused: Exception | None = None) -> None:
+    def _start(self, new: NewRequest, text: bytes | None) -> None:
         """Starts a request.
 
         Args:
             new: The request.
             text: The whole message, if only a part of it was read yet.
-            refused: Why it is refused; None if it is not.
         """
         if new.id in self._requests:
             raise reused_id()
         request = SocketRequest(self, new)
+        refused: Exception | None = new.refused
         if self._is_draining:
             refused = ShutDown("the server ends")
         elif len(self._requests) >= self.settings.max_websocket_requests:

@@ -49,6 +49,8 @@ def item_of(codec: JsonCodec, request: SocketRequest, new: NewRequest, text: byt
 def _read_again(new: NewRequest, text: bytes, request: SocketRequest) -> NewRequest:
     """Reads a message as a whole whose item was taken out."""
     again = read_text(text, request.settings.max_json_elements)
+    if isinstance(again, NewRequest) and again.refused is not None:
+        raise again.refused
     if not isinstance(again, NewRequest) or again._replace(body=new.body) != new:
         raise odd_member()
     return again

@@ -28,12 +28,14 @@ HTTP is. If that text is JSON, so is the message, and it has just these two memb
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from shoal.http.requests.json_scan import Costs, check_json
+from shoal.http.requests.body import too_large
+from shoal.http.requests.json_scan import Costs, check_json, not_json
 from shoal.http.requests.problem import Refused
 
 FIRST_CREDIT: Final = 64
@@ -43,6 +45,10 @@ MOST_CREDIT: Final = 2**31 - 1
 
 _ID_TEXT: Final = r'"[A-Za-z0-9_.:-]{1,64}"|0|[1-9][0-9]{0,14}'
 _REQUEST: Final = re.compile(rf'\s*\{{\s*"id"\s*:\s*({_ID_TEXT})\s*,\s*"item"\s*:'.encode())
+# The id of a message that can't be parsed: its first member, or its last one.
+_FIRST: Final = re.compile(rf'\s*\{{\s*"id"\s*:\s*({_ID_TEXT})\s*,'.encode())
+_LAST: Final = re.compile(rf',\s*"id"\s*:\s*({_ID_TEXT})\s*\}}\s*\Z'.encode())
+_LONGEST_LAST: Final = 128
 _ID: Final = re.compile(_ID_TEXT.encode())
 _LONGEST_HEAD: Final = 1024
 _COSTS: Final = Costs()
@@ -89,6 +95,7 @@ class NewRequest(NamedTuple):
         priority: Its priority level; None for the default.
         timeout_s: How long its call may take, in seconds; None for no limit of its own.
         credit: How many items its stream may send at first.
+        refused: Why it fails at once; None if it does not.
     """
 
     id: bytes
@@ -97,6 +104,7 @@ class NewRequest(NamedTuple):
     priority: int | None = None
     timeout_s: float | None = None
     credit: int = FIRST_CREDIT
+    refused: Refused | None = None
 
 
 class Cancel(NamedTuple):
@@ -140,6 +148,8 @@ def read_text(text: bytes, max_elements: int) -> NewRequest | Cancel | Credit:
         Violation: It is no message of a client.
     """
     members = _members(text, max_elements)
+    if isinstance(members, NewRequest):
+        return members
     token = _id(members)
     kinds = members.keys() & {"item", "cancel"}
     if kinds == {"item"}:
@@ -163,23 +173,30 @@ def read_binary(data: bytes) -> NewRequest:
     if not separator or len(head) > _LONGEST_HEAD:
         raise Violation(UNACCEPTABLE, 'a binary message is {"id": ...}, a line feed, and the item')
     members = _members(head, _LONGEST_HEAD)
+    if isinstance(members, NewRequest):
+        return members
     return _request(_id(members), body, members, is_binary=True)
 
 
-def read_large(message: bytes, *, is_binary: bool) -> NewRequest:
-    """Reads only the id of a request that is larger than a request may be.
+def read_large(message: bytes, most: int, *, is_binary: bool) -> NewRequest:
+    """Reads only the id of a request that is larger than a request may be, and refuses it.
+
+    Args:
+        message: The message.
+        most: How many bytes an item may have.
+        is_binary: Whether it came in a binary message.
 
     Raises:
         Violation: It does not begin with its id, or is no request.
     """
     if is_binary:
-        return read_binary(message)
+        return read_binary(message)._replace(refused=too_large(most))
     found = _REQUEST.match(message)
     if found is None:
         raise Violation(
             TOO_BIG, "a message is too large, and does not begin with an id and an item"
         )
-    return NewRequest(found[1], b"")
+    return NewRequest(found[1], b"", refused=too_large(most))
 
 
 def _request(token: bytes, body: bytes, members: dict[str, Any], *, is_binary: bool) -> NewRequest:
@@ -196,18 +213,48 @@ def _request(token: bytes, body: bytes, members: dict[str, Any], *, is_binary: b
     return NewRequest(token, body, is_binary, priority, timeout_s, credit)
 
 
-def _members(text: bytes, max_elements: int) -> dict[str, Any]:
+def _members(text: bytes, max_elements: int) -> dict[str, Any] | NewRequest:
+    """Returns the members of a message, or a request that is refused for a value in it.
+
+    Raises:
+        Violation: It is not a JSON object, or has no id that can be found.
+    """
     try:
         check_json(text, max_elements, _COSTS)
         members = from_json(text, allow_inf_nan=False)
     except Refused as refused:
-        code = NOT_TEXT if refused.problem.kind == "invalid-json" else TOO_BIG
-        raise Violation(code, refused.problem.title) from None
-    except ValueError:
-        raise Violation(NOT_TEXT, "a message is not JSON") from None
+        return _unreadable(text, refused)
+    except ValueError as error:
+        return _unreadable(text, not_json(str(error)))
     if not isinstance(members, dict):
         raise Violation(VIOLATION, "a message is a JSON object")
     return members  # pyright: ignore[reportUnknownVariableType] (its keys are text)
+
+
+def _unreadable(text: bytes, refused: Refused) -> NewRequest:
+    """Returns the request of a message that has a value that can't be read.
+
+    Raises:
+        Violation: It is not JSON, or has no id that can be found.
+    """
+    is_complex = refused.problem.status == 413
+    members: Any = {}
+    try:
+        if not is_complex:
+            members = json.loads(text)  # which reads NaN, lone surrogates, and deeper nesting
+    except RecursionError:
+        pass
+    except ValueError:
+        raise Violation(NOT_TEXT, "a message is not JSON") from None
+    found = _FIRST.match(text) or _LAST.search(text[-_LONGEST_LAST:])
+    if found is not None:
+        return NewRequest(found[1], b"", refused=refused)
+    try:
+        token = _id(members)
+    except (Violation, AttributeError, TypeError):  # it may be a list, or a number
+        code = TOO_BIG if is_complex else NOT_TEXT
+        raise Violation(code, refused.problem.title) from None
+    return NewRequest(token, b"", refused=refused)
 
 
 def _id(members: dict[str, Any]) -> bytes:

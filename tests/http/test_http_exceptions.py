@@ -1,0 +1,367 @@
+"""An ``HTTPException`` of code carries anything: what is sent of it, in each protocol."""
+
+import json
+from functools import partial
+
+import h2.events
+import numpy as np
+import pytest
+from live_server import Http2Client, live, request
+from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import shoal
+from shoal.testing.asgi import ask
+from socket_in_memory import opened
+
+pytestmark = pytest.mark.anyio
+
+FRAMING = {
+    "Content-Length": "3",
+    "content-length": "4",
+    "Transfer-Encoding": "chunked",
+    "Connection": "close, x-kept",
+    "Keep-Alive": "timeout=5",
+    "Proxy-Connection": "close",
+    "TE": "trailers",
+    "Trailer": "x-sum",
+    "Upgrade": "h2c",
+}
+OF_THE_BODY = {"Content-Type": "text/html", "Content-Encoding": "gzip", "X-Request-ID": "mine"}
+
+
+class Odd(HTTPException):
+    """An exception whose attributes are what a test says, which its constructor may refuse."""
+
+    def __init__(self, status_code=404, detail="", headers=None):
+        self.status_code = status_code
+        self.detail = detail
+        self.headers = headers
+
+
+class Opaque:
+    """What JSON can't have."""
+
+    def __repr__(self):
+        return "opaque"
+
+
+def app_of(make, **options):
+    """An application with an endpoint and a stream that fail by what `make` returns."""
+    app = shoal.App(protocols=["openai", "oip"], **options)
+
+    @app.endpoint("/m", name="m", methods=("GET", "POST"))
+    async def refuse(items: list[str]) -> list[str]:
+        raise make()
+
+    @app.endpoint("/s", name="s")
+    async def stream(items: list[str]):
+        if items[0] == "late":
+            yield ["first"]
+        raise make()
+
+    return app
+
+
+async def ask_as_json(app):
+    answer = await ask(app, "/m", "a")
+    return answer.status, answer.json().get("detail")
+
+
+async def ask_for_a_stream(app):
+    answer = await ask(app, "/s", "a", headers=[("accept", "application/x-ndjson")])
+    return answer.status, answer.json().get("detail")
+
+
+async def read_a_stream(kind, app):
+    answer = await ask(app, "/s", "late", headers=[("accept", kind)])
+    assert answer.status == 200
+    last = answer.body.strip().splitlines()[-1].removeprefix(b"data: ")
+    error = json.loads(last)
+    error = error.get("error", error)
+    return error["status"], error.get("detail")
+
+
+async def ask_on_a_websocket(item, path, app):
+    async with opened(app, path) as socket:
+        socket.say(id=1, item=item)
+        message = await socket.read()
+        while "error" not in message:
+            message = await socket.read()
+        return message["error"]["status"], message["error"].get("detail")
+
+
+def text_of(message):
+    detail = message.partition(": ")[2]
+    try:
+        return json.loads(detail)
+    except ValueError:
+        return detail or None
+
+
+async def ask_openai(path, asked, app):
+    answer = await ask(app, path, {"model": "m", **asked})
+    return answer.status, text_of(answer.json()["error"]["message"])
+
+
+async def ask_oip(app):
+    tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    answer = await ask(app, "/v2/models/m/infer", {"inputs": [tensor]})
+    return answer.status, text_of(answer.json()["error"])
+
+
+WAYS = {
+    "JSON": ask_as_json,
+    "stream": ask_for_a_stream,
+    "events": partial(read_a_stream, "text/event-stream"),
+    "lines": partial(read_a_stream, "application/x-ndjson"),
+    "WebSocket": partial(ask_on_a_websocket, "a", "/m"),
+    "WebSocket stream": partial(ask_on_a_websocket, "late", "/s"),
+    "completions": partial(ask_openai, "/v1/completions", {"prompt": "a"}),
+    "chat": partial(
+        ask_openai, "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}
+    ),
+    "embeddings": partial(ask_openai, "/v1/embeddings", {"input": "a"}),
+    "oip": ask_oip,
+}
+
+
+async def asked_in_all_ways(app):
+    return {name: await ask_in_it(app) for name, ask_in_it in WAYS.items()}
+
+
+async def statuses(app):
+    return {status for status, _ in (await asked_in_all_ways(app)).values()}
+
+
+DETAILS = [
+    ({"code": 7, "at": ["a", None]}, {"code": 7, "at": ["a", None]}),
+    ([1, "é"], [1, "é"]),
+    ([], []),
+    (7, 7),
+    (0, 0),
+    (False, False),
+    (2**70, 2**70),
+    (1.5, 1.5),
+    (float("nan"), None),
+    ({"n": np.int64(7), "a": np.arange(2)}, {"n": 7, "a": [0, 1]}),
+    (None, None),
+    (b"text", "text"),
+    (b"\xff", "\\xff"),
+    (ValueError("too long"), "too long"),
+    ("lone \ud800", "lone \\ud800"),
+    (Opaque(), None),
+    ({"a": Opaque()}, None),
+    ({"a": "\ud800"}, None),
+]
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(("detail", "shown"), DETAILS, ids=repr)
+async def test_a_detail_of_any_type_keeps_its_status(detail, shown):
+    app = app_of(lambda: Odd(409, detail))
+    async with app.lifespan():
+        assert await asked_in_all_ways(app) == dict.fromkeys(WAYS, (409, shown))
+
+
+@pytest.mark.one_loop
+async def test_a_detail_that_cannot_be_written_is_named_in_the_log(caplog):
+    app = app_of(lambda: Odd(409, {1, Opaque()}))
+    async with app.lifespan():
+        assert await ask_as_json(app) == (409, None)
+    assert "the detail of an HTTPException can't be written as JSON: set" in caplog.text
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("status", [None, "404", 404.5, True, -1, 0, 99, 101, 200, 204, 600, 1000])
+async def test_a_status_that_no_refusal_has_is_an_internal_error(status, caplog):
+    app = app_of(lambda: Odd(status, "x"))
+    async with app.lifespan():
+        assert await statuses(app) == {500}
+        assert sum(one.errors for one in app.controller.endpoints.values()) == len(WAYS)
+    assert f"a status from 300 to 599, not {status!r}" in caplog.text
+
+
+@pytest.mark.one_loop
+async def test_an_exception_without_its_attributes_is_an_internal_error():
+    class Bare(HTTPException):
+        def __init__(self):
+            pass
+
+    class Broken(HTTPException):
+        @property
+        def headers(self):
+            raise KeyError("headers")
+
+        @headers.setter
+        def headers(self, value):
+            pass
+
+    for kind in (Bare, partial(Broken, 404)):
+        app = app_of(kind)
+        async with app.lifespan():
+            assert await statuses(app) == {500}
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_without_a_body_has_none(status):
+    app = app_of(lambda: HTTPException(304, headers={"ETag": '"1"'}))
+
+    @app.endpoint("/r", methods=("GET",))
+    async def respond(items: list[bytes]) -> list[Response]:
+        return [Response(b"text", status, {"ETag": '"1"'}, "text/plain")]
+
+    async with app.lifespan():
+        for path in ("/m", "/r"):
+            answer = await ask(app, path, method="GET" if path == "/r" else "POST", item="a")
+            assert answer.status in (status, 304)
+            assert answer.body == b""
+            assert answer.headers["etag"] == '"1"'
+            assert "content-length" not in answer.headers
+
+
+HEADERS = [
+    ({"Retry-After": 5}, {"retry-after": "5"}),
+    ({"x-a": 1.5}, {"x-a": "1.5"}),
+    ({b"x-a": b"1"}, {"x-a": "1"}),
+    ({"x-a": None, "x-b": "2"}, {"x-b": "2"}),
+    ({"x-a": ["1"], "x-b": "2"}, {"x-b": "2"}),
+    ({1: "1", "x-b": "2"}, {"x-b": "2"}),
+    ([("x-a", "1"), (b"x-b", b"2")], {"x-a": "1", "x-b": "2"}),
+    (MutableHeaders({"x-a": "1"}), {"x-a": "1"}),
+    ({}, {}),
+    ({**FRAMING, **OF_THE_BODY, "x-kept": "1"}, {"x-kept": "1"}),
+]
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(("headers", "sent"), HEADERS, ids=repr)
+@pytest.mark.parametrize("path", ["/m", "/v1/completions", "/v2/models/m/infer"])
+async def test_headers_are_sent_as_far_as_they_can_be(path, headers, sent):
+    app = app_of(lambda: Odd(404, "x", headers))
+    asked = {
+        "/m": "a",
+        "/v1/completions": {"model": "m", "prompt": "a"},
+        "/v2/models/m/infer": {
+            "inputs": [{"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}]
+        },
+    }
+    async with app.lifespan():
+        answer = await ask(app, path, asked[path])
+    assert answer.status == 404
+    found = dict(answer.headers)
+    assert found.pop("x-request-id") != "mine"
+    assert found.pop("content-type").startswith("application/")
+    assert int(found.pop("content-length")) == len(answer.body)
+    assert found == sent
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("headers", [5, "x-a: 1", [1], {"x-a": "1\r\nx-b: 2"}, {"": "1"}, [("a",)]])
+async def test_headers_that_are_none_are_an_internal_error(headers, caplog):
+    app = app_of(lambda: Odd(404, "x", headers))
+    async with app.lifespan():
+        assert await statuses(app) == {500}
+    assert "header" in caplog.text
+
+
+@pytest.mark.one_loop
+async def test_a_mounted_application_may_raise_one_too():
+    async def bare(scope, receive, send):
+        raise Odd(409, {"code": 7}, {"Retry-After": 5, "Content-Length": "3"})
+
+    app = shoal.App()
+    app.mount("/bare", bare)
+    async with app.lifespan():
+        answer = await ask(app, "/bare", "a")
+    assert (answer.status, answer.json()["detail"]) == (409, {"code": 7})
+    assert answer.headers["retry-after"] == "5"
+    assert int(answer.headers["content-length"]) == len(answer.body)
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("after", ["9" * 5000, "5", 5, "soon"])
+async def test_a_websocket_has_the_seconds_after_which_to_retry(after):
+    app = app_of(lambda: Odd(503, "x", {"Retry-After": after}))
+    async with app.lifespan(), opened(app, "/m") as socket:
+        socket.say(id=1, item="a")
+        error = (await socket.read())["error"]
+        assert error.get("retry_after_s") == (5 if after in (5, "5") else None)
+
+
+def app_with_framing_headers():
+    app = app_of(lambda: HTTPException(404, "gone", FRAMING | OF_THE_BODY))
+
+    @app.endpoint("/r", methods=("GET",))
+    async def respond(items: list[bytes]) -> list[Response]:
+        response = Response(b"text", media_type="text/plain")
+        for name, value in FRAMING.items():
+            response.raw_headers.append((name.encode(), value.encode()))
+        response.raw_headers.append(("x-text", 5))
+        return [response] * len(items)
+
+    return app
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("way", ["/m", "/r", "/v1/completions", "/v2/models/m/infer"])
+async def test_framing_headers_of_code_are_never_sent(way):
+    asked = {
+        "/m": b'"a"',
+        "/v1/completions": b'{"model": "m", "prompt": "a"}',
+        "/v2/models/m/infer": b'{"inputs": [{"name": "items", "shape": [1], "datatype": "BYTES", '
+        b'"data": ["a"]}]}',
+    }
+    body = asked.get(way)
+    method = "GET" if body is None else "POST"
+    async with live(app_with_framing_headers()) as server:
+        answer = await server.talk(request(way, method=method, body=body or b"", close=True))
+        lines, _, content = answer.partition(b"\r\n\r\n")
+        names = [line.partition(b":")[0].lower() for line in lines.split(b"\r\n")[1:]]
+        assert len(names) == len(set(names))
+        assert not {b"transfer-encoding", b"keep-alive", b"te", b"trailer", b"upgrade"} & {*names}
+        assert b"content-length: %d" % len(content) in lines
+        client = Http2Client(await server.connect())
+        stream = client.ask(way.encode(), method=method.encode(), end=body is None)
+        if body is not None:
+            client.connection.send_data(stream, body, end_stream=True)
+        await client.flush()
+        found = [name for name, _ in (await client.wait_for(h2.events.ResponseReceived)).headers]
+        assert len(found) == len(set(found))
+        assert not {b"connection", b"keep-alive", b"te", b"trailer", b"upgrade"} & {*found}
+        await client.stream.aclose()
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("status", [None, "200", 99, 101, 600, 1000])
+async def test_a_response_with_a_status_that_there_is_not_is_an_internal_error(status, caplog):
+    app = shoal.App()
+
+    @app.endpoint("/r", methods=("GET",))
+    async def respond(items: list[bytes]) -> list[Response]:
+        response = Response(b"text")
+        response.status_code = status
+        return [response]
+
+    async with app.lifespan():
+        assert (await ask(app, "/r", method="GET")).status == 500
+    assert f"a status from 200 to 599, not {status!r}" in caplog.text
+
+
+@pytest.mark.one_loop
+async def test_a_traceback_with_a_lone_surrogate_is_shown():
+    app = app_of(lambda: ValueError("lone \ud800"), debug=True)
+    async with app.lifespan():
+        assert await statuses(app) == {500}
+
+
+@pytest.mark.one_loop
+async def test_an_exception_without_a_text_is_an_internal_error():
+    class Mute(Exception):
+        def __str__(self):
+            raise KeyError("no text")
+
+    app = app_of(Mute, debug=True)
+    async with app.lifespan():
+        assert await statuses(app) == {500}
