@@ -74,7 +74,6 @@ TABLE = [
         code="of_array",
         batched=LIST,
         served="ndarray 1",
-        by_handle=ONE,
         takes="one numpy.ndarray at a time",
     ),
     Row(code="of_sequence", batched=LIST, served=LIST, takes=f"{LISTS} int"),

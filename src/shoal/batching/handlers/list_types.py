@@ -67,6 +67,8 @@ def bare(annotation: Any) -> Any:
             annotation = annotation.__supertype__
         elif type(annotation).__name__ == "TypeAliasType":  # Python 3.12's type statement
             annotation = annotation.__value__
+        elif type(typing.get_origin(annotation)).__name__ == "TypeAliasType":
+            annotation = annotation.__origin__.__value__[typing.get_args(annotation)]
         else:
             return annotation
 

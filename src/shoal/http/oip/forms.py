@@ -24,9 +24,9 @@ from pydantic import BaseModel
 from typing_extensions import ReadOnly, is_typeddict
 
 from shoal.batching.handlers.annotations import field_types
+from shoal.batching.handlers.array_types import is_array
 from shoal.batching.handlers.list_types import bare, is_unannotated
 from shoal.http.oip.datatypes import BYTES, DATATYPES
-from shoal.http.requests.arrays import is_array
 
 ANY: Final = "FP32"
 """The datatype that metadata tells where an annotation allows several."""

@@ -26,12 +26,12 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from typing_extensions import override
 
+from shoal.batching.handlers.array_types import ArrayType, is_array
 from shoal.batching.handlers.list_types import is_unannotated
 from shoal.http.oip.datatypes import BF16, BYTES, widened
 from shoal.http.oip.forms import fields_of, form_of
 from shoal.http.oip.tensor import Tensor, malformed, not_fitting
-from shoal.http.requests.arrays import Arrays, is_array
-from shoal.http.requests.json_type import adapter_of, ending_early_validator
+from shoal.http.requests.json_type import adapter_of, ending_early_validator, keys_of
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
@@ -62,9 +62,12 @@ class Inputs:
         if fields is not None:
             self._record = _validator_of(parameters[0].annotation)
             self._required: set[str] = set()  # pydantic knows them
-            self._annotations = fields
+            keys = keys_of(adapter_of(parameters[0].annotation).core_schema)
+            self._annotations = {keys.get(n, [n])[0]: one for n, one in fields.items()}
             self._columns: dict[str, _Column] = {
-                name: _Values(one, checks=False) for name, one in fields.items()
+                key: _ArrayValues(one) if is_array(one) else _Values(one, checks=False)
+                for name, one in fields.items()
+                for key in keys.get(name, [name])
             }
         else:
             self._required = {p.name for p in parameters if p.default is Parameter.empty}
@@ -110,7 +113,7 @@ class Inputs:
         unknown = tensors.keys() - self._columns.keys()
         if missing or unknown:
             what = f"{min(missing)!r} is missing" if missing else f"there is no {min(unknown)!r}"
-            names = ", ".join(self._columns) or "none"
+            names = ", ".join(self._annotations) or "none"
             raise Refused(not_fitting(f"The model has the inputs {names}; {what}."))
 
 
@@ -160,15 +163,16 @@ class _ArrayValues(_Column):
 
     def __init__(self, annotation: Any) -> None:
         self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
-        self._arrays = Arrays(annotation)
+        self._arrays = ArrayType(annotation)
         self._takes_text = form_of(annotation).datatype in (None, BYTES)
 
     @override
     def values(self, tensor: Tensor) -> list[Any]:
         try:
             array = self._array(tensor).reshape(tensor.shape)
+            self._arrays.check_shape(array.shape[1:])
             if tensor.datatype.name != BYTES:
-                array = self._arrays.of_numbers(array)
+                array = self._arrays.of_dtype(array)
             elif not self._takes_text:
                 raise ValueError("it does not consist of numbers only")
         except (ValueError, OverflowError) as error:

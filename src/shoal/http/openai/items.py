@@ -19,7 +19,7 @@ from dataclasses import fields, is_dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 from typing_extensions import is_typeddict
 
 from shoal.batching.handlers.annotations import field_types
@@ -64,7 +64,7 @@ class ItemMaker:
         if self.is_plain:
             return
         if get_origin(annotation) is Annotated and get_args(annotation)[0] is str:
-            self._validator = finite_validator(TypeAdapter(annotation))
+            self._validator = finite_validator(adapter_of(annotation))
             return
         if self._parameters is None:
             self.fields = _fields_of(annotation)

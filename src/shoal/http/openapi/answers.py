@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Final, Union
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
+from shoal.batching.handlers.array_types import is_array
 from shoal.http.openapi.inputs import BINARY, JSON
 from shoal.http.openapi.problems import MEANINGS, WITH_RETRY_AFTER, kinds_of
 from shoal.http.openapi.schemas import is_response, results_of
-from shoal.http.requests.arrays import NPY, is_array
+from shoal.http.requests.arrays import NPY
 from shoal.http.requests.marks import media_type_of, stripped
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack
 from shoal.http.requests.problem import PROBLEM_JSON

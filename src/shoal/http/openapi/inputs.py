@@ -6,11 +6,11 @@ import re
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import TypeAdapter
 from starlette.requests import Request
 
 from shoal.http.openapi.schemas import members, scalars
 from shoal.http.requests.arrays import NPY
+from shoal.http.requests.json_type import adapter_of
 from shoal.http.requests.marks import element_of, fields_of
 from shoal.http.requests.multipart import FORM, Upload
 from shoal.http.requests.payload import (
@@ -116,7 +116,7 @@ class Inputs:
         types = {one.name: one.annotation for one in parameters}
         item = fields
         if not is_object:
-            item = TypeAdapter[Any](Any if annotation is Parameter.empty else annotation)
+            item = adapter_of(Any if annotation is Parameter.empty else annotation)
             types = by_key(item, fields_of(annotation))
         for key, one in types.items():
             is_list, element = element_of(one)
@@ -126,7 +126,7 @@ class Inputs:
             self._schemas.add((name, "item"), item)
         if not self._takes_query:
             is_whole = len(parameters) == 1 and is_record(annotation)
-            self._schemas.add((name, "query"), TypeAdapter[Any](annotation) if is_whole else fields)
+            self._schemas.add((name, "query"), adapter_of(annotation) if is_whole else fields)
 
     def takes_body(self, method: str) -> bool:
         """Returns whether requests with a method have a body."""

@@ -19,8 +19,8 @@ from starlette.responses import Response
 from typing_extensions import override
 
 from shoal.batching.calls.stream import Mark
+from shoal.batching.handlers.array_types import is_array
 from shoal.http.openapi.problems import SCHEMA
-from shoal.http.requests.arrays import is_array
 from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:

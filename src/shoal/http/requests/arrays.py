@@ -6,23 +6,35 @@ Such files are read by `shoal.core.npy`, which trusts no header.
 from __future__ import annotations
 
 import importlib
-from typing import Any, Final, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from pydantic_core import core_schema
+from typing_extensions import override
+
+from shoal.batching.handlers.array_types import (
+    ArrayType,
+    arrays_in,
+    is_array,
+    is_number,
+    record_fields,
+)
 from shoal.core import npy
+from shoal.http.requests.body_form import BodyForm
+from shoal.http.requests.problem import Problem, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.json_scan import Costs
 
 NPY: Final = npy.NPY.encode()
 """The media type of a ``.npy`` file."""
 
-# Booleans, signed and unsigned integers, floats, complex numbers.
-_KINDS: Final = "biufc"
-_NO_NUMBERS: Final = "it does not consist of numbers only"
-_IN_LISTS: Final = frozenset({bool, int, float, list})
-
-
-def is_array(annotation: Any) -> bool:
-    """Returns whether an annotation is ``numpy.ndarray``, or one of ``numpy.typing.NDArray``."""
-    kind = get_origin(annotation) or annotation
-    return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("numpy", "ndarray")
+_Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
+_RECORDS: Final = frozenset({"model", "dataclass", "typed-dict"})
+# Keys of a schema whose values are the user's, even if these look like a schema.
+_NO_SCHEMAS: Final = frozenset({"metadata", "serialization", "default"})
 
 
 def as_npy(value: Any) -> bytes | None:
@@ -36,90 +48,71 @@ def as_npy(value: Any) -> bytes | None:
     return npy.npy_of(array)
 
 
-class Arrays:
-    """Makes arrays of one type.
+class NpyForm(BodyForm):
+    """Reads ``.npy`` files."""
+
+    media_type = NPY
+    names = frozenset({NPY})
+
+    @override
+    def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
+        try:
+            array = npy.array_of(body)
+            if not is_number(array.dtype):
+                raise ValueError(f"it is an array of {array.dtype}, and not of numbers")
+        except ValueError as error:
+            title = "The body is not an array that the endpoint accepts"
+            detail = " ".join(str(error).split())
+            raise Refused(Problem(422, "invalid-item", title, detail)) from None
+        return array
+
+
+def with_arrays(schema: Any, annotation: Any) -> Any:
+    """Returns a copy of pydantic's schema of a type that makes arrays of nested lists.
+
+    Pydantic's own schema of an array has no shape and no dtype, and takes no lists.
 
     Args:
-        annotation: The type, which may have a dtype.
+        schema: The schema.
+        annotation: The type.
     """
-
-    def __init__(self, annotation: Any) -> None:
-        self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
-        self._dtype = self._dtype_of(annotation)
-
-    def of_lists(self, value: Any) -> Any:
-        """Returns an array from nested lists.
-
-        Raises:
-            ValueError: They are not an array of this type.
-        """
-        _check_numbers(value)
-        return self._checked(self._np.asarray(value))
-
-    def of_numbers(self, array: Any) -> Any:
-        """Returns an array from one of another type.
-
-        Raises:
-            ValueError: It can't be converted to this type.
-        """
-        return self._checked(array)
-
-    def of_npy(self, body: bytes) -> Any:
-        """Returns an array from the bytes of a ``.npy`` file.
-
-        Raises:
-            ValueError: They are not an array of this type.
-        """
-        return self._checked(npy.array_of(body))
-
-    def _checked(self, array: Any) -> Any:
-        if array.dtype.kind not in _KINDS:
-            raise ValueError(_NO_NUMBERS)
-        if not array.dtype.isnative:  # much that takes arrays refuses such
-            array = array.astype(array.dtype.newbyteorder("="))
-        if self._dtype is None or array.dtype == self._dtype:
-            return array
-        if not array.size and array.dtype.kind != "c":
-            return array.astype(self._dtype)
-        if array.dtype.kind in "iu" and self._dtype.kind in "iu":
-            # Numpy would convert 300 to 44 in eight bits.
-            bounds = self._np.iinfo(self._dtype)
-            if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
-                raise ValueError(f"it has a number that does not fit into {self._dtype}")
-            return array.astype(self._dtype)
-        try:
-            with self._np.errstate(over="raise"):
-                return array.astype(self._dtype, casting="same_kind")
-        except FloatingPointError:
-            raise ValueError(f"it has a number that does not fit into {self._dtype}") from None
-        except TypeError as error:
-            raise ValueError(str(error)) from None
-
-    def _dtype_of(self, annotation: Any) -> Any:
-        for part in get_args(annotation)[1:]:
-            for scalar in get_args(part):
-                if isinstance(scalar, type) and issubclass(scalar, self._np.generic):
-                    dtype = self._np.dtype(scalar)
-                    return dtype if dtype.kind in _KINDS else None
-        return None
+    return _changed(schema, arrays_in(annotation))
 
 
-def _check_numbers(value: Any) -> None:
-    """Checks that nested lists have nothing in them but numbers.
+def _changed(part: _Part, arrays: Iterator[Any]) -> Any:
+    """Returns a copy of a part of a schema.
 
-    Numpy would make each text in an array as long as the longest, before its type can be refused:
-    one of a MiB and a thousand short ones would take 4 GiB.
-
-    Raises:
-        ValueError: They have something else.
+    Args:
+        part: The part.
+        arrays: The array types in the annotation that it was made from, in the same order.
     """
-    pending = [[value]]
-    while pending:
-        one = pending.pop()
-        kinds = set(map(type, one))
-        if not kinds <= _IN_LISTS:
-            raise ValueError(_NO_NUMBERS)
-        if list in kinds:
-            if len(kinds) > 1:
-                raise ValueError("its lists have both numbers and lists in them")
-            pending += one
+    if isinstance(part, list):
+        return [_changed(one, arrays) for one in part]
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if kind == "is-instance" and is_array(part["cls"]):
+        make = ArrayType(next(arrays, part["cls"])).of
+        return core_schema.no_info_plain_validator_function(make)
+    if kind in _RECORDS:
+        return _of_record(part, record_fields(part.get("cls")))
+    return {k: one if k in _NO_SCHEMAS else _changed(one, arrays) for k, one in part.items()}
+
+
+def _of_record(part: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns a copy of a record's schema, whose fields have these annotations."""
+    kind, found = part["type"], part.get("fields")
+    if kind == "dataclass-args":
+        listed: list[Any] = found or []
+        made = [_changed(one, arrays_in(fields.get(one["name"]))) for one in listed]
+        return {**part, "fields": made}
+    if kind in ("model-fields", "typed-dict"):
+        named: dict[str, Any] = found or {}
+        of_names = {n: _changed(one, arrays_in(fields.get(n))) for n, one in named.items()}
+        return {**part, "fields": of_names}
+    if "schema" not in part:
+        return part
+    inner = part["schema"]
+    if part.get("root_model"):
+        return {**part, "schema": _changed(inner, arrays_in(fields["root"]))}
+    return {**part, "schema": _of_record(inner, fields)}

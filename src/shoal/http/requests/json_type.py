@@ -10,12 +10,15 @@ the memory of the element that it is about.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic_core import PydanticSerializationError, SchemaValidator, from_json, to_json
+from typing_extensions import TypeAliasType
 
+from shoal.batching.handlers.array_types import has_arrays
+from shoal.http.requests.arrays import with_arrays
 from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_scan import Costs, check_json
@@ -176,8 +179,9 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
     Raises:
         TypeError: JSON can't be checked against the annotation.
     """
+    are_there = has_arrays(annotation)
     try:
-        adapter = TypeAdapter[Any](annotation)
+        adapter = _open_adapter(annotation) if are_there else TypeAdapter[Any](annotation)
         adapter.rebuild()  # fails here if a name is not defined, and not at each body
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         raise TypeError(
@@ -185,7 +189,18 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
             "list of a type that pydantic knows, of bytes for the raw body, or not at all for any "
             f"JSON; pydantic says: {str(error).partition(chr(10))[0]}"
         ) from error
+    if are_there:
+        adapter.core_schema = with_arrays(adapter.core_schema, annotation)
     return adapter
+
+
+def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
+    """Returns pydantic's adapter for an annotation with types that pydantic does not know."""
+    if hasattr(annotation, "model_config") or hasattr(annotation, "__pydantic_config__"):
+        return TypeAdapter(annotation)
+    # An alias, since a record that has no configuration of its own can't be given one.
+    item = cast("Any", TypeAliasType("Item", annotation))
+    return TypeAdapter[Any](item, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from shoal.http.requests.arrays import is_array
+from shoal.batching.handlers.array_types import is_array
 from shoal.http.requests.marks import mark_of, stripped
 from shoal.http.requests.payload import MarkedReader, MarkedRecordReader, reader_for
 from shoal.http.requests.queries import is_record

@@ -35,7 +35,8 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 from starlette.requests import Request
 from typing_extensions import TypedDict, override
 
-from shoal.http.requests.arrays import NPY, Arrays, is_array
+from shoal.batching.handlers.array_types import choices, has_arrays, is_array
+from shoal.http.requests.arrays import NpyForm
 from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.foreign_marks import check_no_foreign_marks
 from shoal.http.requests.json_type import JsonType, adapter_of, keys_of
@@ -116,7 +117,12 @@ class JsonReader(Reader):
     def __init__(self, annotation: Any) -> None:
         adapter = adapter_of(Any if annotation is Parameter.empty else annotation)
         forms = _forms(by_key(adapter, fields_of(annotation)))
-        self._type = JsonType(adapter, forms=forms)
+        if any(map(is_array, choices(annotation))):
+            self.takes = "array"
+            takes = "nested lists in application/json"
+            self._type = JsonType(adapter, takes, [*forms, NpyForm()])
+        else:
+            self._type = JsonType(adapter, forms=forms)
         self.media_types = self._type.media_types
 
     @override
@@ -267,33 +273,6 @@ class ItemSource(Protocol):
         ...
 
 
-class ArrayReader(Reader):
-    """Reads one numpy array, from JSON, from MessagePack, or from a ``.npy`` file."""
-
-    takes = "array"
-
-    def __init__(self, annotation: Any) -> None:
-        self._arrays = Arrays(annotation)
-        self._json = JsonType(
-            TypeAdapter(Any),
-            "nested lists in application/json, or a .npy file in application/x-npy",
-            _forms({}),
-        )
-        self.media_types = (*self._json.media_types, NPY.decode("ascii"))
-
-    @override
-    def item(self, exchange: Exchange, body: bytes) -> Any:
-        given = exchange.headers.get(b"content-type", b"")
-        try:
-            if given.partition(b";")[0].strip().lower() == NPY:
-                if b"content-encoding" in exchange.headers:
-                    body = decoded(exchange.headers, body, exchange.settings.max_body_bytes)
-                return self._arrays.of_npy(body)
-            return self._arrays.of_lists(self._json.parsed(exchange, body))
-        except (ValueError, OverflowError) as error:
-            raise Refused(_no_array(error)) from None
-
-
 class FieldsReader(Reader):
     """Reads the arguments of parameters from a JSON object, from MessagePack, or from a form."""
 
@@ -309,17 +288,11 @@ class FieldsReader(Reader):
         forms = _forms({one.name: one.annotation for one in parameters})
         self._type = JsonType(fields_adapter(parameters), forms=forms)
         self._parameters = parameters
-        self._arrays = {p.name: Arrays(p.annotation) for p in parameters if is_array(p.annotation)}
         self.media_types = self._type.media_types
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
         fields: dict[str, Any] = self._type.parsed(exchange, body)
-        for name in self._arrays.keys() & fields.keys():
-            try:
-                fields[name] = self._arrays[name].of_lists(fields[name])
-            except (ValueError, OverflowError) as error:
-                raise Refused(_no_array(error, f"{name}: ")) from None
         if len(self._parameters) == 1:
             [only] = self._parameters
             return fields.get(only.name, only.default)
@@ -349,8 +322,6 @@ def reader_for(signature: Signature) -> Reader:
         return RawReader()
     if annotation is Request:
         return RequestReader()
-    if is_array(annotation):
-        return ArrayReader(annotation)
     marked = Marked(fields_of(annotation))
     return MarkedRecordReader(annotation, marked) if marked else JsonReader(annotation)
 
@@ -384,19 +355,16 @@ def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapt
     """
     fields: dict[str, Any] = {}
     for parameter in parameters:
-        # An array is made of nested lists, after they were parsed.
-        is_open = parameter.annotation is Parameter.empty or is_array(parameter.annotation)
-        annotation: Any = Any if is_open else parameter.annotation
+        annotation: Any = parameter.annotation
+        if annotation is Parameter.empty:
+            annotation = Any
         is_required = parameter.default is Parameter.empty
         fields[parameter.name] = Required[annotation] if is_required else NotRequired[annotation]
     # The functional form allows any name; a model would fail for "json" or "copy".
     body: Any = TypedDict(name, fields)  # type: ignore[misc]  # fields known at run time
-    return adapter_of(with_config(ConfigDict(extra="forbid"))(body))
-
-
-def _no_array(error: Exception, where: str = "") -> Problem:
-    title = "The body is not an array that the endpoint accepts"
-    return Problem(422, "invalid-item", title, where + " ".join(str(error).split()))
+    are_open = any(has_arrays(one.annotation) for one in parameters)
+    config = ConfigDict(extra="forbid", arbitrary_types_allowed=are_open)
+    return adapter_of(with_config(config)(body))
 
 
 def _forms(fields: Mapping[str, Any]) -> list[BodyForm]:

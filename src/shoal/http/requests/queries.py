@@ -25,7 +25,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 from typing_extensions import is_typeddict
 
-from shoal.http.requests.arrays import is_array
+from shoal.batching.handlers.array_types import has_arrays
 from shoal.http.requests.json_type import finite_validator
 from shoal.http.requests.payload import (
     MarkedReader,
@@ -53,7 +53,7 @@ _WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 def takes_body(method: str, parameters: Sequence[Parameter]) -> bool:
     """Returns whether a request with a method has its item in its body, even if that is empty."""
     kinds = [parameter.annotation for parameter in parameters]
-    only_body = kinds in ([], [bytes], [Request]) or any(map(is_array, kinds))
+    only_body = kinds in ([], [bytes], [Request]) or any(map(has_arrays, kinds))
     return only_body or method in _WITH_BODY
 
 

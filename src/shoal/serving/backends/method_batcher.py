@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.batcher import Batcher
+from shoal.batching.handlers.array_types import array_check
 from shoal.batching.options.checks import checked_options
 from shoal.errors import BatcherClosed
 from shoal.serving.replica_set.pool import PoolRoom
@@ -41,6 +42,7 @@ class MethodBatcher:
         method: The method.
         batcher: The batcher itself.
         streams: Whether its calls are answered by streams.
+        check_arrays: Checks the arrays in an item; None if no parameter has an array type.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class MethodBatcher:
             handler, name=name, room=room, observers=observers, **options
         )
         self.streams = self.batcher.streams
+        self.check_arrays = array_check(self.batcher.signature)
 
     def check(self, options: dict[str, Any]) -> None:
         """Checks options before they are applied.

@@ -146,6 +146,8 @@ class EndpointHandle(AsyncHandle):
             item = item_without_data(batcher.signature, chosen.http_method, chosen.http_headers)
         if item is None:
             item = entry.item(args, kwargs)
+        if method_batcher.check_arrays is not None:
+            item = method_batcher.check_arrays(item)
         return method_batcher, entry, item, self._call_options(spent_s)
 
     def _call_options(self, spent_s: float) -> CallOptions | None:

@@ -1,0 +1,434 @@
+"""Numpy arrays in annotations: the shape and the dtype that an annotation declares.
+
+``np.ndarray[tuple[Literal[4], int], np.dtype[np.float32]]`` declares two dimensions, the first of
+size 4, and 32-bit floats. Items are checked before they enter a batch, where an array of another
+shape would fail the whole batch.
+
+Numpy is imported only for an annotation that uses it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import typing
+from collections.abc import Callable
+from functools import partial
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    NotRequired,
+    Required,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from typing_extensions import ReadOnly, Unpack, is_typeddict, override
+
+from shoal.batching.handlers.list_types import bare
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from inspect import Signature
+
+# Booleans, signed and unsigned integers, floats, complex numbers.
+_KINDS: Final = "biufc"
+_NO_NUMBERS: Final = "it does not consist of numbers only"
+_IN_LISTS: Final = frozenset({bool, int, float, list})
+# Two objects on CPython 3.11.
+_UNPACK: Final = (Unpack, typing.Unpack)
+_MARKS: Final = (Required, NotRequired, ReadOnly)
+# What numbers become where an abstract type is declared; None where they must be of it already.
+_CONCRETE: Final = {
+    **dict.fromkeys(["generic", "number"]),
+    **dict.fromkeys(["integer", "signedinteger"], "int64"),
+    **dict.fromkeys(["inexact", "floating"], "float64"),
+    "unsignedinteger": "uint64",
+    "complexfloating": "complex128",
+}
+
+_Size: TypeAlias = frozenset[int] | None
+"""The sizes that a dimension may have; None for any."""
+
+Check: TypeAlias = Callable[[Any], Any]
+"""Returns a value with its arrays converted, or raises a `ValueError`."""
+
+
+def is_array(annotation: Any) -> bool:
+    """Returns whether an annotation is ``numpy.ndarray``, or one of ``numpy.typing.NDArray``."""
+    annotation = bare(annotation)
+    kind = get_origin(annotation) or annotation
+    return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("numpy", "ndarray")
+
+
+def arrays_in(annotation: Any) -> Iterator[Any]:
+    """Yields the array types in an annotation, from left to right, without those of records."""
+    annotation = unmarked(annotation)
+    if is_array(annotation):
+        yield annotation
+    elif get_origin(annotation) is not Literal:
+        for part in get_args(annotation):
+            yield from arrays_in(part)
+
+
+def has_arrays(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
+    """Returns whether an annotation has array types, also in the fields of records.
+
+    Args:
+        annotation: The annotation.
+        seen: The records around it.
+    """
+    annotation = unmarked(annotation)
+    if is_array(annotation):
+        return True
+    kind: Any = get_origin(annotation) or annotation
+    if kind is Literal:
+        return False
+    parts = list(get_args(annotation))
+    if isinstance(kind, type) and kind not in seen:
+        seen |= {kind}
+        parts += record_fields(annotation).values()
+    return any(has_arrays(part, seen) for part in parts)
+
+
+def record_fields(annotation: Any) -> dict[str, Any]:
+    """Returns the annotations of the fields of a model, a dataclass or a `TypedDict`, by name."""
+    models: Any = getattr(annotation, "model_fields", None)
+    if models is not None:
+        return {name: one.annotation for name, one in models.items()}
+    kind: Any = get_origin(annotation) or annotation
+    if not (dataclasses.is_dataclass(kind) or is_typeddict(kind)):
+        return {}
+    try:
+        return get_type_hints(kind)
+    except (NameError, TypeError, AttributeError):
+        return {}
+
+
+class ArrayType:
+    """An array type: it checks arrays, and makes them from nested lists.
+
+    Args:
+        annotation: The annotation.
+    """
+
+    def __init__(self, annotation: Any) -> None:
+        self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
+        shape, dtypes = (*get_args(bare(annotation)), Any, Any)[:2]
+        shapes = [_shape_of(one) for one in choices(shape)]
+        self._shapes = [] if None in shapes else [one for one in shapes if one is not None]
+        self._scalars = list(self._scalars_in(dtypes))
+
+    def of(self, value: Any) -> Any:
+        """Returns an array of this type, from an array, or from numbers in nested lists.
+
+        Raises:
+            ValueError: It is not such an array, and can't be converted.
+        """
+        is_nested = not hasattr(value, "__array__")
+        if is_nested:
+            _check_numbers(value)
+        array = self._np.asarray(value)
+        if is_nested and not is_number(array.dtype):  # of integers beyond 64 bits
+            raise ValueError("it has a number that does not fit into 64 bits")
+        self.check_shape(array.shape)
+        return self.of_dtype(array)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Checks the shape of an array.
+
+        Raises:
+            ValueError: It is not the declared one.
+        """
+        if self._shapes and not any(one.fits(shape) for one in self._shapes):
+            declared = " or ".join(map(str, self._shapes))
+            raise ValueError(f"its shape is {shape}, and it must be {declared}")
+
+    def of_dtype(self, array: Any) -> Any:
+        """Returns an array of a declared dtype; it is converted where each number stays the same.
+
+        Raises:
+            ValueError: It can't be converted.
+        """
+        dtype = array.dtype
+        if not dtype.isnative and is_number(dtype):  # much that takes arrays refuses such
+            array = array.astype(dtype.newbyteorder("="))
+        if not self._scalars or any(issubclass(dtype.type, one) for one in self._scalars):
+            return array
+        if not is_number(dtype):
+            raise ValueError(_NO_NUMBERS)
+        failure: ValueError | None = None
+        for scalar in self._scalars:
+            try:
+                return self._converted(array, scalar)
+            except ValueError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    def _converted(self, array: Any, scalar: Any) -> Any:
+        np = self._np
+        name = _CONCRETE.get(scalar.__name__, scalar)
+        target = None if name is None else np.dtype(name)
+        refusal = f"its dtype is {array.dtype}, and it must be {scalar.__name__}"
+        if target is None or not is_number(target):
+            raise ValueError(refusal)
+        if not array.size and array.dtype.kind != "c":
+            return array.astype(target)
+        if array.dtype.kind in "iu" and target.kind in "iu":
+            # Numpy would convert 300 to 44 in eight bits.
+            bounds = np.iinfo(target)
+            if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
+                raise ValueError(f"it has a number that does not fit into {target}")
+            return array.astype(target)
+        try:
+            with np.errstate(over="raise"):
+                return array.astype(target, casting="same_kind")
+        except FloatingPointError:
+            raise ValueError(f"it has a number that does not fit into {target}") from None
+        except TypeError:
+            raise ValueError(refusal) from None
+
+    def _scalars_in(self, annotation: Any) -> Iterator[Any]:
+        """Yields the scalar types that declared dtypes have; none if any dtype will do."""
+        np = self._np
+        for one in choices(annotation):
+            if isinstance(one, type) and issubclass(one, np.dtype) and not get_args(one):
+                # A class of `numpy.dtypes`.
+                yield getattr(one, "type", np.generic)
+            for scalar in choices(*get_args(one)) if get_args(one) else ():
+                if isinstance(scalar, type) and issubclass(scalar, np.generic):
+                    yield np.generic if scalar is np.object_ else scalar
+
+
+class _Shape(NamedTuple):
+    """A declared shape.
+
+    Attributes:
+        head: The sizes of the first dimensions.
+        repeated: The size of any number of further dimensions, in a tuple; empty for none.
+        tail: The sizes of the last dimensions.
+    """
+
+    head: tuple[_Size, ...]
+    repeated: tuple[_Size, ...] = ()
+    tail: tuple[_Size, ...] = ()
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Returns whether an array may have a shape."""
+        more = len(shape) - len(self.head) - len(self.tail)
+        if more < 0 or (more and not self.repeated):
+            return False
+        sizes = (*self.head, *self.repeated * more, *self.tail)
+        return all(size is None or n in size for n, size in zip(shape, sizes, strict=True))
+
+    @override
+    def __str__(self) -> str:
+        parts = [*map(_text_of, self.head)]
+        parts += [f"{_text_of(one)}, ..." for one in self.repeated]
+        parts += map(_text_of, self.tail)
+        return f"({', '.join(parts)}{',' if len(parts) == 1 and not self.repeated else ''})"
+
+
+def array_check(signature: Signature) -> Check | None:
+    """Returns a check of the arrays in the item of a call; None if no parameter has an array type.
+
+    The check returns the item, in which arrays, and nested lists in their place, are converted to
+    the declared types. It raises a `ValueError` that names the parameter.
+
+    Args:
+        signature: The signature of a call with one item.
+    """
+    parameters = list(signature.parameters.values())
+    checks = [_check_of(one.annotation, {}) for one in parameters]
+    if not any(checks):
+        return None
+
+    def check(item: Any) -> Any:
+        values = (item,) if len(parameters) == 1 else item
+        made = tuple(
+            value if value is p.default else _named(p.name, one, value)
+            for p, one, value in zip(parameters, checks, values, strict=True)
+        )
+        return made[0] if len(parameters) == 1 else made
+
+    return check
+
+
+def _named(name: str, check: Check | None, value: Any) -> Any:
+    try:
+        return value if check is None else check(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _check_of(annotation: Any, known: dict[Any, Check]) -> Check | None:
+    """Returns a check of the arrays in values of an annotation; None if it has no array types.
+
+    Args:
+        annotation: The annotation.
+        known: The checks of the records around it, which a recursive type has again.
+    """
+    annotation = unmarked(annotation)
+    if is_array(annotation):
+        return ArrayType(annotation).of
+    if not has_arrays(annotation):
+        return None
+    if len(parts := choices(annotation)) > 1:
+        return _of_union(parts, known)
+    kind: Any = get_origin(annotation) or annotation
+    if fields := record_fields(annotation):
+        if kind in known:
+            return lambda value: known[kind](value)
+        found: dict[str, Check] = {}
+        known[kind] = partial(_of_record, found)
+        checks = {name: _check_of(one, known) for name, one in fields.items()}
+        found |= {name: check for name, check in checks.items() if check is not None}
+        return known[kind]
+    return partial(
+        _of_elements, [_check_of(one, known) for one in get_args(annotation) if one is not ...]
+    )
+
+
+def _of_union(parts: tuple[Any, ...], known: dict[Any, Check]) -> Check:
+    arrays = [ArrayType(one) for one in parts if is_array(one)]
+    others = [_check_of(one, known) for one in parts if not is_array(one)]
+    takes_lists = len(parts) == len(arrays) + (NoneType in parts)
+
+    def check(value: Any) -> Any:
+        if not hasattr(value, "__array__") and not (takes_lists and value is not None):
+            for other in others:
+                value = value if other is None else other(value)
+            return value
+        failures: list[ValueError] = []
+        for array in arrays:
+            try:
+                return array.of(value)
+            except ValueError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+        return value
+
+    return check
+
+
+def _of_record(checks: Mapping[str, Check], value: Any) -> Any:
+    is_dict = isinstance(value, dict)
+    made: Any = copy.copy(value)  # pyright: ignore[reportUnknownArgumentType]
+    for name, check in checks.items():
+        given: Any = made.get(name) if is_dict else getattr(value, name, None)
+        if given is None:
+            continue
+        one = _named(name, check, given)
+        if is_dict:
+            made[name] = one
+        else:
+            object.__setattr__(made, name, one)  # it may be frozen
+    return made
+
+
+def _of_elements(checks: list[Check | None], value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _named(str(key), checks[-1], one) for key, one in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if not isinstance(value, (list, tuple)):
+        return value
+    if not isinstance(value, tuple) or len(checks) != len(value):  # pyright: ignore[reportUnknownArgumentType]
+        checks = checks[:1] * len(value)  # pyright: ignore[reportUnknownArgumentType]
+    elements: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+    pairs = zip(checks, elements, strict=True)
+    made = [_named(str(at), check, one) for at, (check, one) in enumerate(pairs)]
+    return tuple(made) if isinstance(value, tuple) else made
+
+
+def is_number(dtype: Any) -> bool:
+    """Returns whether a dtype is one of numbers, such as `bfloat16` of ``ml_dtypes``."""
+    return dtype.kind in _KINDS or dtype.isbuiltin == 2  # registered by another package
+
+
+def unmarked(annotation: Any) -> Any:
+    """Returns the type inside of an annotation's marks and aliases."""
+    while get_origin(annotation := bare(annotation)) in _MARKS:
+        [annotation] = get_args(annotation)
+    return annotation
+
+
+def choices(annotation: Any) -> tuple[Any, ...]:
+    """Returns the types of a union; a type that is none alone."""
+    annotation = bare(annotation)
+    if get_origin(annotation) not in (Union, UnionType):
+        return (annotation,)
+    return tuple(bare(one) for one in get_args(annotation))
+
+
+def _shape_of(annotation: Any) -> _Shape | None:
+    """Returns the shape that a type of tuples declares; None for any."""
+    if get_origin(annotation) is not tuple:
+        return None
+    head: list[_Size] = []
+    repeated: tuple[_Size, ...] = ()
+    tail: list[_Size] = []
+    for one in get_args(annotation):
+        if one is Ellipsis:
+            repeated = (head.pop(),)
+            continue
+        inner = _shape_of(_unpacked(one)) if _is_unpacked(one) else _Shape((_size_of(one),))
+        inner = inner or _Shape((), (None,))
+        (tail if repeated else head).extend(inner.head)
+        repeated = repeated or inner.repeated
+        tail += inner.tail
+    return _Shape(tuple(head), repeated, tuple(tail))
+
+
+def _is_unpacked(annotation: Any) -> bool:
+    return get_origin(annotation) in _UNPACK or getattr(annotation, "__unpacked__", False)
+
+
+def _unpacked(annotation: Any) -> Any:
+    """Returns the tuple that is unpacked in a type of tuples."""
+    if get_origin(annotation) in _UNPACK:
+        return get_args(annotation)[0]
+    return tuple[get_args(annotation)]  # type: ignore[misc]
+
+
+def _size_of(annotation: Any) -> _Size:
+    sizes: set[int] = set()
+    for one in choices(annotation):
+        values = get_args(one) if get_origin(one) is Literal else ()
+        if not values or not all(isinstance(value, int) for value in values):
+            return None
+        sizes |= set(values)
+    return frozenset(sizes)
+
+
+def _text_of(size: _Size) -> str:
+    return "any" if size is None else " or ".join(map(str, sorted(size)))
+
+
+def _check_numbers(value: Any) -> None:
+    """Checks that nested lists have nothing in them but numbers.
+
+    Numpy would make each text in an array as long as the longest, before its type can be refused:
+    one of a MiB and a thousand short ones would take 4 GiB.
+
+    Raises:
+        ValueError: They have something else.
+    """
+    pending = [[value]]
+    while pending:
+        one = pending.pop()
+        kinds = set(map(type, one))
+        if not kinds <= _IN_LISTS:
+            raise ValueError(_NO_NUMBERS)
+        if list in kinds:
+            if len(kinds) > 1:
+                raise ValueError("its lists have both numbers and lists in them")
+            pending += one
