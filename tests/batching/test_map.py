@@ -213,3 +213,115 @@ async def test_metadata_reaches_every_call_of_a_map() -> None:
 
     async with shoal.Batcher(handler) as call:
         assert await call.options(metadata={"user": 3}).map(range(3)) == [3, 3, 3]
+
+
+def _fails(item: str) -> Any:
+    """A function of one item that fails for some: it raises, or returns what is no cost or key."""
+    if item == "raises":
+        raise LookupError(item)
+    return [] if item == "no cost or key" else 99 if item == "large" else 1
+
+
+def _split(item: str, room: float) -> list[str]:
+    return [item[:1], item[1:]]
+
+
+SHARINGS: list[dict[str, Any]] = [
+    {},
+    {"dedupe": True},
+    {"cache": shoal.Cache(max_size=9, ttl_s=60)},
+    {"request_timeout_s": 60},
+]
+OF_ONE_ITEM: list[tuple[dict[str, Any], dict[str, type[Exception]]]] = [
+    (
+        {"batch_size_fn": _fails},
+        {"raises": LookupError, "no cost or key": TypeError, "large": shoal.ItemTooLarge},
+    ),
+    ({"bucket_by": _fails}, {"raises": LookupError, "no cost or key": TypeError}),
+    ({"dedupe": _fails}, {"raises": LookupError, "no cost or key": TypeError}),
+]
+
+
+@pytest.mark.parametrize("more", SHARINGS, ids=str)
+@pytest.mark.parametrize(("option", "wrong"), OF_ONE_ITEM, ids=["cost", "bucket", "key"])
+async def test_an_item_for_which_no_call_can_be_made_has_its_error_in_its_place(
+    more: dict[str, Any], option: dict[str, Any], wrong: dict[str, type[Exception]]
+) -> None:
+    handler = Recorder()
+    async with shoal.Batcher(handler, **more | option) as call:
+        items = ["a", *wrong, "a", "raises", "b"]
+        got = await call.map(items, return_exceptions=True)
+        of_type = {item: wrong.get(item, str) for item in items}
+        assert [type(one) for one in got] == [of_type[item] for item in items]
+        assert got[0] == "a"
+        errors = [one for one in got if isinstance(one, Exception)]
+        assert len(set(map(id, errors))) == len(errors)
+        every = await call.map(list(wrong), return_exceptions=True)
+        assert [type(one) for one in every] == list(wrong.values())
+        with pytest.raises(LookupError):
+            await call.map(["a", "raises", "b"])
+    assert {item for batch in handler.batches for item in batch} <= {"a", "b"}
+
+
+async def test_an_item_that_can_not_be_split_has_its_error_in_its_place() -> None:
+    def split(item: str, room: float) -> list[str]:
+        if item == "raises":
+            raise LookupError(item)
+        return [] if item == "no parts" else [item[:2], item[2:]]
+
+    def join(results: list[str]) -> str:
+        if results[0] == "jo":
+            raise ArithmeticError
+        return "".join(results)
+
+    options: Any = {"split": split, "join": join, "batch_size_fn": len, "max_batch_size": 4}
+    async with shoal.Batcher(Recorder(), **options) as call:
+        items = ["a", "raises", "parts", "no parts", "join!", "too large by far", "b"]
+        got = await call.map(items, return_exceptions=True)
+    assert [one if isinstance(one, str) else type(one) for one in got] == [
+        *("a", LookupError, "parts", TypeError, ArithmeticError, shoal.ItemTooLarge, "b")
+    ]
+
+
+async def test_an_item_that_can_not_be_compared_has_its_error_in_its_place() -> None:
+    async with shoal.Batcher(Recorder(), dedupe=True) as call:
+        got = await call.map(["a", lambda: None, "b"], return_exceptions=True)
+    assert [type(one) for one in got] == [str, TypeError, str]
+
+
+async def test_options_that_change_when_the_calls_are_made_fail_single_items() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=5)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("x"))
+        made = call.map(["a", "large", "b"], return_exceptions=True)
+        batcher.configure(batch_size_fn=_fails, max_batch_size=9)
+        held.gate.set()
+        got = await made
+    assert [type(one) for one in got] == [str, shoal.ItemTooLarge, str]
+
+
+@pytest.mark.parametrize("more", SHARINGS, ids=str)
+async def test_a_map_that_is_refused_has_an_error_of_its_own_in_each_place(
+    more: dict[str, Any],
+) -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=2, max_queued_requests=1, **more)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0), call(1))
+        await settle()
+        await line_up(tasks, call(2))
+        got = await call.map([3, 4], return_exceptions=True)
+        assert [type(one) for one in got] == [shoal.Overloaded] * 2
+        assert got[0] is not got[1]
+        held.gate.set()
+    late = await batcher.call.map([3, 4], return_exceptions=True)
+    assert [type(one) for one in late] == [shoal.BatcherClosed] * 2
+
+
+@pytest.mark.real_time
+def test_blocking_calls_keep_errors_of_single_items_in_place() -> None:
+    batcher = shoal.Batcher(Recorder(), batch_size_fn=_fails)
+    with shoal.blocking(batcher) as call:
+        got = call.map(["a", "large", "raises"], return_exceptions=True)
+    assert [type(one) for one in got] == [str, shoal.ItemTooLarge, LookupError]

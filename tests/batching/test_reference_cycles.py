@@ -89,6 +89,12 @@ async def maps_with_errors_in_place(call: Any) -> None:
     await call.map(range(3), return_exceptions=True)
 
 
+def refuses(item: int) -> int:
+    if item == 1:
+        raise ValueError(item)
+    return 99 if item == 2 else 1
+
+
 async def leaves(call: Any) -> None:
     with anyio.move_on_after(1):
         await call(1)
@@ -137,6 +143,11 @@ async def leaves_the_stream(call: Any) -> None:
         (maps, fails_in_slots, {}),
         (maps_with_errors_in_place, fails, {}),
         (maps_with_errors_in_place, fails_in_slots, {}),
+        (maps, results, {"batch_size_fn": refuses}),
+        (maps_with_errors_in_place, results, {"batch_size_fn": refuses}),
+        (maps_with_errors_in_place, results, {"batch_size_fn": refuses, "dedupe": True}),
+        (maps_with_errors_in_place, fails_in_slots, {"request_timeout_s": 9}),
+        (maps_with_errors_in_place, results, {"max_queued_requests": 0}),
         (leaves, never_ends, {}),
         (leaves, results, {"batch_wait_timeout_s": None}),
         (misses_a_deadline, never_ends, {}),

@@ -62,6 +62,10 @@ async def two_streamed(left: list[int], right: list[str]) -> AsyncIterator[list[
     yield [b"" for _ in left]
 
 
+def flag() -> bool:
+    return True
+
+
 async def calls() -> None:
     assert_type(plain, BatchedFunction[[int], str])
     assert_type(coroutine, BatchedFunction[[int], str])
@@ -75,7 +79,10 @@ async def calls() -> None:
     assert_type(await coroutine.options(timeout_s=1)(1), str)
     assert_type(await coroutine.map([1, 2]), list[str])
     assert_type(await coroutine.map(range(2), return_exceptions=False), list[str])
+    assert_type(await coroutine.map([1], return_exceptions=True), list[str | Exception])
+    assert_type(await coroutine.map([1], return_exceptions=flag()), list[str | Exception])
     assert_type(await two.map([1], ["2"]), list[bytes])
+    assert_type(await two.map([1], ["2"], return_exceptions=True), list[bytes | Exception])
     assert_type(coroutine.from_thread(1), str)
     async with shoal.open_batchers(plain, coroutine, generator):
         assert_type(coroutine.batcher.options.max_batch_size, int)

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.calls.mapping import all_results
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from shoal.batching.calls.groups import Outcome
 
 
 async def call_each(
@@ -35,40 +39,17 @@ async def call_each(
     Cancellation: all of the calls are cancelled. Checkpoint: always.
     """
     waiting = iter(enumerate(arguments))
-    results: list[Any] = [None] * len(arguments)
-    failed: list[int] = []
+    outcomes: list[Outcome] = [(None, None)] * len(arguments)
 
     async def make_calls() -> None:
         for number, args in waiting:
             try:
-                results[number] = await call(*args)
+                outcomes[number] = await call(*args), None
             except Exception as error:
-                results[number] = error
-                failed.append(number)
+                outcomes[number] = None, error
 
     await anyio.lowlevel.checkpoint()
     async with anyio.create_task_group() as tasks:
         for _ in arguments[:max_concurrent]:
             tasks.start_soon(make_calls)
-    return all_results(results, failed, return_exceptions=return_exceptions)
-
-
-def all_results(
-    results: list[Any], failed: Collection[int], *, return_exceptions: bool
-) -> list[Any]:
-    """Returns a copy of the results of many calls, and empties the list.
-
-    Args:
-        results: The result or the error of each call.
-        failed: The numbers of the calls that failed.
-        return_exceptions: Whether errors are returned in the list instead of being raised.
-
-    Raises:
-        Exception: The first error in the order of the calls.
-    """
-    try:
-        if failed and not return_exceptions:
-            raise results[min(failed)]
-        return results.copy()
-    finally:
-        results.clear()  # the tracebacks of its errors hold the frames that have it
+    return all_results(outcomes, return_exceptions=return_exceptions)

@@ -9,7 +9,7 @@ function would. So code that gathers many calls gets all of their errors in one 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
@@ -82,20 +82,29 @@ class UnaryCall(Generic[P, R]):
 
     @overload
     def map(
-        self: UnaryCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool = False
+        self: UnaryCall[[T], R], items: Iterable[T], /, *, return_exceptions: Literal[False] = False
     ) -> Coroutine[Any, Any, list[R]]: ...
     @overload
     def map(
-        self, *columns: Iterable[Any], return_exceptions: bool = False
+        self: UnaryCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool
+    ) -> Coroutine[Any, Any, list[R | Exception]]: ...
+    @overload
+    def map(
+        self, *columns: Iterable[Any], return_exceptions: Literal[False] = False
     ) -> Coroutine[Any, Any, list[R]]: ...
+    @overload
+    def map(
+        self, *columns: Iterable[Any], return_exceptions: bool
+    ) -> Coroutine[Any, Any, list[R | Exception]]: ...
     def map(
         self, *columns: Iterable[Any], return_exceptions: bool = False
-    ) -> Coroutine[Any, Any, list[R]]:
+    ) -> Coroutine[Any, Any, list[Any]]:
         """Makes many calls at once and waits for all of them, with one wake-up.
 
         Args:
             *columns: The items; for a handler with several parameters one iterable for each.
-            return_exceptions: Whether errors are returned in the list instead of being raised.
+            return_exceptions: Whether errors of calls are returned in their places of the list
+                instead of being raised, also those of calls that were refused.
 
         Returns:
             The results, in the order of the items.
@@ -117,7 +126,7 @@ class UnaryCall(Generic[P, R]):
 
     async def _map_later(
         self, columns: tuple[Iterable[Any], ...], return_exceptions: bool
-    ) -> list[R]:
+    ) -> list[Any]:
         return await self._find().begin_map(
             columns, self._call_options, return_exceptions=return_exceptions
         )

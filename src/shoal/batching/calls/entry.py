@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
@@ -11,13 +11,14 @@ import anyio.lowlevel
 
 from shoal.batching.calls.groups import Splitting, any_failed, let_go_of_errors
 from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
+from shoal.batching.calls.mapping import enter_parts, map_alike, map_calls, wait_for
 from shoal.batching.calls.one_result import bare_call, call_with_options, raised, single_call
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
@@ -337,10 +338,14 @@ class Entry:
         if len(parts) == 1:
             return await self.call(*parts[0])
         self._count_split(parts)
-        requests = await self._group(parts)
+        try:
+            requests = enter_parts(self.intake, parts)
+        except Exception:
+            await anyio.lowlevel.checkpoint()
+            raise
         waiter: GroupWaiter = requests[0].waiter
         waiter.has_failed = partial(any_failed, requests)
-        await self._wait(requests)
+        await wait_for(self.intake, requests)
         for request in requests:
             if request.error is None:
                 self.intake.abandon(request)
@@ -351,99 +356,59 @@ class Entry:
 
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
         """Makes calls that have only an item."""
-        if not items:
-            await anyio.lowlevel.checkpoint()
-            return []
-        try:
-            requests = self.intake.enter_group(items, None)
-        except Exception:
-            await anyio.lowlevel.checkpoint()
-            raise
-        await self._wait(requests)
-        waiter: GroupWaiter = requests[0].waiter
-        if waiter.answered < len(requests):  # some may have failed
-            try:
-                if return_exceptions:
-                    return [r.value if r.error is None else r.error for r in requests]
-                for request in requests:
-                    if request.error is not None:
-                        raise request.error
-            finally:
-                let_go_of_errors(requests)
-        return [request.value for request in requests]
-
-    def _divided(self, items: list[Any], call_options: CallOptions) -> list[list[Part]]:
-        """Splits items that are queued one after the other."""
-        now = self.now()
-        calls: list[list[Part]] = []
-        entering: dict[Hashable, float] = {}
-        for item in items:
-            options = self._request_options_of(item, call_options, now)
-            queued = entering.get(options.key)
-            if queued is None:
-                queued = self.intake.former.size_beside(options)
-            parts = self._splitting.parts(item, options, call_options, now, queued)
-            if len(parts) > 1:
-                self._count_split(parts)
-            calls.append(parts)
-            entering[options.key] = queued + options.cost
-        return calls
+        self.intake.check_loop()
+        self.intake.adopt()
+        if self._needs_request_options:  # configured meanwhile
+            return await self._map(items, NO_CALL_OPTIONS, return_exceptions=return_exceptions)
+        return await map_alike(self.intake, items, return_exceptions=return_exceptions)
 
     async def _map(
         self, items: list[Any], call_options: CallOptions, *, return_exceptions: bool
     ) -> list[Any]:
         """Makes calls with one or more parts each."""
-        if not items:
-            await anyio.lowlevel.checkpoint()
-            return []
-        splitting = self._splitting
+        self.intake.check_loop()
+        self.intake.adopt()
+        divided = self._divided_or_error if return_exceptions else self._divided
+        now, entering = self.now(), dict[Hashable, float]()
         try:
-            calls = self._divided(items, call_options)
+            calls = [divided(item, call_options, now, entering) for item in items]
         except Exception:
             await anyio.lowlevel.checkpoint()
             raise
-        requests = await self._group([part for parts in calls for part in parts])
-        await self._wait(requests)
-        rest = iter(requests)
-        results: list[Any] = []
+        return await map_calls(
+            self.intake, self._splitting, calls, return_exceptions=return_exceptions
+        )
+
+    def _divided_or_error(self, *args: Any) -> list[Part] | Exception:
         try:
-            for parts in calls:
-                of_one = list(islice(rest, len(parts)))
-                try:
-                    results.append(splitting.joined(of_one))
-                except Exception as error:
-                    if not return_exceptions:
-                        raise
-                    results.append(error)
-        finally:
-            let_go_of_errors(requests)
-        return results
+            return self._divided(*args)
+        except Exception as error:
+            return error
+
+    def _divided(
+        self, item: Any, call_options: CallOptions, now: float, entering: dict[Hashable, float]
+    ) -> list[Part]:
+        """Splits an item.
+
+        Args:
+            item: The item.
+            call_options: The options of its call.
+            now: The time.
+            entering: How much will be queued in front of it, by bucket; counts the item as well.
+        """
+        options = self._request_options_of(item, call_options, now)
+        queued = entering.get(options.key)
+        if queued is None:
+            queued = self.intake.former.size_beside(options)
+        parts = self._splitting.parts(item, options, call_options, now, queued)
+        if len(parts) > 1:
+            self._count_split(parts)
+        entering[options.key] = queued + options.cost
+        return parts
 
     def _count_split(self, parts: list[Part]) -> None:
         self._counters.split_calls += 1
         self._counters.split_requests += len(parts)
-
-    async def _group(self, parts: list[Part]) -> list[Request]:
-        try:
-            return self.intake.enter_group(
-                [part.item for part in parts], [part.options for part in parts]
-            )
-        except Exception:
-            await anyio.lowlevel.checkpoint()
-            raise
-
-    async def _wait(self, requests: Sequence[Request]) -> None:
-        """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
-        try:
-            await requests[0].waiter
-        except BaseException:
-            for request in requests:
-                self.intake.abandon(request)
-            raise
-        finally:
-            if requests[0].options is not None:  # all have options, or none has
-                for request in requests:
-                    self.intake.former.overdue.forget(request)
 
 
 def _refused(error: Exception) -> NoReturn:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from shoal.core.request import State
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from shoal.core.forming.call_options import CallOptions, RequestOptionsFactory
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
+
+Outcome: TypeAlias = "tuple[Any, Exception | None]"
+"""The result of a call, and its error, if it failed."""
 
 FINISHED = State.FINISHED
 
@@ -159,6 +162,15 @@ class Splitting:
             return requests[0].value
         join = cast("Callable[[list[Any]], Any]", self._join)
         return join([request.value for request in requests])
+
+    def outcome(self, requests: Sequence[Request]) -> Outcome:
+        """Returns what `joined` returns or raises; the requests let go of their errors."""
+        try:
+            return self.joined(requests), None
+        except Exception as error:
+            return None, error
+        finally:
+            let_go_of_errors(requests)
 
     def _checked(self, given: Any) -> list[Any]:
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:

@@ -112,17 +112,21 @@ class Sharing:
         intake = self._intake
         intake.check_loop()
         waiter = GroupWaiter(intake.parking, len(items))
+        made: list[Request | Exception] = []
         requests: list[Request] = []
         try:
-            try:
-                for item in items:
-                    requests.append(  # noqa: PERF401  # those made before an error are needed
-                        self.enter(item, options_of(item), waiter)
-                    )
-            except Exception:
-                self._drop(requests)
-                await anyio.lowlevel.checkpoint()
-                raise
+            for item in items:
+                try:
+                    request = self.enter(item, options_of(item), waiter)
+                except Exception as error:
+                    if not return_exceptions:
+                        self._drop(requests)
+                        await anyio.lowlevel.checkpoint()
+                        raise
+                    made.append(error)
+                else:
+                    made.append(request)
+                    requests.append(request)
             waiter.left = sum([request.state is RUNNING for request in requests])
             try:
                 await (waiter if waiter.left else anyio.lowlevel.checkpoint())
@@ -132,10 +136,14 @@ class Sharing:
             for request in requests:
                 if request.error is not None and not return_exceptions:
                     raise request.error
-            return [r.value if r.error is None else r.error for r in requests]
+            return [
+                one if isinstance(one, Exception) else one.value if one.error is None else one.error
+                for one in made
+            ]
         finally:
+            made.clear()  # the traceback of an error holds this frame
             for request in requests:
-                request.error = None  # its traceback holds this frame
+                request.error = None
                 intake.former.overdue.forget(request)
 
     def _drop(self, requests: Sequence[Request]) -> None:

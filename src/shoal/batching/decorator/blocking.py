@@ -17,7 +17,7 @@ import threading
 import weakref
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from anyio.from_thread import start_blocking_portal
 
@@ -134,11 +134,23 @@ class BlockingCall(BlockingFace, Generic[P, R]):
 
     @overload
     def map(
-        self: BlockingCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool = False
+        self: BlockingCall[[T], R],
+        items: Iterable[T],
+        /,
+        *,
+        return_exceptions: Literal[False] = False,
     ) -> list[R]: ...
     @overload
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[R]: ...
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[R]:
+    def map(
+        self: BlockingCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool
+    ) -> list[R | Exception]: ...
+    @overload
+    def map(
+        self, *columns: Iterable[Any], return_exceptions: Literal[False] = False
+    ) -> list[R]: ...
+    @overload
+    def map(self, *columns: Iterable[Any], return_exceptions: bool) -> list[R | Exception]: ...
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
         """Makes many calls at once, and blocks until all are answered; see `UnaryCall.map`."""
         lists = [list(column) for column in columns]  # in this thread: they may block
         call: UnaryCall[..., R] = self._call

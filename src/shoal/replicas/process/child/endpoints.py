@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio
 import anyio.lowlevel
 
-from shoal.replicas.many_calls import all_results
+from shoal.batching.calls.mapping import all_results
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
@@ -28,6 +28,7 @@ from shoal.replicas.threads import WorkCancelled, loop_of_caller, runs_a_loop
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterable
 
+    from shoal.batching.calls.groups import Outcome
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.process.wire.frames import Frame
 
@@ -115,30 +116,19 @@ class ParentChannel:
             Exception: The first error in the order of the calls.
         """
         begun: list[_BlockingAnswers | TypeError] = []
-        results: list[Any] = []
-        failed: list[int] = []
         try:
-            for call in calls:
-                try:
-                    begun.append(_BlockingAnswers(self, call))
-                except TypeError as error:  # it can't be sent
-                    begun.append(error)
-            for number, one in enumerate(begun):
-                try:
-                    if isinstance(one, TypeError):
-                        raise one
-                    results.append(one.next())
-                except WorkCancelled:
-                    raise
-                except Exception as error:
-                    results.append(error)
-                    failed.append(number)
-            return all_results(results, failed, return_exceptions=return_exceptions)
+            begun.extend(map(self._begun_or_error, calls))
+            outcomes = [_outcome(one) for one in begun]
         finally:
-            for one in begun:
-                if isinstance(one, _BlockingAnswers):
-                    one.leave()
-            begun.clear()
+            while begun:
+                _leave(begun.pop())
+        return all_results(outcomes, return_exceptions=return_exceptions)
+
+    def _begun_or_error(self, call: CallOut) -> _BlockingAnswers | TypeError:
+        try:
+            return _BlockingAnswers(self, call)
+        except TypeError as error:  # it can't be sent
+            return error
 
     def stream(self, call: CallOut) -> Generator[Any]:
         """Makes a call from plain code that is answered by a stream; closing it cancels the call.
@@ -282,3 +272,20 @@ class _Awaiting(_Answers):
     def _take(self, frame: Frame) -> None:
         self._frames.append(frame)
         self._soon(lambda: self._came.set())  # looked up when it runs
+
+
+def _leave(begun: _BlockingAnswers | TypeError) -> None:
+    if isinstance(begun, _BlockingAnswers):
+        begun.leave()
+
+
+def _outcome(begun: _BlockingAnswers | TypeError) -> Outcome:
+    """Waits for the outcome of a call that was begun, or could not be."""
+    if isinstance(begun, TypeError):
+        return None, begun
+    try:
+        return begun.next(), None
+    except WorkCancelled:
+        raise
+    except Exception as error:
+        return None, error
