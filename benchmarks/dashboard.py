@@ -53,7 +53,8 @@ async def main(rate: float, rounds: int, seconds: float, folder: Path) -> None:
         command, cwd=folder, stderr=subprocess.PIPE, text=True
     ) as server:
         assert server.stderr is not None
-        found = re.search(r"http://[\d.]+:(\d+)", server.stderr.readline())
+        started = next(line for line in server.stderr if line.startswith("Shoal serving "))
+        found = re.search(r"http://[\d.]+:(\d+)", started)
         assert found is not None
         port = int(found[1])
         try:

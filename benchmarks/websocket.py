@@ -126,7 +126,8 @@ def measured(event_loop: str, rounds: int) -> dict[str, float]:
     ) as server:
         try:
             assert server.stderr is not None
-            port = int(server.stderr.readline().rpartition(":")[2])
+            started = next(line for line in server.stderr if line.startswith("Shoal serving "))
+            port = int(started.rpartition(":")[2])
             for number in range(rounds + 1):
                 for name, kind, connections in kinds:
                     took_s = run(port, connections, kind, REQUESTS, partial(cpu_s, server.pid))

@@ -7,7 +7,6 @@ import gc
 import http.client
 import io
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from progress_lines import first_line, without_progress
 from shoal.cli import main
 from shoal.commands.server.locations import ServerLocation
 
@@ -85,7 +85,7 @@ class Terminal:
             out, err = process.communicate(timeout=HANG_S)
         finally:
             process.kill()
-        return process.returncode, out, err
+        return process.returncode, out, without_progress(err)
 
     def told(self, *arguments):
         """Runs a command that goes well; gives its output."""
@@ -116,7 +116,6 @@ class Terminal:
         ):
             patch.chdir(self.directory)
             patch.setattr(sys, "path", [HERE, *sys.path])
-            patch.setattr(logging, "basicConfig", lambda **_: None)  # the log is the tests'
             for name in ("XDG_RUNTIME_DIR", *filter(is_of_opentelemetry, self.environment)):
                 patch.setenv(name, self.environment[name])
             try:
@@ -138,9 +137,9 @@ class Terminal:
         hang = threading.Timer(HANG_S, process.kill)
         hang.start()
         try:
-            first_line = process.stderr.readline()
-            assert first_line.startswith("Shoal serving "), first_line + process.stderr.read()
-            yield process, int(first_line.rpartition(":")[2])
+            line = first_line(process.stderr)
+            assert line.startswith("Shoal serving "), line + process.stderr.read()
+            yield process, int(line.rpartition(":")[2])
         finally:
             hang.cancel()
             process.kill()

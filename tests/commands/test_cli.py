@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from progress_lines import first_line
 from shoal.cli import main
 
 pytestmark = pytest.mark.real_time
@@ -144,7 +145,7 @@ class Served:
 
     def __init__(self, process):
         self.process = process
-        self.first_line = process.stderr.readline()
+        self.first_line = first_line(process.stderr)
         found = re.fullmatch(r"Shoal serving (\S+) on http://127\.0\.0\.1:(\d+)\n", self.first_line)
         assert found, self.first_line + process.stderr.read()
         self.port = int(found[2])

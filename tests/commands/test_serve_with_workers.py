@@ -14,6 +14,7 @@ import pytest
 from processes import HANG_S, ask
 
 from certificates import new_certificate
+from progress_lines import first_line
 from worker_processes import children_of, is_worker, workers_of
 
 pytestmark = pytest.mark.real_time
@@ -135,7 +136,7 @@ def test_ctrl_c_of_a_terminal_is_for_the_server(terminal, directory):
         "serve", "code:app", "--port", "0", "--workers", "2", start_new_session=True
     )
     try:
-        assert process.stderr.readline().startswith("Shoal serving ")
+        assert first_line(process.stderr).startswith("Shoal serving ")
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=HANG_S)
         assert process.returncode == 0

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from processes import HANG_S, ask
 
+from progress_lines import first_line
 from shoal.http.server.activation import PassedSockets, passed_sockets
 
 pytestmark = pytest.mark.real_time
@@ -128,7 +129,7 @@ def test_each_socket_serves_the_application_but_that_named_admin(passing, termin
     with listening() as first, listening_at(path) as admin, listening() as second:
         sockets = [first, admin, second]
         with passing(sockets, "http:admin:also", "serve", "lengths:app") as run:
-            assert run.stderr.readline().endswith(f":{port_of(first)}\n")
+            assert first_line(run.stderr).endswith(f":{port_of(first)}\n")
             assert run.stderr.readline().endswith(f":{port_of(second)}\n")
             for passed in (first, second):
                 assert ask(port_of(passed), "/embed", "eel") == (200, 3)

@@ -11,6 +11,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from browser import NEEDS_CHROMIUM, chromium
+from progress_lines import first_line
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60
@@ -42,7 +43,7 @@ def url():
         text=True,
     ) as server:
         try:
-            yield re.search(r"http://\S+", server.stderr.readline())[0]
+            yield re.search(r"http://\S+", first_line(server.stderr))[0]
         finally:
             server.send_signal(signal.SIGINT)
             said = server.stderr.read()

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from dockerfile_parse import DockerfileParser
 
+from progress_lines import first_line
 from schema_checks import check_schema
 
 ROOT = Path(__file__).parents[2]
@@ -160,7 +161,7 @@ def served():
         port = free.getsockname()[1]
     process = start("app:app", "--host", "0.0.0.0", "--port", str(port), directory=DEPLOY)
     try:
-        assert process.stderr.readline().startswith("Shoal serving app:app on ")
+        assert first_line(process.stderr).startswith("Shoal serving app:app on ")
         yield port
     finally:
         process.kill()

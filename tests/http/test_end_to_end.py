@@ -14,6 +14,8 @@ import httpx
 import pytest
 import trio
 
+from progress_lines import first_line
+
 pytestmark = [pytest.mark.trio, pytest.mark.real_time]
 
 HERE = Path(__file__).parent
@@ -29,9 +31,9 @@ class Served:
 
     def __init__(self, process):
         self.process = process
-        first_line = process.stderr.readline()
-        found = re.fullmatch(r"Shoal serving load_app:app on (http://\S+)\n", first_line)
-        assert found, first_line + process.stderr.read()
+        line = first_line(process.stderr)
+        found = re.fullmatch(r"Shoal serving load_app:app on (http://\S+)\n", line)
+        assert found, line + process.stderr.read()
         self.url = found[1]
 
     def client(self, **options):

@@ -308,7 +308,7 @@ async def test_the_wait_for_a_place_is_bounded_and_says_what_is_free(tmp_path):
         with pytest.raises(shoal.ReplicaNotStarted) as raised:
             await controller.create_backend("b", Model, str(tmp_path), config=config)
     said = str(raised.value)
-    assert "b#0 was not ready within 0.5 s: Ray has not placed its actor" in said
+    assert "b#0 was not ready within 0.5 s (place_timeout_s): Ray has not placed its actor" in said
     assert "'nowhere': 1" in said
     assert "these are free: " in said
     assert folder.notes() == []

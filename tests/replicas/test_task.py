@@ -124,7 +124,7 @@ async def test_a_start_that_takes_too_long_is_given_up_in_time():
     began = anyio.current_time()
     error = await failure_of(replica.serve(task_status=anyio.TASK_STATUS_IGNORED))
     assert isinstance(error, ReplicaNotStarted)
-    assert str(error) == "embed#3 was not ready within 60 s"
+    assert str(error) == "embed#3 was not ready within 60 s (start_timeout_s)"
     assert anyio.current_time() == began + 60
 
 

@@ -11,6 +11,7 @@ import anyio
 
 from shoal.commands.server.options import add_server_options, event_loop, server_options, workers
 from shoal.commands.server.process import ServerProcess, collect_less_often
+from shoal.commands.server.progress import Progress
 from shoal.commands.server.reload import Reloader, Turn
 from shoal.commands.support.loading import (
     APPLICATION,
@@ -95,9 +96,17 @@ def _run(arguments: Namespace) -> int:
     if arguments.reload_dir:
         raise CommandError("--reload-dir needs --reload")
     passed = _passed(arguments)
-    app = application_of(arguments.application)
+    app = _imported(arguments)
     options = _at(passed, _options(arguments, server_settings(app)))
     return _process(arguments, app, options, passed=passed).to_its_end()
+
+
+def _imported(arguments: Namespace) -> ASGIApp:
+    spec = arguments.application
+    with Progress(f"importing {spec}") as progress:
+        app = application_of(spec)
+        progress.finish(f"imported {spec}")
+    return app
 
 
 def _reload(arguments: Namespace) -> int:
@@ -116,7 +125,7 @@ def _reload(arguments: Namespace) -> int:
 
 def _serve_version(arguments: Namespace, listening: int, turn: Turn) -> int:
     """Serves one version of the application at a socket that `Reloader` holds."""
-    app = application_of(arguments.application)
+    app = _imported(arguments)
     options = _options(arguments, server_settings(app))
     if not turn.wait():
         return 0

@@ -24,9 +24,12 @@ def write_log(level: str, form: str) -> None:
         level: The least level, in lower case.
         form: One of `LOG_FORMATS`.
     """
-    handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    root = logging.getLogger()
+    if all(isinstance(handler, logging.NullHandler) for handler in root.handlers):
+        handler = logging.StreamHandler()
+        handler.setFormatter(JsonLines() if form == "json" else TextLines())
+        root.addHandler(handler)
+        root.setLevel(level.upper())
 
 
 class TextLines(logging.Formatter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import signal
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.commands.server.log_format import write_log
+from shoal.commands.server.progress import Progress
 from shoal.commands.server.signals import Signals
 from shoal.commands.server.telemetry import exported
 from shoal.commands.support.loading import shoals_in
@@ -21,6 +22,7 @@ from shoal.errors import LifespanFailed, StateRefused
 from shoal.http.server.activation import NO_SOCKETS, PassedSockets
 from shoal.http.server.listeners import AppListener, Unix
 from shoal.http.server.log_errors import contained
+from shoal.replicas.code.loggers import loggers_kept_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -114,7 +116,10 @@ class ServerProcess:
 
 
 def write_logs(level: str, form: str, options: HttpOptions) -> None:
-    """Sets how this process writes its log, and the access log if there is one."""
+    """Sets how this process writes its log, and the access log if there is one.
+
+    Called again once the application has started, which may have configured logging.
+    """
     write_log(level, form)
     if options.access_log:
         from shoal.http.server.access_log import LOGGER
@@ -128,11 +133,15 @@ def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) 
 
 
 def _write_plainly(name: str) -> None:
-    """Makes a logger write bare messages to stderr, from level INFO, whatever the log level is."""
+    """Makes a logger write bare messages, from level INFO, whatever the log level is.
+
+    They go to stderr, unless the application has given the logger a handler.
+    """
     logger = logging.getLogger(name)
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger.addHandler(handler)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
 
@@ -171,6 +180,11 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     signals.listen()
 
     is_up = anyio.Event()
+    startup = ExitStack()
+    startup.enter_context(loggers_kept_on())
+    shoals = run.shoals
+    loading = Progress(f"loading {run.spec}", tuple if shoals is None else shoals.loading)
+    startup.enter_context(loading)
 
     async def until_ended() -> None:
         """Waits until the operator shuts down the application's controller."""
@@ -184,6 +198,9 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         signals.ask()
 
     def started(url: str) -> None:
+        loading.finish(f"loaded {run.spec}")
+        startup.close()
+        write_logs(run.log_level, run.log_format, run.options)
         is_up.set()
         skip_what_was_loaded()
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
@@ -212,18 +229,19 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
             AppListener(address=at, app=app, started=say_where, may_have_tls=True)
             for at in run.passed.public[1:]
         ]
-        drained = await serve(
-            app,
-            run.options,
-            shutdown=shutdown,
-            started=started,
-            extra_listeners=(*more, *others),
-            load_later=(lambda: None) if run.shoals is None else load_the_rest,
-            front_ends=None if run.workers is None else _front_ends(run, run.workers),
-        )
+        with startup:
+            drained = await serve(
+                app,
+                run.options,
+                shutdown=shutdown,
+                started=started,
+                extra_listeners=(*more, *others),
+                load_later=(lambda: None) if shoals is None else load_the_rest,
+                front_ends=None if run.workers is None else _front_ends(run, run.workers),
+            )
     except LifespanFailed as failure:
-        if len(failure.details.splitlines()) > 1:  # one line is in the message
-            say(failure.details.rstrip())
+        if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message
+            say(above)
         if (hint := hint_for(failure.details)) is not None:
             say(f"shoal: {hint}")
         raise CommandError(str(failure), 1) from None

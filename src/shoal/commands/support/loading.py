@@ -9,6 +9,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from shoal.batching.failures.frames import users_part
 from shoal.batching.handlers.annotations import read_signature
 from shoal.commands.support.mistake import CommandError, say
 from shoal.replicas.code.definition import imported_unheld
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.toml"
 """The argument's form, for help texts."""
-
-_IMPORTERS: Final = frozenset({"shoal", "importlib", "_frozen_importlib"})
 
 
 def application_of(spec: str) -> ASGIApp:
@@ -64,11 +63,8 @@ def named(spec: str, example: str) -> Any:
     try:
         return imported_unheld(spec)
     except Exception as error:
-        # The frames before those of the imported code are the same twenty lines every time. An
-        # error before any code ran, such as a SyntaxError, has no others.
-        shown = error.__traceback__
-        while shown is not None and _package(shown.tb_frame.f_globals) in _IMPORTERS:
-            shown = shown.tb_next
+        # An error before any code ran, such as a SyntaxError, has no frames of the user.
+        shown = users_part(error.__traceback__)
         if shown is None and isinstance(error, ValueError):
             where = f" in {os.getcwd()} or installed" if error.__cause__ is not None else ""
             raise CommandError(f"{error}{where}") from None
@@ -182,7 +178,3 @@ def _flaw(app: object) -> str | None:
     except ValueError:
         pass  # some callables have no signature; a mistake shows when it is served
     return None
-
-
-def _package(module: dict[str, Any]) -> str:
-    return str(module.get("__name__", "")).partition(".")[0]

@@ -393,6 +393,10 @@ class App:
                 self._batch_observers.remove_from(controller.observers)
                 self._phase = "closed"
 
+    def loading(self) -> list[str]:
+        """Returns the names of the backends that are not ready yet, while the application opens."""
+        return [*self._declared.loading]
+
     def begin_drain(self) -> None:
         """Prepares the shutdown: not ready any more, and batches don't wait for other requests.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from shoal.batching.failures.frames import in_one_line
 from shoal.errors import NameTaken, NoSuchName
 from shoal.http.openapi.served import Documented
 from shoal.http.requests.routing import PathTable, Route
@@ -69,9 +70,11 @@ class Declarations:
     Attributes:
         backends: Code and configs, by tag.
         endpoints: The endpoints, by name.
+        loading: The tags of the backends that are not ready yet, while they are created.
     """
 
     def __init__(self) -> None:
+        self.loading: list[str] = []
         self.backends: dict[str, tuple[Definition, BackendConfig]] = {}
         self.endpoints: dict[str, EndpointDeclaration] = {}
 
@@ -227,6 +230,7 @@ class Declarations:
         """
         self._check_given(controller)
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
+        self.loading = [*self.backends]
         controller.announce_endpoints([*self.endpoints])
         for tags in self._groups():
             await self._open_side_by_side(controller, lending, tags, lacking)
@@ -318,9 +322,10 @@ class Declarations:
             if code is not None and tag in controller.backends:
                 method_batcher = await controller.backends[tag].method_batcher("__call__")
                 lending.enter_context(code.lent(method_batcher.batcher))
+            self.loading.remove(tag)
         except Exception as error:
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-            cause.add_note(f"{where} could not be opened: {cause!r}")
+            cause.add_note(f"{where} could not be opened: {in_one_line(cause)}")
             raise cause from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Final
 
+from shoal.batching.failures.frames import failure_text
 from shoal.errors import NameTaken, NotAllowed, NotDurable
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ async def run_lifespan(
 ) -> None:
     """Opens and closes an application at the messages of its server.
 
-    A failure is reported to the server with its traceback, unless it is a mistake in what was
+    A failure is reported to the server with the user's frames, unless it is a mistake in what was
     declared. It is not raised as well: servers would treat that as an application without support
     for the protocol.
     """
@@ -37,7 +38,7 @@ async def run_lifespan(
         if isinstance(error, _MISTAKES):
             message = traceback.format_exception_only(error)[-1].rstrip()
         else:
-            message = "".join(traceback.format_exception(error))
+            message = failure_text(error)
         await send({"type": f"lifespan.{stage}.failed", "message": message})
     else:
         await send({"type": "lifespan.shutdown.complete"})

@@ -9,12 +9,12 @@ running: the application can still answer, and its readiness page reports the pr
 from __future__ import annotations
 
 import logging
-import traceback
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.failures.frames import failure_text
 from shoal.errors import LifespanFailed
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Lifespan:
                 raise ValueError(f"{unknown!r} is not a message of the lifespan protocol")
 
     def _failed(self, error: Exception) -> None:
-        details = "".join(traceback.format_exception(error))
+        details = failure_text(error)
         match self._phase:
             case _Phase.NEW:
                 _log.debug("the application has no lifespan", exc_info=error)

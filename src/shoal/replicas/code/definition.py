@@ -20,6 +20,7 @@ from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.items_or_lists import MARK
 from shoal.errors import NotAllowed
 from shoal.replicas.code.given import given_arguments
+from shoal.replicas.code.loggers import loggers_kept_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,8 @@ class Definition:
 
     def instantiated(self, cls: Any) -> Any:
         """Instantiates a class with its init arguments, and with what it is given."""
-        return cls(*self.init_args, **self.keywords_of(cls))
+        with loggers_kept_on():
+            return cls(*self.init_args, **self.keywords_of(cls))
 
     def keywords_of(self, cls: Any) -> dict[str, Any]:
         """Returns the keyword arguments of a class: its own, and those that it is given.
@@ -237,7 +239,8 @@ def imported_unheld(path: str) -> Any:
     """As `imported`, but also raises what is no `Exception`, such as a module's `SystemExit`."""
     module_name, name = split_import_path(path)
     try:
-        found: Any = importlib.import_module(module_name)
+        with loggers_kept_on():
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; one that it imports does not

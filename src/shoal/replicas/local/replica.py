@@ -262,7 +262,7 @@ class LocalReplica(Replica):
         except Exception as error:
             cause = error
         if self._starting.cancel_called:
-            why = self._work.end or f"was not ready within {timeout_s:g} s"
+            why = self._work.end or f"was not ready within {timeout_s:g} s (start_timeout_s)"
         elif cause is not None:
             why = f"could not be started: {shown(cause)}"
         else:

@@ -240,7 +240,7 @@ class ProcessReplica(Replica):
                     Kind.START, packed(start_message), interruptible=False
                 )
             if found is None:
-                worker.kill(f"it was not ready within {timeout_s:g} s")
+                worker.kill(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
                 with anyio.CancelScope(shield=True):
                     await worker.ended.wait()
                 raise worker.death()

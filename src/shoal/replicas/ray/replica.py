@@ -74,6 +74,7 @@ class RayReplica(Replica):
         # asked for and has not given.
         self._doing = ""
         self._limit_s = math.inf
+        self._limited_by = ""
         self._pending: dict[str, Any] | None = None
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
@@ -149,7 +150,7 @@ class RayReplica(Replica):
         elif cause is not None:
             why = f"could not be started: {cause!r}"
         else:
-            why = f"was not ready within {self._limit_s:g} s: {self._doing}"
+            why = f"was not ready within {self._limit_s:g} s ({self._limited_by}): {self._doing}"
             if self._pending is not None:
                 why += await self._room()
         try:
@@ -161,12 +162,13 @@ class RayReplica(Replica):
         blueprint = self.blueprint
         loop, soon = loop_of_caller()
         self._doing = "Ray could not be joined"
-        self._limit(blueprint.options.start_timeout_s)
+        self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         await anyio.to_thread.run_sync(join, abandon_on_cancel=True)
         asked = asked_of_ray(actor_options(blueprint))
         self._doing = f"Ray has not placed its actor, which asks for {asked}"
         self._pending = asked
-        self._limit(RayOptions(**blueprint.placement_options).place_timeout_s)
+        place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
+        self._limit("place_timeout_s", place_timeout_s)
         make = partial(new_actor, blueprint, loop)
         tasks.start_soon(self._say_that_it_waits)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
@@ -174,7 +176,7 @@ class RayReplica(Replica):
         await self._link.attach(actor, soon)
         self._pending = None
         self._doing = "its code was still starting"
-        self._limit(blueprint.options.start_timeout_s)
+        self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         tasks.start_soon(self._calls_out.run, self.on_call_out)
         definition = blueprint.definition
         data = await self._link.ask("begin", definition, blueprint.user_config)
@@ -182,8 +184,9 @@ class RayReplica(Replica):
         description: Description = data.as_description(path and split_import_path(path)[0])
         return description
 
-    def _limit(self, limit_s: float | None) -> None:
+    def _limit(self, option: str, limit_s: float | None) -> None:
         """Limits the stage of the start that begins now."""
+        self._limited_by = option
         self._limit_s = math.inf if limit_s is None else limit_s
         self._starting.deadline = anyio.current_time() + self._limit_s
 

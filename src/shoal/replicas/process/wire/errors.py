@@ -8,29 +8,17 @@ the error.
 
 from __future__ import annotations
 
-import os.path
 import pickle
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.batching.handlers import handler as handlers
+from shoal.batching.failures.frames import users_part
 from shoal.errors import HandlerFailed
 from shoal.replicas.code import jobs
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
-
-_CALLERS: Final = {
-    handlers.__file__,
-    jobs.__file__,
-    *(
-        os.path.join(os.path.dirname(os.path.dirname(__file__)), "child", name)
-        for name in ("main.py", "async_loop.py")
-    ),
-}
-"""The files that call the user's code."""
 
 
 class ErrorAsData(NamedTuple):
@@ -129,18 +117,8 @@ def _traceback_text(error: BaseException) -> str:
     if error.__traceback__ is None:
         return ""
     try:
-        lines = traceback.format_exception(type(error), error, _of_the_user(error.__traceback__))
+        part = users_part(error.__traceback__) or error.__traceback__
+        lines = traceback.format_exception(type(error), error, part)
     except BaseException:  # a foreign class may raise anything
         return ""
     return "".join(lines).rstrip()
-
-
-def _of_the_user(whole: TracebackType) -> TracebackType:
-    """Returns the part of a traceback below Shoal's call of the user's code."""
-    found = whole
-    at: TracebackType | None = whole
-    while at is not None:
-        if at.tb_frame.f_code.co_filename in _CALLERS and at.tb_next is not None:
-            found = at.tb_next
-        at = at.tb_next
-    return found

@@ -1,0 +1,167 @@
+"""What `shoal serve` says while it starts, where it can't start, and in the log of its user."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from processes import HANG_S, ask
+
+pytestmark = pytest.mark.real_time
+
+LOGGING = """\
+import logging.config
+
+import shoal
+
+logging.config.dictConfig({"version": 1})
+app = shoal.App()
+
+
+@app.post("/fail")
+def fail(item: int) -> int:
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+    raise LookupError("no such weights")
+"""
+
+MISSING = """\
+import shoal
+
+app = shoal.App()
+
+
+def load(path: str) -> bytes:
+    return open(path, "rb").read()
+
+
+@app.endpoint("/embed", placement=PLACEMENT, start_timeout_s=LIMIT)
+class Model:
+    def __init__(self) -> None:
+        LOAD
+
+    def __call__(self, texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+"""
+
+SLOW = """\
+import time
+
+import shoal
+
+time.sleep(1.2)
+app = shoal.App()
+
+
+@app.endpoint("/embed", placement="thread")
+class Embedder:
+    def __init__(self) -> None:
+        time.sleep(1.2)
+
+    def __call__(self, texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+"""
+
+
+def missing(placement, load, limit_s=60):
+    return (
+        MISSING.replace("PLACEMENT", repr(placement))
+        .replace("LOAD", load)
+        .replace("LIMIT", str(limit_s))
+    )
+
+
+def test_a_module_that_configures_logging_does_not_silence_the_server(terminal):
+    (terminal.directory / "logs.py").write_text(LOGGING)
+    with terminal.serving("serve", "logs:app", "--port", "0", "--access-log") as (process, port):
+        assert ask(port, "/fail", 1)[0] == 500
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=HANG_S)
+    assert "LookupError: no such weights" in said
+    assert '"path":"/fail","status":500' in said
+
+
+@pytest.mark.parametrize("placement", ["task", "process"])
+def test_a_start_that_fails_names_the_file_and_shows_only_frames_of_the_user(terminal, placement):
+    (terminal.directory / "app.py").write_text(missing(placement, 'load("weights.bin")'))
+    code, _, said = terminal.run("serve", "app:app", "--port", "0")
+    assert code == 1
+    assert said.splitlines()[-1] == (
+        "shoal: the application did not start: the endpoint /embed could not be opened: "
+        "FileNotFoundError: [Errno 2] No such file or directory: 'weights.bin'"
+    )
+    frames = re.findall(r'File "(.*)", line \d+, in (\w+)', said)
+    file = str(terminal.directory / "app.py")
+    assert frames == [(file, "__init__"), (file, "load")]
+    not_logged = [line for line in said.splitlines() if " ERROR shoal" not in line]
+    assert sum("No such file" in line for line in not_logged) == 1
+
+
+def test_a_start_that_fails_names_the_module(terminal):
+    (terminal.directory / "app.py").write_text(missing("thread", "import absent_model"))
+    code, _, said = terminal.run("serve", "app:app", "--port", "0")
+    assert code == 1
+    assert said.endswith("ModuleNotFoundError: No module named 'absent_model'\n")
+    assert "src/shoal" not in said
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+def test_a_start_that_takes_too_long_names_the_option(terminal, placement):
+    load = "__import__('time').sleep(0.4 if PLACEMENT == 'thread' else 600)"
+    text = missing(placement, load.replace("PLACEMENT", repr(placement)), 0.3)
+    (terminal.directory / "app.py").write_text(text)
+    code, _, said = terminal.run("serve", "app:app", "--port", "0")
+    assert code == 1
+    assert said.splitlines()[-1].endswith("not ready within 0.3 s (start_timeout_s)")
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_start_that_takes_long_says_what_is_loaded_and_how_long_that_took(terminal):
+    (terminal.directory / "slow.py").write_text(SLOW)
+    process = terminal.popen("serve", "slow:app", "--port", "0")
+    try:
+        said = "".join(until_serving(process))
+    finally:
+        process.kill()
+        process.communicate()
+    assert re.sub(r"[\d.]+ s", "N s", said) == (
+        "Shoal is importing slow:app\n"
+        "Shoal imported slow:app in N s\n"
+        "Shoal is loading slow:app: Embedder\n"
+        "Shoal loaded slow:app in N s\n"
+    )
+
+
+def until_serving(process):
+    for line in process.stderr:
+        if line.startswith("Shoal serving "):
+            return
+        yield line
+
+
+@pytest.mark.slow
+def test_at_a_terminal_the_line_moves(terminal):
+    (terminal.directory / "slow.py").write_text(SLOW)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "serve", "slow:app", "--port", "0"],
+        cwd=terminal.directory,
+        env={**terminal.environment, "TERM": "xterm"},
+        stderr=theirs,
+    )
+    os.close(theirs)
+    said = b""
+    try:
+        while b"Shoal serving" not in said:
+            said += os.read(ours, 4096)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert re.search(rb"\x1b\[K\\ Shoal is loading slow:app: Embedder, 1 s\r\x1b\[K", said)
+    assert b"\x1b[K\rShoal loaded slow:app in " in said
