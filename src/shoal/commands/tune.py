@@ -373,7 +373,7 @@ def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
         return make
     if arguments.item is not None:
         source = "--item"
-        items: Any = [json_of(arguments.item, source)]
+        items: list[Any] = [json_of(arguments.item, source)]
     else:
         source = str(arguments.items)
         try:
@@ -381,6 +381,6 @@ def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
         except OSError as error:
             raise CommandError(f"can't read {source}: {error.strerror}") from None
         items = json_of(text, source)
-        if not isinstance(items, list) or not items:
+        if type(items) is not list or not items:
             raise CommandError(f"{source} must contain a JSON array of at least one item")
     return cycle(as_annotated(signature, items, source)).__next__

@@ -63,7 +63,7 @@ class _Maker:
             return self._arguments({self._names[0]: value}, source)[self._names[0]]
         if isinstance(value, dict):
             return self._arguments(cast("dict[str, Any]", value), source)
-        given = cast("list[Any]", value) if isinstance(value, list) else [value]
+        given: list[Any] = value if isinstance(value, list) else [value]
         if len(given) > len(self._names):
             raise CommandError(
                 f"{source} has {len(given)} arguments, and the handler takes {len(self._names)}: "
