@@ -198,7 +198,8 @@ def connect(
     Raises:
         TypeError: The URL or the token is not a string.
         ValueError: The URL has none of these forms.
-        ConnectionError: No URL was given, and no server of this user is running.
+        ConnectionError: No URL was given, and no server of this user is running, or this user has
+            no directory for one.
         ModuleNotFoundError: The extra ``shoal[client]`` is not installed.
     """
     if url is None:

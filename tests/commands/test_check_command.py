@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -215,3 +216,59 @@ def test_a_wrong_application_of_a_module_is_told(capsys):
 def test_another_application_has_nothing_to_check(capsys):
     assert main(["check", f"{__name__}:other"]) == 2
     assert "is not a shoal.App: there is nothing to check" in capsys.readouterr().err
+
+
+BESIDE = """\
+import shoal
+from {module} import double
+
+app = shoal.App()
+app.endpoint("/double")(double)
+other = shoal.App()
+"""
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A directory with applications, which is not the current one."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    directory = tmp_path / "elsewhere"
+    package = directory / "a_package" / "inner"
+    package.mkdir(parents=True)
+    (tmp_path / "current").mkdir()
+    monkeypatch.chdir(tmp_path / "current")
+    for made in (directory, package):
+        (made / "beside_it.py").write_text(
+            "def double(items: list[int]) -> list[int]:\n    return [2 * one for one in items]\n"
+        )
+    (package / "__init__.py").write_text("")
+    (package.parent / "__init__.py").write_text("")
+    (directory / "of_app.py").write_text(BESIDE.format(module="beside_it"))
+    (package / "of_package.py").write_text(BESIDE.format(module=".beside_it"))
+    (directory / "app.toml").write_text(
+        '[backends.double]\ncode = "beside_it:double"\n'
+        '[endpoints.double]\nroute = "/double"\nbackend = "double"\n'
+    )
+    return directory
+
+
+@pytest.mark.parametrize(
+    "application",
+    ["of_app.py", "of_app.py:app", "a_package/inner/of_package.py", "app.toml"],
+)
+@pytest.mark.parametrize("is_relative", [True, False])
+def test_an_application_is_found_by_its_file(application, is_relative, elsewhere, capsys):
+    path = f"../elsewhere/{application}" if is_relative else str(elsewhere / application)
+    assert main(["check", path]) == 0
+    assert "  /double  " in capsys.readouterr().out
+
+
+def test_a_file_may_have_several_applications(elsewhere, capsys):
+    assert main(["check", str(elsewhere / "of_app.py:other")]) == 0
+    assert "/double" not in capsys.readouterr().out
+
+
+def test_a_module_beside_the_file_comes_first(elsewhere, capsys, tmp_path):
+    (tmp_path / "current" / "beside_it.py").write_text("double = None\n")
+    assert main(["check", str(elsewhere / "app.toml")]) == 0

@@ -121,6 +121,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.fixture
 def directory(tmp_path):
     (tmp_path / "served.py").write_text(APPLICATION)
+    (tmp_path / "my-served.py").write_text(APPLICATION)
     (tmp_path / "broken.py").write_text("def load():\n    raise LookupError('bad day')\n\nload()\n")
     (tmp_path / "slow_import.py").write_text(SLOW_IMPORT)
     (tmp_path / "slow_start.py").write_text(SLOW_START)
@@ -419,8 +420,13 @@ def test_ctrl_c_ends_measuring_without_a_traceback(directory, loop):
     ("application", "line"),
     [
         ("served", "'served' is not an import path; write it like 'my_module:app'"),
-        ("served.py", "'served.py' is not an import path; write it like 'my_module:app'"),
-        ("served.py:app:x", "'served.py:app:x' is not an import path"),
+        ("absent.py", "there is no file absent.py"),
+        ("served.py:absent", "served has no attribute 'absent'"),
+        ("served.py:app:x", "'served:app:x' is not an import path"),
+        (
+            "my-served.py",
+            "my-served.py can't be imported, since 'my-served' is not a module's name",
+        ),
         ("../served:app", "'../served:app' is not an import path"),
         ("absent:app", "no module 'absent' in "),
         ("served.inner:app", "no module 'served.inner' in "),

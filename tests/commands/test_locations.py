@@ -8,6 +8,8 @@ import stat
 
 import pytest
 
+import shoal
+from shoal.cli import main
 from shoal.commands.server.locations import ServerLocation, ServerLock
 from shoal.commands.support.mistake import CommandError
 
@@ -28,6 +30,42 @@ def test_without_a_session_it_is_in_the_home_directory(monkeypatch):
     assert str(ServerLocation.of("one").log) == "/home/me/.cache/shoal/one.log"
 
 
+@pytest.fixture
+def no_home(monkeypatch):
+    """A user id without an account, as containers have, and no HOME."""
+
+    def unknown(uid):
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("start", "start --detach", "stop", "status", "logs", "top", "trace"),
+        *("backends list", "traffic show", "scale b 2", "call e 1"),
+    ],
+)
+def test_without_a_home_directory_commands_name_the_variable_to_set(command, no_home, capsys):
+    assert main(command.split()) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert f"user {os.getuid()} has no home directory; set XDG_RUNTIME_DIR" in told
+
+
+def test_without_a_home_directory_a_url_is_enough(no_home, capsys):
+    assert main(["status", "--url", "http://127.0.0.1:1"]) == 1
+    assert "no server answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_without_a_home_directory_connect_needs_a_url(no_home):
+    with pytest.raises(ConnectionError, match="set XDG_RUNTIME_DIR"):
+        shoal.connect()
+
+
 def test_only_its_user_can_look_into_the_directory(location):
     location.directory.mkdir(mode=0o755)
     location.make_directory()
@@ -36,7 +74,7 @@ def test_only_its_user_can_look_into_the_directory(location):
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CommandError, match=r"can't use .*file/shoal for sockets"):
+    with pytest.raises(CommandError, match=r"can't use .*file/shoal for sockets.*XDG_RUNTIME_DIR"):
         ServerLocation("one", tmp_path / "file" / "shoal").make_directory()
 
 

@@ -95,6 +95,24 @@ def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
     ]
 
 
+@pytest.mark.parametrize("application", ["inner/served.py", "inner/app.toml"])
+def test_processes_find_the_modules_beside_the_file(application, terminal):
+    inner = terminal.directory / "inner"
+    inner.mkdir()
+    (inner / "beside_it.py").write_text("def large(x: int) -> int:\n    return -x\n")
+    (inner / "app.toml").write_text(
+        '[backends.b]\ncode = "beside_it:large"\nplacement = "process"\n'
+        '[endpoints.large]\nroute = "/large"\nbackend = "b"\n'
+    )
+    (inner / "served.py").write_text(
+        "import shoal\n\napp = shoal.App()\n"
+        'app.backend("b", "beside_it:large", placement="process")\n'
+        'app.route("large", path="/large", backend="b")\n'
+    )
+    with terminal.serving("serve", application, "--port", "0") as (_, port):
+        assert ask(port, "/large", 2) == (200, -2)
+
+
 def test_code_that_is_not_there_is_told(terminal, directory):
     (directory / "app.toml").write_text('[backends.b]\ncode = "absent:b"')
     code, _, err = terminal.run("serve", "app.toml", "--port", "0")

@@ -29,6 +29,7 @@ FLAGS = [
     ("--ping-interval", "2", "ping_interval_s", 2.0, "(7)"),
     ("--max-message-bytes", "2", "max_message_bytes", 2, "(16777216)"),
     ("--uds", "/x", "uds", "/x", "host and port"),
+    ("--uds-mode", "660", "uds_mode", "660", "(600)"),
     ("--certfile", "c.pem", "certfile", "c.pem", "in this file"),
     ("--allow-host", "a", "allowed_hosts", ["a"], "(localhost, at loopback)"),
     ("--allow-origin", "a", "allowed_origins", ["a"], "(at loopback: none but its own)"),

@@ -12,7 +12,11 @@ from shoal.cli import main
 pytestmark = pytest.mark.slow
 
 HANDLERS = """
+from dataclasses import dataclass
+from typing import Any
+
 import anyio
+import numpy as np
 
 import shoal
 
@@ -55,6 +59,41 @@ class Nothing:
     pass
 
 
+@dataclass
+class Point:
+    x: int
+    y: float = 0.5
+
+
+async def points(points: list[Point]) -> list[float]:
+    await anyio.sleep(0.001)
+    return [point.x + point.y for point in points]
+
+
+async def arrays(rows: list[np.ndarray[Any, np.dtype[np.float32]]]) -> list[float]:
+    await anyio.sleep(0.001)
+    assert {row.dtype.name for row in rows} == {"float32"}
+    return [float(row.sum()) for row in rows]
+
+
+async def raw(bodies: list[bytes]) -> list[int]:
+    await anyio.sleep(0.001)
+    return [body.count(b"e") for body in bodies]
+
+
+async def several(points: list[Point], rows: list[np.ndarray]) -> list[float]:
+    await anyio.sleep(0.001)
+    return [point.x + row.sum() for point, row in zip(points, rows)]
+
+
+async def unannotated(items):
+    await anyio.sleep(0.001)
+    return [item["x"] for item in items]
+
+
+unannotated.__shoal_accept_batch__ = True
+
+
 def a_text() -> str:
     return "herring"
 
@@ -72,6 +111,7 @@ def directory(tmp_path, monkeypatch):
     (tmp_path / "tuned.py").write_text(HANDLERS)
     (tmp_path / "broken.py").write_text("def load():\n    raise LookupError('bad day')\n\nload()\n")
     (tmp_path / "items.json").write_text('["eel", "sole"]')
+    (tmp_path / "mixed.json").write_text('["eel", 1]')
     (tmp_path / "empty.json").write_text("[]")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -113,13 +153,13 @@ def test_it_names_the_options_that_meet_the_target(source, loop, told):
 
 
 def test_what_the_handler_prints_is_no_result(told):
-    data = told("tuned:echo", "--item", "1", *QUICK, "--json")
+    data = told("tuned:echo", "--item", '"eel"', *QUICK, "--json")
     assert list(data["run_time"]["runs_s"]) == ["1", "2"]
     assert "the handler runs" in told.err
 
 
 def test_a_decorated_handler_keeps_its_options(told):
-    data = told("tuned:decorated", "--item", "1", "--rate", "10", "--p99", "1", *FEW, "--json")
+    data = told("tuned:decorated", "--item", '"eel"', "--rate", "10", "--p99", "1", *FEW, "--json")
     assert list(data["run_time"]["runs_s"]) == ["1", "2", "4"]
 
 
@@ -129,18 +169,41 @@ def test_a_class_is_measured_by_an_instance(told):
     assert list(data["run_time"]["runs_s"]) == ["1", "2"]
 
 
+@pytest.mark.parametrize(
+    ("handler", "item"),
+    [
+        ("points", '{"x": 1}'),
+        ("arrays", "[1, 2.5]"),
+        ("raw", '"eel"'),
+        ("several", '[{"x": 1}, [1, 2]]'),
+        ("several", '{"rows": [1, 2], "points": {"x": 1, "y": 2}}'),
+        ("unannotated", '{"x": 1}'),
+    ],
+)
+def test_an_item_is_what_the_annotations_say(handler, item, told, directory):
+    told(f"tuned:{handler}", "--item", item, *QUICK)
+    (directory / "of_file.json").write_text(f"[{item}, {item}]")
+    told(f"tuned:{handler}", "--items", "of_file.json", *QUICK)
+
+
+def test_without_pydantic_an_item_is_what_json_says(told, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    told("tuned:echo", "--item", '"eel"', *QUICK)
+    assert "pip install 'shoal[serve]'" in told.err
+
+
 def test_options_can_be_named(told):
-    told("tuned:echo", "--item", "1", *QUICK, "--option", "allowed_batch_sizes=3", code=2)
+    told("tuned:echo", "--item", '"eel"', *QUICK, "--option", "allowed_batch_sizes=3", code=2)
     assert "shoal: allowed_batch_sizes" in told.err
 
 
 def test_a_target_that_is_missed_is_no_success(told):
-    text = told("tuned:echo", "--item", "1", *QUICK, "--p99", "0.0001", code=1)
+    text = told("tuned:echo", "--item", '"eel"', *QUICK, "--p99", "0.0001", code=1)
     assert "none of 5 pairs of options meets this target" in text
 
 
 def test_a_plot_is_saved(told, directory):
-    told("tuned:echo", "--item", "1", *QUICK, "--plot", "why.png")
+    told("tuned:echo", "--item", '"eel"', *QUICK, "--plot", "why.png")
     assert (directory / "why.png").read_bytes().startswith(b"\x89PNG")
     assert told.err.endswith("Saved why.png\n")
 
@@ -149,13 +212,18 @@ def test_a_plot_is_saved(told, directory):
     ("arguments", "line"),
     [
         (
-            ["tuned", "--item", "1"],
+            ["tuned", "--item", '"eel"'],
             "'tuned' is not an import path; write it like 'my_module",
         ),
-        (["absent:echo", "--item", "1"], "no module 'absent' in "),
-        (["tuned:absent", "--item", "1"], "tuned has no attribute 'absent'"),
-        (["tuned:weights", "--item", "1"], "a handler must be a function of a list, not None"),
+        (["absent:echo", "--item", '"eel"'], "no module 'absent' in "),
+        (["tuned:absent", "--item", '"eel"'], "tuned has no attribute 'absent'"),
+        (["tuned:weights", "--item", '"eel"'], "a handler must be a function of a list, not None"),
         (["tuned:echo", "--item", "eel"], "--item is not JSON: "),
+        (["tuned:echo", "--item", "1"], "--item does not fit the handler: texts: Input should be"),
+        (["tuned:points", "--item", "[1]"], "--item does not fit the handler: points: Input"),
+        (["tuned:arrays", "--item", '["eel"]'], "it does not consist of numbers only"),
+        (["tuned:several", "--item", "[1, 2, 3]"], "3 arguments, and the handler takes 2: points,"),
+        (["tuned:raw", "--items", "mixed.json"], "mixed.json, item 2 does not fit the handler: "),
         (["tuned:echo", "--items", "absent.json"], "can't read absent.json: No such file"),
         (["tuned:echo", "--items", "empty.json"], "must contain a JSON array of at least one item"),
         (["tuned:echo", "--items", "tuned.py"], "tuned.py is not JSON"),
@@ -163,16 +231,16 @@ def test_a_plot_is_saved(told, directory):
             ["tuned:echo", "--item-from", "tuned:weights"],
             "tuned:weights is not a function",
         ),
-        (["tuned:echo", "--item", "1", "--option", "x"], "an option is written KEY=VALUE"),
+        (["tuned:echo", "--item", '"eel"', "--option", "x"], "an option is written KEY=VALUE"),
         (["tuned:costly", "--item", '"eel"'], "is decorated with a batch_size_fn"),
-        (["tuned:Nothing", "--item", "1"], "the class Nothing has no __call__"),
+        (["tuned:Nothing", "--item", '"eel"'], "the class Nothing has no __call__"),
         (
-            ["tuned:echo", "--item", "1", "--arg", "1"],
+            ["tuned:echo", "--item", '"eel"', "--arg", "1"],
             "arguments are only for a class, and the handler is not one",
         ),
-        (["tuned:Echo", "--item", "1", "--kwarg", "x"], "--kwarg is written KEY=VALUE"),
+        (["tuned:Echo", "--item", '"eel"', "--kwarg", "x"], "--kwarg is written KEY=VALUE"),
         (
-            ["tuned:Echo", "--item", "1"],
+            ["tuned:Echo", "--item", '"eel"'],
             "Echo can't be instantiated: missing a required argument: 'suffix'; give its",
         ),
     ],
@@ -187,10 +255,10 @@ def test_a_mistake_is_told_in_one_line(arguments, line, told):
 @pytest.mark.parametrize(
     ("arguments", "error", "last_line"),
     [
-        (["broken:echo", "--item", "1"], "bad day", "importing broken:echo failed, see above"),
-        (["tuned:fails", "--item", "1"], "no weights", "a batch of 1 failed, see above"),
+        (["broken:echo", "--item", '"eel"'], "bad day", "importing broken:echo failed, see above"),
+        (["tuned:fails", "--item", '"eel"'], "no weights", "a batch of 1 failed, see above"),
         (
-            ["tuned:Echo", "--item", "1", "--arg=s", "--kwarg=times=13"],
+            ["tuned:Echo", "--item", '"eel"', "--arg=s", "--kwarg=times=13"],
             "no weights in the file",
             "Echo could not be instantiated, see above",
         ),
@@ -212,6 +280,6 @@ def test_a_rate_and_a_target_are_needed(without, capsys):
     arguments = QUICK.copy()
     del arguments[arguments.index(without) : arguments.index(without) + 2]
     with pytest.raises(SystemExit) as ended:
-        main(["tune", "tuned:echo", "--item", "1", *arguments])
+        main(["tune", "tuned:echo", "--item", '"eel"', *arguments])
     assert ended.value.code == 2
     assert capsys.readouterr().err.endswith("see shoal tune --help\n")

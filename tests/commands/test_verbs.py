@@ -183,6 +183,13 @@ def test_traffic_and_shadows_are_shown(told):
     assert told("traffic", "set", "e", "a=0.875", "b=0.125") == "traffic of e: a 87.5%, b 12.5%"
     shadow = ["shadow", "set", "e", "b"]
     compare = ["--compare", "driven_models:alike"]
+    for shares in (("a=88", "b=12"), ("a=88%", "b=12%"), ("a=0.88", "b=12%"), ("a=88.0", "b=12")):
+        assert told("traffic", "set", "e", *shares) == "traffic of e: a 88%, b 12%"
+        assert json.loads(told("traffic", "show", "--json"))["e"] == {"a": 0.88, "b": 0.12}
+    assert told("traffic", "set", "e", "a=12.5%", "b=87.5%") == "traffic of e: a 12.5%, b 87.5%"
+    assert told("traffic", "set", "e", "a=100") == "traffic of e: a 100%"
+    told("traffic", "set", "e", "a=0.875", "b=0.125")
+    assert told(*shadow, "5%", *compare) == "shadow traffic of e: b 5%"
     assert told(*shadow, "0.25", *compare) == "shadow traffic of e: b 25%"
     assert cells(told("endpoints", "list"))[1][3:5] == ["a 87.5%, b 12.5%", "b 25%"]
     (shown,) = json.loads(told("endpoints", "list", "--json"))["e"]["shadows"]
@@ -302,8 +309,13 @@ def test_changes_are_confirmed_as_json_for_machines(told):
         (2, ["traffic", "set", "e", "b=0.5"], "the weights of traffic must sum to 1, not to 0.5"),
         (2, ["traffic", "set", "e", "b"], "traffic is written BACKEND=WEIGHT, like small=0.9"),
         (1, ["shadow", "set", "e", "c", "0.5"], "there is no backend 'c'"),
-        (2, ["shadow", "set", "e", "b", "2"], "the proportion of shadow traffic must be from 0"),
-        (2, ["shadow", "set", "e", "b", "half"], "a proportion is a number from 0 to 1, not "),
+        (2, ["traffic", "set", "e", "b=half"], "like small=0.9 or small=90%, not 'b=half'"),
+        (2, ["traffic", "set", "e", "b=99"], "the weights of traffic must sum to 1, not to 99"),
+        (2, ["traffic", "set", "b=90", "c=10"], "first: shoal traffic set ENDPOINT b=90 c=10"),
+        (2, ["shadow", "set", "e", "b", "2"], "a proportion is a number from 0 to 1, or like 5%, "),
+        (2, ["shadow", "set", "e", "b", "101%"], "a proportion is a number from 0 to 1, or like "),
+        (2, ["shadow", "set", "e", "b", "nan"], "a proportion is a number from 0 to 1, or like "),
+        (2, ["shadow", "set", "e", "b", "half"], "from 0 to 1, or like 5%, not 'half'"),
         (1, ["shadow", "set", "e", "b", "1", "--compare", "os:fspath"], "the operator did not "),
         (1, ["call", "f", "1"], "there is no endpoint 'f'"),
         (2, ["call", "e", "one"], "'one' is not JSON: "),

@@ -151,6 +151,15 @@ def test_a_service_has_time_to_drain():
     assert int(service["TimeoutStopSec"]) == graceful_s + 5
 
 
+def test_idle_connections_are_kept_longer_than_load_balancers_keep_them():
+    for given in (
+        CONTAINER["args"],
+        json.loads(of("CMD")[0]),
+        unit("shoal.service")["Service"]["ExecStart"].split(),
+    ):
+        assert int(option(given, "--keep-alive-timeout")) > 60
+
+
 # What the server answers
 
 

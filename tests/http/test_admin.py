@@ -256,6 +256,13 @@ async def test_a_body_that_is_not_json_is_refused(client, body):
     assert (answer.status, kind_of(answer)) == (400, "invalid-json")
 
 
+async def test_a_body_in_another_encoding_is_told_by_its_name(client):
+    headers = (LOCAL, ("content-type", "application/json"))
+    body = '{"tag": "é"}'.encode("utf-16")
+    answer = await talk(admin_app(client), "POST", "backends", body=body, headers=headers)
+    assert "It is encoded in UTF-16: send UTF-8." in answer.json()["detail"]
+
+
 @pytest.mark.parametrize("media_type", [None, "text/plain", "application/x-www-form-urlencoded"])
 async def test_only_what_says_that_it_is_json_is_read(client, media_type):
     headers = [LOCAL, *([("content-type", media_type)] if media_type else [])]

@@ -187,6 +187,21 @@ async def test_a_unix_socket_is_the_owners_and_goes_with_the_server(tmp_path):
     assert not path.exists()
 
 
+async def test_a_unix_socket_that_others_can_open_has_no_admin_api_without_a_token(tmp_path):
+    path = tmp_path / "server.sock"
+    http = {"uds": str(path), "uds_mode": "660"}
+    async with shoal.start(http=http) as client:
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o660
+        with pytest.raises(ConnectionError, match="no admin API"):
+            async with shoal.connect(client.url):
+                pass
+    async with (
+        shoal.start(http={**http, "token": "s3cret"}) as client,
+        shoal.connect(client.url, token="s3cret") as remote,
+    ):
+        assert await remote.list_backends() == {}
+
+
 async def test_a_unix_socket_in_use_stays_with_who_has_it(tmp_path):
     http = {"uds": str(tmp_path / "server.sock")}
     async with shoal.start(http=http) as client:

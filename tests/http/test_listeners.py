@@ -133,6 +133,13 @@ async def test_the_first_address_may_be_a_unix_socket(path):
             assert (await talk(live.urls[0])).endswith(b"hello")
 
 
+@pytest.mark.parametrize(("mode", "found"), [(None, 0o600), ("660", 0o660), ("0666", 0o666)])
+async def test_an_option_sets_who_can_open_a_unix_socket(path, mode, found):
+    options = {} if mode is None else {"uds_mode": mode}
+    async with running(EchoApp(), HttpOptions(uds=path, **options)):
+        assert stat.S_IMODE(os.stat(path).st_mode) == found
+
+
 async def test_a_client_at_a_unix_socket_has_no_address(path):
     scopes = []
 

@@ -218,6 +218,92 @@ async def test_a_version_is_a_backend_of_the_traffic():
             assert (await infer(app, tensor([3], [1]), path=f"{path}/infer")).status == 404
 
 
+async def test_a_version_that_is_not_there_is_told_with_those_that_are():
+    app = shoal.App(protocols=["oip"])
+
+    async def same(x: list[int]) -> list[int]:
+        return x
+
+    for tag in ("old", "new", "other"):
+        app.backend(tag, same, placement="task")
+    app.route("m", backend={"old": 1.0, "new": 0.0})
+    app.route("held", backend={"old": 1.0})
+    async with app.lifespan():
+        await app.controller.create_endpoint("later", backend=None)
+        for model, there in (
+            ("m", "its versions are old, new."),
+            ("held", "its versions are old."),
+            ("later", "it has none yet."),
+        ):
+            path = f"/v2/models/{model}/versions/1"
+            for answer in (
+                await ask(app, path, method="GET"),
+                await ask(app, f"{path}/ready", method="GET"),
+                await infer(app, tensor([3], [1]), path=f"{path}/infer"),
+            ):
+                assert answer.status == 404
+                assert f"The model {model!r} has no version '1'; {there}" in error(answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("GET", "/v2/models/m/config", "no model configuration extension; the inputs and outputs"),
+        ("GET", "/v2/models/m/versions/m/config", "no model configuration extension; the inputs"),
+        ("GET", "/v2/models/m/stats", "no statistics extension; its metrics are at /-/metrics"),
+        ("GET", "/v2/models/m/versions/m/stats", "no statistics extension; its metrics are at"),
+        ("GET", "/v2/models/stats", "no statistics extension; its metrics are at /-/metrics"),
+        ("POST", "/v2/repository/index", "no model repository extension; its endpoints, which are"),
+        ("POST", "/v2/repository/models/m/load", "no model repository extension; its endpoints"),
+        (
+            "GET",
+            "/v2/models",
+            "the paths are /v2, /v2/health/live, /v2/health/ready, /v2/models/NA",
+        ),
+        ("GET", "/v2/", "the paths are /v2, /v2/health/live, "),
+        ("GET", "/v2/logging", "the paths are /v2, /v2/health/live, "),
+        ("POST", "/v2/models/x/infer", "There is no such model: 'x'"),
+        ("POST", "/v2/models/m/generate", "or it has no path /v2/models/m/generate"),
+    ],
+)
+@pytest.mark.one_loop
+async def test_what_other_servers_have_is_told_with_where_it_is_here(method, path, told):
+    app = Served().app
+    async with app.lifespan():
+        answer = await ask(app, path, method=method)
+        assert answer.status == 404
+        assert told in error(answer)
+
+
+async def test_a_failure_is_told_with_the_id_that_the_log_has(caplog):
+    def fails(x: list[int]) -> list[int]:
+        raise RuntimeError("private")
+
+    app = Served(handler=fails).app
+    async with app.lifespan():
+        answer = await infer(app, tensor([1], [1]))
+        request_id = answer.headers["x-request-id"]
+        assert error(answer).endswith(f"in the server's log, under the request id {request_id}.")
+        assert request_id in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('\ufeff{"inputs": []}'.encode(), "It begins with a byte order mark (BOM)"),
+        ('{"inputs": []}'.encode("utf-16"), "It is encoded in UTF-16: send UTF-8."),
+        ('{"inputs": [{"name": "é"}]}'.encode("latin-1"), "(the byte 0xE9 at 22), but perhaps "),
+    ],
+)
+@pytest.mark.one_loop
+async def test_a_body_in_another_encoding_is_told_by_its_name(body, told):
+    app = Served().app
+    async with app.lifespan():
+        answer = await ask(app, "/v2/models/m/infer", body=body)
+        assert answer.status == 400
+        assert told in error(answer)
+
+
 async def test_what_is_not_there_is_not_found_in_the_form_of_the_protocol():
     app = Served().app
     async with app.lifespan():
@@ -585,7 +671,10 @@ async def test_several_parameters_are_inputs_by_name():
         for inputs, text in (
             ([a], "'b' is missing"),
             ([a, b, {**a, "name": "d"}], "there is no 'd'"),
-            ([a, tensor(["x"], [1], "BYTES", "b")], "the number of rows, differs"),
+            (
+                [a, tensor(["x"], [1], "BYTES", "b")],
+                "the number of rows, differs among inputs: 'a' has 2, 'b' has 1.",
+            ),
             ([a, a, b], "'a' is there twice"),
         ):
             answer = await infer(app, *inputs)

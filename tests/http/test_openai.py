@@ -2,11 +2,14 @@
 
 import base64
 import struct
+from dataclasses import dataclass
+from typing import Annotated
 
 import anyio
 import numpy as np
 import pytest
 from openai_app import Options, events, openai_app, text_of
+from pydantic import Field
 
 import shoal
 from shoal.http.openai import OpenAI
@@ -430,6 +433,16 @@ REFUSED = [
     (chat(tools=[{}]), 400, "tools", "unsupported"),
     (chat(logprobs=True), 400, "logprobs", "unsupported"),
     (chat(response_format=A_FORMAT), 400, "response_format", "unsupported"),
+    (completion(stop=5), 400, "stop", None),
+    (completion(stop=["a", 5]), 400, "stop", None),
+    (completion(prompt=5), 400, "prompt", None),
+    (completion(stream_options={"include_usage": 3}), 400, "stream_options.include_usage", None),
+    (chat([{"role": "user", "content": 5}]), 400, "messages.0", None),
+    (chat([{"role": "user", "content": "a" * 11}], model="narrow"), 400, "messages", None),
+    (chat(max_completion_tokens=99, model="few"), 400, "max_completion_tokens", None),
+    (chat(max_tokens=99, model="few"), 400, "max_tokens", None),
+    (embedding(input=5), 400, "input", None),
+    (embedding(model="narrow", input="a" * 11), 400, "input", None),
     (embedding(model="upper"), 400, "model", None),
     (embedding(model="words"), 400, "model", None),
     (embedding(input=[]), 400, "input", None),
@@ -440,13 +453,25 @@ REFUSED = [
 ]
 
 
+@dataclass
+class Few:
+    prompt: str
+    max_tokens: Annotated[int, Field(le=9)] = 5
+
+
 @pytest.mark.one_loop
 async def test_what_is_refused():
     app = openai_app()
+
+    @app.endpoint("/few", name="few")
+    async def few(prompts: list[Few]) -> list[str]:
+        return [one.prompt for one in prompts]
+
     async with app.lifespan():
         for (path, asked), status, param, code in REFUSED:
             got, error = await refused(app, asked, path)
             assert (got, error["param"], error["code"]) == (status, param, code), (asked, error)
+            assert ".str" not in error["message"]
             assert error["type"] == "invalid_request_error"
         assert {
             one.name: one.errors for one in app.controller.endpoints.values() if one.errors
@@ -613,6 +638,55 @@ async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_th
 
 
 @pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        (
+            "/chat/completions",
+            "it is /v1/chat/completions; a client's base URL ends with /v1, once",
+        ),
+        ("/completions", "it is /v1/completions; a client's base URL ends with /v1"),
+        ("/embeddings", "it is /v1/embeddings; a client's base URL ends with /v1"),
+        ("/models", "it is /v1/models; a client's base URL ends with /v1"),
+        ("//v1/chat/completions", "it is /v1/chat/completions; a client's base URL ends with /v1"),
+        ("/v1//chat/completions", "it is /v1/chat/completions; a client's base URL ends with /v1"),
+        ("/v1/v1/models", "it is /v1/models; a client's base URL ends with /v1, once"),
+        ("/v1/models/", "it is /v1/models"),
+        ("/v1/chat/completions/", "it is /v1/chat/completions"),
+        ("/v1/responses", "the Responses API is not spoken; use /v1/chat/completions"),
+        ("/v1/responses/resp_1", "the Responses API is not spoken; use /v1/chat/completions"),
+        ("/responses", "the Responses API is not spoken; use /v1/chat/completions"),
+        (
+            "/v1/audio/speech",
+            "there are /v1/models, /v1/completions, /v1/chat/completions, /v1/emb",
+        ),
+        ("//v1", "there are /v1/models, "),
+        ("/v1/", "there are /v1/models, "),
+    ],
+)
+async def test_a_path_that_is_nearly_right_is_told_the_right_one(path, told):
+    app = openai_app(models=["upper"])
+    async with app.lifespan():
+        for method in ("GET", "POST"):
+            answer = await ask(app, path, method=method)
+            if answer.status == 405:
+                continue
+            error = answer.json()["error"]
+            assert (answer.status, error["code"]) == (404, "unknown_url")
+            assert error["message"].startswith(f"There is no path {path} here: ")
+            assert told in error["message"]
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("path", ["/v1x", "/", "/modelss", "/a/models", "/chat"])
+async def test_other_paths_are_refused_in_the_own_form(path):
+    app = openai_app(models=["upper"])
+    async with app.lifespan():
+        answer = await ask(app, path, method="PUT")
+        assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.one_loop
 @pytest.mark.parametrize("prefix", ["/v1", "/v1/audio", "/v2/models"])
 async def test_what_is_mounted_is_reached_below_the_path_of_a_protocol(prefix):
     app = shoal.App(protocols=["openai", "oip"])
@@ -663,6 +737,43 @@ async def test_what_is_no_vector_is_no_embedding(result, form):
         asked = {"model": "embed", "input": "a", "encoding_format": form}
         status, error = await refused(app, asked, "/v1/embeddings")
         assert (status, error["param"]) == (400, "model")
+        assert "a result must be a vector of numbers, not " in error["message"]
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (np.zeros((1, 3)), "not of shape (1, 3); return one row for each input"),
+        ([[1.0, 2.0]], "not of shape (1, 2); return one row for each input"),
+        (((1.0,), (2.0,)), "not of shape (2, 1); return one row for each input"),
+        (np.float32(1), "not float"),
+        ("a text", "not text"),
+    ],
+)
+async def test_what_a_model_gives_in_place_of_a_vector_is_told(result, told):
+    app = shoal.App(protocols=["openai"])
+
+    @app.endpoint("/embed", name="embed")
+    async def embed(texts: list[str]) -> list:
+        return [result for _ in texts]
+
+    async with app.lifespan():
+        _, error = await refused(app, {"model": "embed", "input": "a"}, "/v1/embeddings")
+        assert error["message"].endswith(told)
+
+
+async def test_a_failure_is_told_with_the_id_that_the_log_has(caplog):
+    app = openai_app(models=["broken", "breaks"])
+    async with app.lifespan():
+        answer = await ask(app, COMPLETIONS, {"model": "broken", "prompt": "a"})
+        message = answer.json()["error"]["message"]
+        assert message.endswith(f"under the request id {answer.headers['x-request-id']}.")
+        assert answer.headers["x-request-id"] in caplog.text
+        asked = {"model": "breaks", "prompt": "a", "stream": True}
+        answer = await ask(app, COMPLETIONS, asked)
+        message = events(answer.body)[-1]["error"]["message"]
+        assert message.endswith(f"under the request id {answer.headers['x-request-id']}.")
 
 
 @pytest.mark.one_loop

@@ -113,6 +113,76 @@ def test_what_is_not_json_is_a_400(handler, body):
     assert (found.status, found.kind) == (400, "invalid-json")
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ('\ufeff"a"'.encode(), "It begins with a byte order mark (BOM): send UTF-8 without one."),
+        ('"é"'.encode("utf-16"), "It is encoded in UTF-16: send UTF-8."),
+        ('"é"'.encode("utf-16-le"), "It is encoded in UTF-16: send UTF-8."),
+        ('{"a": 1}'.encode("utf-16-be"), "It is encoded in UTF-16: send UTF-8."),
+        ('"é"'.encode("utf-32"), "It is encoded in UTF-32: send UTF-8."),
+        ('{"text": "é"}'.encode("latin-1"), "(the byte 0xE9 at 10), but perhaps Latin-1 or "),
+        ('"100 €"'.encode("cp1252"), "It is not UTF-8 (the byte 0x80 at 5), but perhaps Latin-1 "),
+    ],
+)
+@pytest.mark.parametrize("handler", [anything, numbers, comments, several])
+def test_a_body_in_another_encoding_is_told_by_its_name(handler, body, told):
+    found = problem(handler, body)
+    assert (found.status, found.kind) == (400, "invalid-json")
+    assert told in found.detail
+
+
+def texts(items: list[str]): ...
+def either(items: list[int | str]): ...
+def pairs(items: list[list[int]]): ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "body"),
+    [
+        (texts, ["abc"]),
+        (texts, []),
+        (texts, ["a"] * 5000),
+        (numbers, [1, 2]),
+        (either, [1]),
+        (comments, [{"author": "cod"}]),
+        (several, [{"text": "a"}]),
+    ],
+)
+def test_a_list_of_items_in_place_of_one_is_told(handler, body):
+    found = problem(handler, body)
+    assert (found.status, found.kind) == (422, "invalid-item")
+    assert found.detail.endswith("One request is one item: send it without a list around it.")
+
+
+@pytest.mark.parametrize(
+    ("handler", "body"),
+    [(pairs, ["a"]), (pairs, "a"), (texts, 1), (texts, {"a": ["b"]}), (comments, {"author": [1]})],
+)
+def test_nothing_else_is_told_to_be_a_list_of_items(handler, body):
+    assert "One request is one item" not in problem(handler, body).detail
+
+
+def test_the_place_of_an_error_is_as_its_client_has_written_it():
+    class Asked(BaseModel):
+        stop: str | list[str] | None = None
+        words: list[int | str] = Field(default=[], alias="the words")
+        by: dict[int, int | str] = {}
+
+    def asks(items: list[Asked]): ...
+
+    def places(handler, body):
+        found = problem(handler, body)
+        assert found.detail.startswith(".".join(str(s) for s in found.more["errors"][0]["loc"]))
+        return {one["loc"] for one in found.more["errors"]}
+
+    assert places(asks, {"stop": 1}) == {("stop",)}
+    assert places(asks, {"stop": ["a", 1]}) == {("stop",), ("stop", 1)}
+    assert places(asks, {"the words": [1, None]}) == {("the words", 1)}
+    assert places(asks, {"by": {"a": 1, "2": None}}) == {("by", "a", "[key]"), ("by", "2")}
+    assert places(either, None) == {()}
+
+
 def test_a_wrong_item_is_a_422_that_says_where_and_nothing_else():
     found = problem(comments, {"author": 1, "score": -1})
     assert (found.status, found.kind) == (422, "invalid-item")

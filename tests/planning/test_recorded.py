@@ -53,6 +53,19 @@ def test_objects_are_read_line_by_line(recorded):
     assert recording.unknown == ("user",)
 
 
+@pytest.mark.parametrize("name", ["x.trace", "trace", "monday.csv", "trace.json"])
+def test_objects_are_read_whatever_the_file_is_called(recorded, name):
+    arrivals = recorded('\n{"at": 1}\n{"at": 1.5, "priority": 2}\n', name).arrivals
+    assert [one.at for one in arrivals] == [0, 0.5]
+    assert arrivals[1].priority == 2
+
+
+@pytest.mark.parametrize("name", ["trace.csv", "trace.ndjson"])
+def test_a_byte_order_mark_is_not_part_of_the_text(recorded, name):
+    text = {"trace.csv": "at\n1\n2\n", "trace.ndjson": '{"at": 1}\n{"at": 2}\n'}[name]
+    assert len(recorded(f"\ufeff{text}", name).arrivals) == 2
+
+
 def test_dates_are_times(recorded):
     text = "at\n2026-01-31T12:00:00Z\n2026-01-31T12:00:01.5+00:00\n"
     assert [one.at for one in recorded(text).arrivals] == [0.0, 1.5]

@@ -130,6 +130,42 @@ def test_where_nothing_meets_the_target_the_reason_is_told(rate, p99_s, why):
     assert why in text
 
 
+# The same time for each item, whatever the batch; and a time that varies a little.
+LINEAR = Measured({size: [0.01 * size] * 5 for size in (1, 4)}, 0.0, 0.01)
+NOISY = Measured(
+    {size: [0.01 * size * factor for factor in (0.97, 1.0, 1.0, 1.02, 1.05)] for size in (1, 4)},
+    0.0,
+    0.01,
+)
+# A batch takes longer than its items one by one.
+SLOWER = Measured({size: [0.01 * size**1.2] * 5 for size in (1, 4)}, 0.0, 0.01)
+
+
+@pytest.mark.parametrize(("run_times", "rate"), [(LINEAR, 10), (NOISY, 60), (SLOWER, 60)])
+def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times, rate):
+    looked = Search(BatchOptions(), run_times, rate, 0.5, requests=500)
+    candidates = looked.candidates(lambda _: None)
+    best = candidates[0]
+    assert (best.max_batch_size, best.batch_wait_timeout_s) == (1, 0.0)
+    text = tuned_as_text(run_times, looked, candidates)
+    assert "Batching does not help this handler: in batches of up to" in text
+    assert "items a second, and 100 one at a time. Set max_batch_size=1" in text
+    assert "If others share the device" not in text
+    assert tuned_as_data(run_times, looked, candidates)["batching_helps"] is False
+
+
+def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too():
+    looked = Search(BatchOptions(), LINEAR, 300, 0.5, requests=500)
+    text = tuned_as_text(LINEAR, looked, looked.candidates(lambda _: None))
+    assert "at least 3 of it are needed" in text
+    assert "Batching does not help this handler" in text
+
+
+def test_a_wait_is_recommended_only_for_a_handler_that_it_makes_less_busy():
+    assert "If others share the device: max_batch_size=16, batch_wait" in text_of(100, 0.08)
+    assert "Batching does not help" not in text_of(100, 0.08)
+
+
 def test_it_is_told_how_far_the_search_is():
     _, said = searched(100, 0.08)
     assert said == ["simulated 7 of 9 pairs of options"]

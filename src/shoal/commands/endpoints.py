@@ -16,7 +16,7 @@ from shoal.commands.support.output import (
     weights,
 )
 from shoal.commands.support.parser import add_command, add_family
-from shoal.commands.support.values import weights_of
+from shoal.commands.support.values import proportion_of, weights_of
 from shoal.serving.clients.wire_forms import written
 from shoal.serving.names import DEFAULT_METHODS, not_there
 
@@ -34,9 +34,10 @@ _EXAMPLE: Final = """\
 _TRAFFIC_EXAMPLE: Final = """\
   shoal traffic show
   shoal traffic set classify small=0.9 large=0.1
+  shoal traffic set classify small=90% large=10%
 """
 _SHADOW_EXAMPLE: Final = """\
-  shoal shadow set classify large 0.1 --compare my_models:alike
+  shoal shadow set classify large 10% --compare my_models:alike
   shoal shadow set classify large 0
 """
 
@@ -102,12 +103,16 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         "set",
         _set_traffic,
         summary="divide an endpoint's requests among backends",
-        description=f"{summary} The shares must sum to 1.",
+        description=f"{summary} The shares must sum to 1, or to 100%.",
         example=_TRAFFIC_EXAMPLE,
     )
     _add_endpoint(change)
     change.add_argument(
-        "weights", nargs="+", metavar="BACKEND=WEIGHT", help="a backend's share, from 0 to 1"
+        "weights",
+        nargs="+",
+        metavar="BACKEND=WEIGHT",
+        help="a backend's share, from 0 to 1, or a percentage; whole numbers that sum to 100 are "
+        "percentages",
     )
     add_server_arguments(change)
 
@@ -133,7 +138,9 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
     )
     _add_endpoint(change)
     change.add_argument("backend", metavar="BACKEND", help="the backend that gets the copies")
-    change.add_argument("proportion", metavar="PROPORTION", help="the share, from 0 to 1; 0 stops")
+    change.add_argument(
+        "proportion", metavar="PROPORTION", help="the share, from 0 to 1 or like 5%%; 0 stops"
+    )
     change.add_argument(
         "--compare",
         metavar="MODULE:FUNCTION",
@@ -204,6 +211,11 @@ def _show_shadows(arguments: Namespace) -> int:
 
 def _set_traffic(arguments: Namespace) -> int:
     name: str = arguments.endpoint
+    if "=" in name:
+        raise CommandError(
+            f"name the endpoint first: shoal traffic set ENDPOINT {name} "
+            f"{' '.join(arguments.weights)}"
+        )
     shares = weights_of(arguments.weights)
     ask(arguments, lambda client: client.set_traffic(name, shares))
     return confirm(arguments, f"traffic of {name}: {weights(shares)}")
@@ -211,12 +223,7 @@ def _set_traffic(arguments: Namespace) -> int:
 
 def _set_shadow(arguments: Namespace) -> int:
     name, backend = arguments.endpoint, arguments.backend
-    try:
-        proportion = float(arguments.proportion)
-    except ValueError:
-        raise CommandError(
-            f"a proportion is a number from 0 to 1, not {arguments.proportion!r}"
-        ) from None
+    proportion = proportion_of(arguments.proportion)
 
     async def change(client: RemoteClient) -> Any:
         await client.shadow_traffic(name, backend, proportion, compare=arguments.compare)

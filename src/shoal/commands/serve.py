@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _EXAMPLE: Final = """\
   my_module.py contains   app = shoal.App()   and endpoints; then
 
-  shoal serve my_module:app --port 8000
+  shoal serve my_module:app --port 8000     or: shoal serve my_module.py --port 8000
 
   app.toml contains   [backends.small]   and   [endpoints.classify]; then
 
@@ -60,7 +60,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "application",
         metavar=APPLICATION,
-        help="where the application is, e.g. my_module:app or app.toml",
+        help="where the application is, e.g. my_module:app, my_module.py or app.toml",
     )
     add_server_options(parser)
     parser.add_argument(

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import cycle
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -25,6 +25,7 @@ from shoal.commands.support.arguments import (
     count,
     more_than_0,
 )
+from shoal.commands.support.items import as_annotated
 from shoal.commands.support.loading import named
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, save_plot, show, table
@@ -33,11 +34,12 @@ from shoal.commands.support.values import init_arguments_of, json_of, option_pai
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import Measured, NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning
-from shoal.planning.tuning import Search
+from shoal.planning.tuning import Search, least_busy
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
+    from inspect import Signature
 
     from shoal.batching.batcher import Batcher
     from shoal.core.options.options import BatchOptions
@@ -60,18 +62,20 @@ def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candi
     if not fitting:
         parts.append(f"{asked}: none of {len(candidates)} pairs of options meets this target.")
         parts.append(_why_not(measured, search, candidates[0]))
+        parts += _without_batches(search)
         return "\n\n".join(parts)
     parts.append(
         f"{asked}: {len(fitting)} of {len(candidates)} pairs of options meet this target. Those "
         "that meet it up to the highest rate come first:"
     )
     parts.append(_found(fitting[:_SHOWN]))
-    idle = min(fitting, key=lambda one: one.busy_share)
-    parts.append(
-        f"Best: {_as_options(fitting[0])}\n"
-        f"If others share the device: {_as_options(idle)}, which keeps it "
-        f"{percent(idle.busy_share)} busy."
-    )
+    best = f"Best: {_as_options(fitting[0])}"
+    if (idle := least_busy(fitting)) is not None:
+        best += (
+            f"\nIf others share the device: {_as_options(idle)}, which keeps it "
+            f"{percent(idle.busy_share)} busy."
+        )
+    parts += [best, *_without_batches(search)]
     return "\n\n".join(parts)
 
 
@@ -82,6 +86,7 @@ def tuned_as_data(
     return {
         "rate": search.rate,
         "p99_target_s": search.p99_s,
+        "batching_helps": search.batching_helps,
         "run_time": {
             "fixed_s": measured.fixed_s,
             "per_item_s": measured.per_item_s,
@@ -152,6 +157,20 @@ def _as_options(candidate: Candidate) -> str:
     return ", ".join(keywords({name: getattr(candidate, name) for name in names}))
 
 
+def _without_batches(search: Search) -> list[str]:
+    """Returns what to tell if the handler gains nothing from batches."""
+    if search.batching_helps:
+        return []
+    largest = max(search.run_times.runs_s)
+    text = (
+        f"Batching does not help this handler: in batches of up to {largest} it processes "
+        f"{three_digits(search.most(largest))} items a second, and "
+        f"{three_digits(search.most(1))} one at a time. Set max_batch_size=1, or change the "
+        "handler so that a batch takes less time than its items one by one."
+    )
+    return [text]
+
+
 def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
     """Explains what limits: the handler's run time, its throughput, or the time in the queue."""
     alone_s = median(measured.runs_s[1])
@@ -220,8 +239,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="the time that 99%% of them must be answered within",
     )
     items = parser.add_argument_group(
-        "items (one of these; for a handler of several parameters an item is a JSON array of "
-        "arguments, or an object)"
+        "items (one of these; JSON is converted as the handler's annotations say; for a handler of "
+        "several parameters an item is a JSON array of arguments, or an object)"
     )
     source = items.add_mutually_exclusive_group(required=True)
     source.add_argument("--item", metavar="JSON", help="the same item every time")
@@ -281,7 +300,7 @@ def run(arguments: Namespace) -> int:
         try:
             with as_mistakes():
                 handler = instance_of(handler, args, kwargs)
-                measuring = partial(_measured, handler, _items(arguments), arguments)
+                measuring = partial(_measured, handler, arguments)
                 measured, options = anyio.run(measuring, backend=arguments.event_loop)
         except NotMeasured as failure:
             if failure.__cause__ is None:
@@ -309,14 +328,12 @@ def _failed(what: str, error: BaseException) -> CommandError:
     return CommandError(f"{what}, see above", 1)
 
 
-async def _measured(
-    handler: Any, make_item: Callable[[], Any], arguments: Namespace
-) -> tuple[Measured, BatchOptions]:
+async def _measured(handler: Any, arguments: Namespace) -> tuple[Measured, BatchOptions]:
     async with opened(handler) as batcher:
         options = batcher.options
         measured = await measure(
             batcher,
-            make_item,
+            _items(arguments, batcher.signature),
             _sizes(arguments.max_batch_size, batcher, handler),
             rounds=arguments.runs,
             limit_s=arguments.limit,
@@ -340,7 +357,7 @@ def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int
     return [*powers, largest]
 
 
-def _items(arguments: Namespace) -> Callable[[], Any]:
+def _items(arguments: Namespace, signature: Signature) -> Callable[[], Any]:
     """Returns a function that makes an item."""
     if arguments.item_from is not None:
         function = named(arguments.item_from, "my_module:random_text")
@@ -355,13 +372,15 @@ def _items(arguments: Namespace) -> Callable[[], Any]:
 
         return make
     if arguments.item is not None:
-        item = json_of(arguments.item, "--item")
-        return lambda: item
-    try:
-        text = arguments.items.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CommandError(f"can't read {arguments.items}: {error.strerror}") from None
-    items: Any = json_of(text, str(arguments.items))
-    if not isinstance(items, list) or not items:
-        raise CommandError(f"{arguments.items} must contain a JSON array of at least one item")
-    return cycle(cast("Iterable[Any]", items)).__next__
+        source = "--item"
+        items: list[Any] = [json_of(arguments.item, source)]
+    else:
+        source = str(arguments.items)
+        try:
+            text = arguments.items.read_text(encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"can't read {source}: {error.strerror}") from None
+        items = json_of(text, source)
+        if type(items) is not list or not items:
+            raise CommandError(f"{source} must contain a JSON array of at least one item")
+    return cycle(as_annotated(signature, items, source)).__next__

@@ -16,6 +16,7 @@ import json
 import math
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.simulation.results import Arrival
@@ -66,9 +67,9 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
     """Reads a recorded trace.
 
     Args:
-        path: A file whose name ends in ``.ndjson`` or ``.jsonl``; anything else is read as CSV. Its
-            columns: ``at``, and optionally ``priority``, ``timeout_s``, ``queue_timeout_s``,
-            ``cost`` and ``bucket``.
+        path: A file. It is NDJSON if it begins with ``{``, or its name ends in ``.ndjson`` or
+            ``.jsonl``; anything else is read as CSV. Its columns: ``at``, and optionally
+            ``priority``, ``timeout_s``, ``queue_timeout_s``, ``cost`` and ``bucket``.
         batcher: Of a trace of ``shoal trace``, the batcher whose requests are read; None for the
             one with the most requests.
 
@@ -76,17 +77,27 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
         ValueError: The file can't be read, and the message names the line; or it has no such
             batcher.
     """
-    is_ndjson = path.suffix in (".ndjson", ".jsonl")
     reading = _Reading()
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for where, row in _objects(path, file) if is_ndjson else _csv_rows(path, file):
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            opening = list(_up_to_text(file))
+            lines = chain(opening, file)
+            is_ndjson = path.suffix in (".ndjson", ".jsonl") or "".join(opening).lstrip()[:1] == "{"
+            for where, row in _objects(path, lines) if is_ndjson else _csv_rows(path, lines):
                 reading.add(where, row)
     except OSError as error:
         raise ValueError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not UTF-8 text") from None
     return reading.recording(path, batcher)
+
+
+def _up_to_text(lines: Iterable[str]) -> Iterator[str]:
+    """Returns the first lines, up to one that is not blank."""
+    for line in lines:
+        yield line
+        if line.strip():
+            return
 
 
 class _Requests:

@@ -1,8 +1,9 @@
 """Finds options that meet a target: simulates pairs of size and wait with measured run times.
 
 The best pair is the one that meets the target up to the highest rate: it leaves the largest margin
-for more traffic, and for a handler that is slower than measured. Of equal pairs, the one with the
-lower latency is best.
+for more traffic, and for a handler that is slower than measured. Of nearly equal pairs, the one
+with the shorter wait is best, then the one with the lower latency, then the smaller size: a longer
+wait or a larger batch must bring something.
 
 The alternative was to choose the pair that keeps the handler least busy. That pair always waits as
 long as the target allows, which adds latency to save time on a device that nothing else uses. For a
@@ -20,7 +21,7 @@ from shoal.planning.figures import percentile
 from shoal.planning.traces import poisson
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.simulation.results import Simulation
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _WAITS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)
 """The waits to try, as shares of the target."""
 _BISECTIONS: Final = 6
+_GAIN: Final = 1.1
+"""Smaller gains of one pair over another are taken for chance, or are not worth a wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,16 @@ class Search:
             found.append(self._tried(*pair))
             if number % 7 == 0:
                 progress(f"simulated {number} of {len(pairs)} pairs of options")
-        return sorted(found, key=_worse)
+        found.sort(key=_worse)
+        if (best := _best([one for one in found if one.meets_target])) is not None:
+            found.remove(best)
+            found.insert(0, best)
+        return found
+
+    @property
+    def batching_helps(self) -> bool:
+        """Whether the handler processes more items a second in batches than one at a time."""
+        return self.most(max(self.run_times.runs_s)) >= _GAIN * self.most(1)
 
     def most(self, size: int) -> float:
         """Returns how many items a second the handler can process in batches up to a size."""
@@ -145,6 +157,32 @@ class Search:
         changes: dict[str, Any] = {"max_batch_size": size, "batch_wait_timeout_s": wait_s}
         options = self.options.changed(changes)
         return simulate(poisson(rate, self.requests / rate), options, self.run_times)
+
+
+def least_busy(fitting: Sequence[Candidate]) -> Candidate | None:
+    """Returns the pair that keeps the handler clearly less busy than the best one, or None.
+
+    Args:
+        fitting: The pairs that meet the target, the best first.
+    """
+    least = min(one.busy_share for one in fitting)
+    if least * _GAIN > fitting[0].busy_share:
+        return None
+    near = [one for one in fitting if one.busy_share <= least * _GAIN]
+    return min(near, key=lambda one: (one.batch_wait_timeout_s, one.busy_share))
+
+
+def _best(fitting: Sequence[Candidate]) -> Candidate | None:
+    if not fitting:
+        return None
+    highest = max(one.up_to for one in fitting)
+    near = [one for one in fitting if one.up_to * _GAIN >= highest]
+    wait_s = min(one.batch_wait_timeout_s for one in near)
+    near = [one for one in near if one.batch_wait_timeout_s == wait_s]
+    p99_s = min(one.p99_s for one in near)
+    return min(
+        (one for one in near if one.p99_s <= p99_s * _GAIN), key=lambda one: one.max_batch_size
+    )
 
 
 def _worse(candidate: Candidate) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ the command line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 OverloadStatus = Literal[503, 429]
 ServerTiming = Literal["never", "asked", "always"]
+
+# Its user must be able to open it.
+_MODE: Final = re.compile("0?[67][0-7][0-7]")
 
 
 class AppKeywords(TypedDict, total=False):
@@ -64,6 +68,7 @@ class ServerKeywords(TypedDict, total=False):
     host: str
     port: int
     uds: str | None
+    uds_mode: str
     fd: int | None
     allowed_hosts: Sequence[str]
     allowed_origins: Sequence[str]
@@ -93,6 +98,13 @@ def _port(name: str, value: Any) -> int:
     found = whole(name, value, least=0)
     if found > 65535:
         raise ValueError(f"{name} must be from 0 to 65535, not {value!r}")
+    return found
+
+
+def _mode(name: str, value: Any) -> str:
+    found = _text(name, value, "660")
+    if not _MODE.fullmatch(found):
+        raise ValueError(f'{name} must be three octal digits, such as "660", not {value!r}')
     return found
 
 
@@ -144,15 +156,16 @@ class HttpOptions:
     Attributes:
         host: The address to listen at: IPv4, IPv6, or a name.
         port: The port, or 0 for a free one.
-        uds: The path of a UNIX socket to listen at in place of host and port. Only this user can
-            open it.
+        uds: The path of a UNIX socket to listen at in place of host and port.
+        uds_mode: Who can open that socket, in octal: ``"600"`` for this user only, ``"660"`` for
+            its group as well, as a proxy with another user needs.
         fd: The file descriptor of an inherited socket to listen at in place of host and port. The
             server closes it at the end.
         middlewares: Middleware around the endpoints: functions that take an ASGI application and
             return another, or Starlette's `Middleware`; the first is the outermost.
         token: The token for the admin API at `host` and `port`. Without a token the API is not
             served there, even at a loopback address, since a relay may forward requests from
-            anywhere. At `uds`, a UNIX socket that only this user can open, it is always served.
+            anywhere. At `uds`, if only this user can open it, it is always served.
         admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
         allowed_modules: The modules that import paths sent to the admin API may name, with their
             submodules; ``["*"]`` for all.
@@ -241,6 +254,9 @@ class HttpOptions:
         partial(_text, example="/run/shoal.sock"),
         may_be_none=True,
         flag="UNIX socket to listen at in place of host and port",
+    )
+    uds_mode: str = option(
+        "600", _mode, flag="who can open that socket, in octal: 660 for its group as well"
     )
     fd: int | None = option(None, partial(whole, least=0))
     middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = option((), checked_middleware)

@@ -7,11 +7,27 @@ from pathlib import Path
 
 
 def admin_socket_directory() -> Path:
-    """Returns the directory of all servers' admin sockets, which need not exist."""
+    """Returns the directory of all servers' admin sockets, which need not exist.
+
+    Raises:
+        ConnectionError: There is none, since the user has no home directory.
+    """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    return Path(runtime, "shoal") if runtime else Path.home() / ".cache" / "shoal"
+    if runtime:
+        return Path(runtime, "shoal")
+    try:
+        return Path.home() / ".cache" / "shoal"
+    except RuntimeError:
+        raise ConnectionError(
+            f"there is no directory for this user's servers: user {os.getuid()} has no home "
+            "directory; set XDG_RUNTIME_DIR to a directory that only this user can write"
+        ) from None
 
 
 def admin_socket(name: str) -> Path:
-    """Returns the path of the UNIX socket of a server that was started with that name."""
+    """Returns the path of the UNIX socket of a server that was started with that name.
+
+    Raises:
+        ConnectionError: As `admin_socket_directory`.
+    """
     return admin_socket_directory() / f"{name}.sock"

@@ -44,8 +44,15 @@ class ServerLocation:
 
     @classmethod
     def of(cls, name: str) -> ServerLocation:
-        """Returns the location for a name, without creating anything."""
-        return cls(name, admin_socket_directory())
+        """Returns the location for a name, without creating anything.
+
+        Raises:
+            CommandError: This user has no directory for it.
+        """
+        try:
+            return cls(name, admin_socket_directory())
+        except ConnectionError as error:
+            raise CommandError(str(error), 1) from None
 
     @property
     def socket(self) -> Path:
@@ -84,7 +91,9 @@ class ServerLocation:
             self.directory.chmod(_PRIVATE_DIRECTORY)
         except OSError as error:
             raise CommandError(
-                f"can't use {self.directory} for sockets: {error.strerror}", 1
+                f"can't use {self.directory} for sockets: {error.strerror}; set XDG_RUNTIME_DIR "
+                "to a directory that only this user can write",
+                1,
             ) from None
 
     def holder(self) -> int | None:

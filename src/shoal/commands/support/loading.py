@@ -1,4 +1,4 @@
-"""Loads what a command line names: ``my_module:app``, ``app.toml``, ``my_module:function``."""
+"""Loads what a command line names: ``my_module:app``, ``app.py``, ``app.toml``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.failures.frames import users_part
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
 
-APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.toml"
+APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.py|FILE.toml"
 """The argument's form, for help texts."""
 
 
 def application_of(spec: str) -> ASGIApp:
     """Imports an application, or creates the one that a file declares.
 
-    Modules in the current directory can be imported, as with ``python -m``.
+    Modules in the current directory can be imported, as with ``python -m``, and those beside the
+    file.
 
     Raises:
         CommandError: It does not exist or is invalid. The other mistakes of a file, or the
@@ -38,7 +40,7 @@ def application_of(spec: str) -> ASGIApp:
     """
     if spec.endswith(".toml"):
         return _of_file(spec)
-    found = named(spec, "my_module:app")
+    found = named(f"{spec}:app" if spec.endswith(".py") else spec, "my_module:app")
     if (flaw := _flaw(found)) is not None:
         raise CommandError(f"{spec} is not an ASGI application: {flaw}")
     return cast("ASGIApp", found)
@@ -50,7 +52,8 @@ def named(spec: str, example: str) -> Any:
     Modules in the current directory can be imported, as with ``python -m``.
 
     Args:
-        spec: A module's dotted name, a colon, and an attribute's name, which may be dotted as well.
+        spec: A module's dotted name or its file, a colon, and an attribute's name, which may be
+            dotted as well.
         example: A correct one, for messages.
 
     Raises:
@@ -59,7 +62,10 @@ def named(spec: str, example: str) -> Any:
     """
     if ":" not in spec:
         raise CommandError(f"{spec!r} is not an import path; write it like {example!r}")
-    _add_current_directory()
+    _add_directory(os.getcwd())
+    module, _, attribute = spec.partition(":")
+    if module.endswith(".py"):
+        spec = f"{_module_of(module)}:{attribute}"
     try:
         return imported_unheld(spec)
     except Exception as error:
@@ -76,7 +82,7 @@ def empty_application() -> App:
     """Returns an application without backends and endpoints."""
     from shoal.http.app.app import App
 
-    _add_current_directory()
+    _add_directory(os.getcwd())
     return App()
 
 
@@ -152,12 +158,38 @@ def _of_file(spec: str) -> ASGIApp:
         file = read_app_file(spec)
     except AppFileRefused as refused:
         raise say_flaws(refused) from None
-    _add_current_directory()
+    _add_directory(os.getcwd())
+    _add_directory(str(Path(spec).resolve().parent))
     return App.of_file(file)
 
 
-def _add_current_directory() -> None:
-    sys.path.insert(0, os.getcwd())
+def _add_directory(directory: str) -> None:
+    """Makes the modules in a directory importable, before all others."""
+    if sys.path[:1] != [directory]:
+        sys.path.insert(0, directory)
+
+
+def _module_of(name: str) -> str:
+    """Returns the dotted name of a file's module, which becomes importable.
+
+    Raises:
+        CommandError: There is no such file, or its name is not that of a module.
+    """
+    file = Path(name).resolve()
+    if not file.is_file():
+        raise CommandError(f"there is no file {name}")
+    if not file.stem.isidentifier():
+        raise CommandError(
+            f"{name} can't be imported, since {file.stem!r} is not a module's name: use letters, "
+            "digits and underscores"
+        )
+    parts = [file.stem]
+    directory = file.parent
+    while (directory / "__init__.py").is_file():  # it is a package, which its modules may import
+        parts.insert(0, directory.name)
+        directory = directory.parent
+    _add_directory(str(directory))
+    return ".".join(parts)
 
 
 def _flaw(app: object) -> str | None:

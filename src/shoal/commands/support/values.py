@@ -158,23 +158,48 @@ def _pair(text: str, form: str) -> tuple[str, str]:
 def weights_of(texts: Sequence[str]) -> dict[str, float]:
     """Parses traffic of the form BACKEND=WEIGHT.
 
+    A weight is a share, as ``0.9``, or a percentage, as ``90%``. Whole numbers that sum to 100 are
+    percentages, too.
+
     Raises:
         CommandError: An option has another form, or is given twice.
     """
     found: dict[str, float] = {}
     for text in texts:
         backend, equals, weight = text.rpartition("=")
-        try:
-            value = float(weight)
-        except ValueError:
-            equals = ""
-            value = 0.0
-        if not equals or not backend:
-            raise CommandError(f"traffic is written BACKEND=WEIGHT, like small=0.9, not {text!r}")
+        value = _share(weight)
+        if not equals or not backend or value is None:
+            raise CommandError(
+                f"traffic is written BACKEND=WEIGHT, like small=0.9 or small=90%, not {text!r}"
+            )
         if backend in found:
             raise CommandError(f"{backend} is given two weights")
         found[backend] = value
+    if sum(found.values()) == 100 and all(one.is_integer() for one in found.values()):
+        return {backend: value / 100 for backend, value in found.items()}
     return found
+
+
+def proportion_of(text: str) -> float:
+    """Parses a proportion: a share from 0 to 1, as ``0.05``, or a percentage, as ``5%``.
+
+    Raises:
+        CommandError: It is neither.
+    """
+    value = _share(text)
+    if value is None or not 0 <= value <= 1:
+        raise CommandError(f"a proportion is a number from 0 to 1, or like 5%, not {text!r}")
+    return value
+
+
+def _share(text: str) -> float | None:
+    """Returns a number, or the hundredth of a percentage; None if it is neither."""
+    digits = text.strip().removesuffix("%")
+    try:
+        value = float(digits)
+    except ValueError:
+        return None
+    return value / 100 if digits != text.strip() else value
 
 
 def json_of(text: str, name: str | None = None) -> Any:

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from shoal.core.options.names import suggested
 from shoal.http.requests.body import read_body
+from shoal.http.requests.json_scan import encoding_flaw
 from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.clients.wire_errors import RAISED, sent
 
@@ -56,7 +57,8 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
     try:
         value: Any = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        raise Refused(Problem(400, "invalid-json", "The body is not JSON", str(error))) from None
+        detail = encoding_flaw(body) or str(error)
+        raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail)) from None
     if not isinstance(value, dict):
         raise TypeError(f"the body must be a JSON object, not {type(value).__name__}")
     return cast("dict[str, Any]", value)

@@ -106,6 +106,7 @@ class EmbeddedServer:
     def _wrapped(self, served: App) -> ASGIApp:
         options = self._options
         app: ASGIApp = served
-        if options.token is not None or options.uds is not None:
+        is_own = options.uds is not None and int(options.uds_mode, 8) & 0o077 == 0
+        if options.token is not None or is_own:
             app = self._admin_listener(served, options.token)
         return with_middleware(options.middlewares, app)

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from shoal.http.oip.tensor import Tensor, check_supported, malformed
-from shoal.http.requests.json_scan import Costs, check_cost, check_json
+from shoal.http.requests.json_scan import Costs, check_cost, check_json, encoding_flaw
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
@@ -189,11 +189,13 @@ class Descriptions:
             else:
                 given = _VALIDATOR.validate_python(value)
         except ValidationError as error:
-            raise Refused(_of_validation(error)) from None
+            raise Refused(_of_validation(error, head)) from None
         return given
 
 
-def _of_validation(error: ValidationError) -> Problem:
+def _of_validation(error: ValidationError, head: bytes) -> Problem:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(step) for step in first["loc"])
+    if first["type"] == "json_invalid" and (flaw := encoding_flaw(head)):
+        return malformed(flaw)
     return malformed(f"{where}: {first['msg']}." if where else f"{first['msg']}.")

@@ -236,7 +236,9 @@ def _rows_of(tensors: Mapping[str, Tensor]) -> int:
     """
     counts = {tensor.shape[0] for tensor in tensors.values()}
     if len(counts) > 1:
-        raise Refused(malformed("The first dimension, the number of rows, differs among inputs."))
+        sizes = ", ".join(f"{name!r} has {one.shape[0]}" for name, one in tensors.items())
+        detail = f"The first dimension, the number of rows, differs among inputs: {sizes}."
+        raise Refused(malformed(detail))
     [rows] = counts
     _check_rows(rows)
     return rows

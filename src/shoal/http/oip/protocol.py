@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from shoal.http.oip.description import Descriptions
-from shoal.http.oip.route import InferRoute, Models, Page, ProtocolRoute
+from shoal.http.oip.route import InferRoute, Models, Page, ProtocolRoute, version_of
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.serving.backends.status import state_of
@@ -82,7 +82,7 @@ class _Routes(ProtocolRoutes):
 
     @override
     def elsewhere(self, path: str) -> Route | None:
-        return _NOT_FOUND if path.startswith("/v2/") else None
+        return _NotFound(_not_there(path)) if path.startswith("/v2/") else None
 
     def _server(self, _: Exchange) -> tuple[int, dict[str, Any]]:
         import importlib.metadata
@@ -117,18 +117,47 @@ class _Routes(ProtocolRoutes):
 
 
 class _NotFound(ProtocolRoute):
-    """Answers at the paths that the protocol may have elsewhere."""
+    """Answers at the paths that the protocol may have elsewhere.
+
+    Args:
+        problem: The answer.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__()
+        self._problem = problem
 
     @override
     async def answer(self, exchange: Exchange) -> None:
-        raise Refused(_no_such_model())
+        raise Refused(self._problem)
 
 
-_NOT_FOUND: Final = _NotFound()
+# What Triton has besides, by a part of the path, and where it is here.
+_EXTENSIONS_OF_OTHERS: Final = {
+    "config": "the server has no model configuration extension; the inputs and outputs of a model "
+    "are at /v2/models/NAME",
+    "stats": "the server has no statistics extension; its metrics are at /-/metrics",
+    "repository": "the server has no model repository extension; its endpoints, which are the "
+    "models, are listed at /-/routes",
+}
+_PATHS: Final = (
+    "the paths are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME, /v2/models/NAME/ready "
+    "and /v2/models/NAME/infer"
+)
 
 
-def _no_such_model() -> Problem:
-    detail = "There is no such model, version or path."
+def _not_there(path: str) -> Problem:
+    """Returns the problem of a path that there is not."""
+    first, *rest = path.removeprefix("/v2/").rstrip("/").split("/")
+    is_of_models = first == "models"
+    extension = rest[-1] if is_of_models and rest else first
+    if extension not in _EXTENSIONS_OF_OTHERS and is_of_models and rest:
+        return _not_found(f"There is no such model: {rest[0]!r}; or it has no path {path}.")
+    told = _EXTENSIONS_OF_OTHERS.get(extension, _PATHS)
+    return _not_found(f"There is no such model, version or path: {told}.")
+
+
+def _not_found(detail: str) -> Problem:
     return Problem(404, "not-found", "The path was not found", detail)
 
 
@@ -139,10 +168,7 @@ def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:
         Refused: The model has no such version.
     """
     version: str | None = exchange.scope.get("path_params", {}).get("version")
-    backends = [one for one in endpoint.backends() if version in (None, one.tag)]
-    if version is not None and not backends:
-        raise Refused(_no_such_model())
-    return backends
+    return endpoint.backends() if version is None else [version_of(endpoint, version)]
 
 
 def _are_ready(backends: list[Backend]) -> bool:

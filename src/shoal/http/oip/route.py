@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shoal.http.oip.tensor import Tensor
     from shoal.http.requests.call import CallHeaders, EndpointCall
     from shoal.http.requests.exchange import Exchange
+    from shoal.serving.backends.backend import Backend
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
 
@@ -119,6 +120,20 @@ class Page(ProtocolRoute):
         await exchange.answer(status, JSON, orjson.dumps(told))
 
 
+def version_of(endpoint: Endpoint, version: str) -> Backend:
+    """Returns the backend that is a version of a model.
+
+    Raises:
+        Refused: There is no such version.
+    """
+    backends = {one.tag: one for one in endpoint.backends()}
+    if version not in backends:
+        there = f"its versions are {', '.join(backends)}" if backends else "it has none yet"
+        detail = f"The model {endpoint.name!r} has no version {version!r}; {there}."
+        raise Refused(Problem(404, "not-found", "The path was not found", detail))
+    return backends[version]
+
+
 class InferRoute(ProtocolRoute, CallRoute):
     """Answers requests for inference with calls of one endpoint, a call for each row.
 
@@ -140,6 +155,7 @@ class InferRoute(ProtocolRoute, CallRoute):
         has_version: bool,
     ) -> None:
         super().__init__(endpoint, options)
+        self._endpoint = endpoint
         self._models = models
         self._descriptions = descriptions
         self._has_version = has_version
@@ -149,7 +165,9 @@ class InferRoute(ProtocolRoute, CallRoute):
         self, call: EndpointCall, exchange: Exchange, body: bytes
     ) -> Coroutine[Any, Any, None] | None:
         described, tensors = read_tensors(exchange, body, self._descriptions)
-        version = exchange.scope["path_params"]["version"] if self._has_version else None
+        version: str | None = None
+        if self._has_version:
+            version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
         headers = headers_of_call(exchange, described, version)
         batcher = call.found(headers)
         if batcher is None:

@@ -259,7 +259,22 @@ def _check_vector(result: Any) -> Sequence[Any]:
         kinds: set[type] = set(map(type, values))
         if kinds == _FLOATS or all(issubclass(kind, Real) for kind in kinds):
             return values
-    raise refused("The model gives no embeddings, perhaps texts", param="model")
+    raise refused(
+        f"The model gives no embeddings: a result must be a vector of numbers, not {_form(given)}",
+        param="model",
+    )
+
+
+def _form(given: object) -> str:
+    """Returns a description of what is not a vector."""
+    shape: list[str] = []
+    while type(given) in _LISTS:
+        values: Sequence[Any] = given  # type: ignore[assignment]  # a list or a tuple
+        shape.append(str(len(values)))
+        given = values[0] if values else 0.0
+    if shape and isinstance(given, Real):
+        return f"of shape ({', '.join(shape)}); return one row for each input"
+    return "text" if isinstance(given, str) else f"{type(given).__name__}"
 
 
 _LISTS: Final = frozenset({list, tuple})

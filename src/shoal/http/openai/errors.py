@@ -11,6 +11,10 @@ from shoal.http.requests.problem import Problem, Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+PREFIX: Final = "/v1"
+PATHS: Final = ("models", "completions", "chat/completions", "embeddings")
+"""What is below it."""
+
 _CODES: Final[Mapping[str, str]] = {
     "overloaded": "rate_limit_exceeded",
     "item-too-large": "context_length_exceeded",
@@ -32,6 +36,30 @@ def refused(
         status: The HTTP status.
     """
     return Refused(Problem(status, "invalid-request", message, more={"param": param, "code": code}))
+
+
+def no_such_path(path: str) -> Refused | None:
+    """Returns the error for a path that there is not; None if it is not one of the protocol.
+
+    Args:
+        path: The path. Some clients make it of a base URL with a slash too many, or without /v1.
+    """
+    parts = [part for part in path.split("/") if part]
+    is_ours = parts[:1] == ["v1"]
+    while parts[:1] == ["v1"]:
+        del parts[0]
+    rest = "/".join(parts)
+    if parts[:1] == ["responses"]:
+        told = f"the Responses API is not spoken; use {PREFIX}/chat/completions"
+    elif rest in PATHS:
+        told = f"it is {PREFIX}/{rest}"
+        if path != f"{PREFIX}/{rest}/":
+            told += f"; a client's base URL ends with {PREFIX}, once and without another slash"
+    elif is_ours:
+        told = f"there are {', '.join(f'{PREFIX}/{known}' for known in PATHS)}"
+    else:
+        return None
+    return refused(f"There is no path {path} here: {told}", code="unknown_url", status=404)
 
 
 def of_invalid_item(refusal: Refused) -> Refused:

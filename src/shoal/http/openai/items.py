@@ -24,7 +24,7 @@ from typing_extensions import is_typeddict
 
 from shoal.batching.handlers.annotations import field_types
 from shoal.http.openai.errors import refused
-from shoal.http.requests.json_type import adapter_of, finite_validator
+from shoal.http.requests.json_type import adapter_of, as_written, finite_validator
 from shoal.http.requests.payload import fields_adapter
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ class ItemMaker:
         """
         if self.is_plain:
             return prompt
+        values: dict[str, Any] = {}
         try:
             if not self.fields:
                 return self._validator.validate_python(prompt)
@@ -107,13 +108,21 @@ class ItemMaker:
             made = self._validator.validate_python(values)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            where = ".".join(str(step) for step in first["loc"][:2])
-            if where in ("", self._prompt):
-                where = "prompt"
+            loc = as_written(first["loc"], values if self.fields else prompt)
+            where = self._name_of(loc[0] if loc else None, given)
+            where = ".".join([where, *(str(step) for step in loc[1:2])])
             raise refused(f"{where}: {first['msg']}", param=where) from None
         if self._parameters is None:
             return made
         return tuple(made.get(p.name, p.default) for p in self._parameters)
+
+    def _name_of(self, field: int | str | None, given: Mapping[str, Any]) -> str:
+        """Returns the name of the client's parameter that a field was made from."""
+        if field is None or field == self._prompt:
+            return next((name for name in ("messages", "input") if name in given), "prompt")
+        if field == "max_tokens" and given.get("max_completion_tokens") is not None:
+            return "max_completion_tokens"
+        return str(field)
 
     def limit(self, item: Any) -> int | None:
         """Returns the ``max_tokens`` of an item, which may be a default; None if it has none."""

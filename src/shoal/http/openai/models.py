@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 import orjson
 from typing_extensions import override
 
-from shoal.http.openai.errors import error_json, refused
+from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
 from shoal.http.openai.items import ItemMaker
 from shoal.http.openai.messages import AnswerForms
 from shoal.http.openai.text import count_words
@@ -237,6 +237,8 @@ class ModelsPage(OpenAIRoute):
         if name is None:
             data = [self._described(model) for model in self._models]
             body = orjson.dumps({"object": "list", "data": data})
+        elif not name and (refusal := no_such_path(f"{PREFIX}/models/")):
+            raise refusal
         else:
             model = self._models.of(name)
             if not model.takes_text:

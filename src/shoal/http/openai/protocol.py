@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
 from shoal.core.options.checks import whole
 from shoal.http.openai.completions import TextRoute
 from shoal.http.openai.embeddings import EmbeddingsRoute
-from shoal.http.openai.errors import refused
+from shoal.http.openai.errors import PREFIX, no_such_path
 from shoal.http.openai.models import Models, ModelsPage, OpenAIRoute
 from shoal.http.openai.text_request import TextReader
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.problem import Refused
     from shoal.http.requests.routing import Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
-
-_PREFIX: Final = "/v1"
 
 
 def chat_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -72,7 +71,7 @@ class OpenAI(HttpProtocol):
     """
 
     title = "OpenAI's HTTP API"
-    start = f"{_PREFIX}/models"
+    start = f"{PREFIX}/models"
 
     def __init__(
         self,
@@ -103,16 +102,16 @@ class OpenAI(HttpProtocol):
         page = ModelsPage(models)
         embeddings = EmbeddingsRoute(models, self._max_inputs)
         routes: list[tuple[str, str, Route]] = [
-            (f"{_PREFIX}/models", "GET", page),
-            (f"{_PREFIX}/models/{{model:path}}", "GET", page),
-            (f"{_PREFIX}/embeddings", "POST", embeddings),
+            (f"{PREFIX}/models", "GET", page),
+            (f"{PREFIX}/models/{{model:path}}", "GET", page),
+            (f"{PREFIX}/embeddings", "POST", embeddings),
         ]
         for path, chat in (("/completions", False), ("/chat/completions", True)):
             reader = TextReader(
                 models, chat=chat, most_messages=self._max_messages, most_choices=self._max_choices
             )
             route = TextRoute(reader, options)
-            routes.append((_PREFIX + path, "POST", route))
+            routes.append((PREFIX + path, "POST", route))
         return _Routes(routes)
 
 
@@ -130,15 +129,21 @@ class _Routes(ProtocolRoutes):
 
     @override
     def elsewhere(self, path: str) -> Route | None:
-        return _NOT_FOUND if path.startswith(f"{_PREFIX}/") else None
+        refusal = no_such_path(path)
+        return None if refusal is None else _NotFound(refusal)
 
 
 class _NotFound(OpenAIRoute):
-    """Answers at the paths that the protocol has elsewhere."""
+    """Answers at the paths that the protocol has elsewhere.
+
+    Args:
+        refusal: The answer.
+    """
+
+    def __init__(self, refusal: Refused) -> None:
+        super().__init__()
+        self._refusal = refusal
 
     @override
     async def answer(self, exchange: Exchange) -> None:
-        raise refused("There is no such path here", code="unknown_url", status=404)
-
-
-_NOT_FOUND: Final = _NotFound()
+        raise self._refusal

@@ -8,6 +8,7 @@ themselves limit nesting: pydantic's to 200 levels, orjson to 1024.
 
 from __future__ import annotations
 
+import codecs
 import math
 import re
 from dataclasses import dataclass
@@ -135,6 +136,24 @@ def too_complex(max_elements: int) -> Refused:
             "annotated list[bytes].",
         )
     )
+
+
+def encoding_flaw(body: bytes) -> str:
+    """Returns why a body that is not JSON is not even text in UTF-8; empty if it is."""
+    if body.startswith(codecs.BOM_UTF8):
+        return "It begins with a byte order mark (BOM): send UTF-8 without one."
+    wide = "UTF-32" if b"\0\0" in body[:4] else "UTF-16"
+    if b"\0" in body[:4] or body.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return f"It is encoded in {wide}: send UTF-8."
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        return (
+            f"It is not UTF-8 (the byte 0x{byte:02X} at {error.start}), but perhaps Latin-1 or "
+            "Windows-1252: send UTF-8."
+        )
+    return ""
 
 
 def _without_strings(body: bytes) -> Iterator[bytes]:

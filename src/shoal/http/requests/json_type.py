@@ -21,7 +21,7 @@ from shoal.batching.handlers.array_types import has_arrays
 from shoal.http.requests.arrays import with_arrays
 from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.json_scan import Costs, check_json
+from shoal.http.requests.json_scan import Costs, check_json, encoding_flaw
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _LARGE: Final = 4096
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 # Otherwise a model's existing validator is used, and changes to its schema have no effect.
 _ANEW: Final[dict[str, Any]] = {"_use_prebuilt": False}
+_UNKNOWN: Final[Any] = object()
+_SPACE: Final = b" \t\r\n"
 Location: TypeAlias = "tuple[int | str, ...]"
 """Where in a value an error is."""
 
@@ -97,7 +99,8 @@ class JsonType:
         try:
             return validator.validate_json(body)
         except ValidationError as error:
-            raise Refused(problem_of_validation(error)) from None
+            given = _read_again(body, elements)
+            raise Refused(problem_of_validation(error, None, given, body)) from None
 
     def unchecked(self, exchange: Exchange, body: bytes) -> tuple[Any, bool]:
         """Returns the value of a body that is not checked against the type yet; see `checked`.
@@ -115,7 +118,7 @@ class JsonType:
         try:
             return from_json(body, allow_inf_nan=False), True
         except ValueError as error:
-            raise Refused(_not_json(str(error))) from None
+            raise Refused(_not_json(encoding_flaw(body) or str(error))) from None
 
     def checked(
         self, value: Any, size: int, *, as_json: bool, where: Callable[[Location], Location]
@@ -138,7 +141,7 @@ class JsonType:
             text = to_json(value)
         except (PydanticSerializationError, ValueError):
             raise Refused(_not_json("A text in it can't be written in UTF-8.")) from None
-        return self._checked(validator.validate_json, text, where)
+        return self._checked(lambda _: validator.validate_json(text), value, where)
 
     def _checked(
         self,
@@ -149,7 +152,7 @@ class JsonType:
         try:
             return validate(value)
         except ValidationError as error:
-            raise Refused(problem_of_validation(error, where)) from None
+            raise Refused(problem_of_validation(error, where, value)) from None
 
     def _form_of(self, exchange: Exchange, body: bytes) -> tuple[BodyForm | None, bytes]:
         """Returns the form of a body, None for JSON; and the body without its content coding."""
@@ -338,13 +341,18 @@ def _check_media_type(media_type: bytes, takes: str) -> None:
 
 
 def problem_of_validation(
-    error: ValidationError, where: Callable[[Location], Location] | None = None
+    error: ValidationError,
+    where: Callable[[Location], Location] | None = None,
+    value: Any = _UNKNOWN,
+    body: bytes = b"",
 ) -> Problem:
     """Returns the problem of an item that does not fit.
 
     Args:
         error: What is wrong with it.
         where: Returns what is said of the place of an error; None to say it as it is.
+        value: The value, if it is known.
+        body: The body, if it is JSON.
     """
     count = error.error_count()
     title = "The body does not fit the endpoint" if where is None else _OTHER_TITLE
@@ -353,14 +361,58 @@ def problem_of_validation(
         return Problem(422, "invalid-item", title, f"It has {count} errors.")
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
-        return _not_json(errors[0]["msg"])
+        return _not_json(encoding_flaw(body) or errors[0]["msg"])
+    places = [as_written(e["loc"], value) for e in errors]
     told = [
-        {"loc": e["loc"] if where is None else where(e["loc"]), "msg": e["msg"], "type": e["type"]}
-        for e in errors
+        {"loc": loc if where is None else where(loc), "msg": e["msg"], "type": e["type"]}
+        for e, loc in zip(errors, places, strict=True)
     ]
     at = ".".join(str(step) for step in told[0]["loc"])
     detail = f"{at}: {told[0]['msg']}" if at else str(told[0]["msg"])
+    is_list = isinstance(value, list) or body.lstrip(_SPACE).startswith(b"[")
+    if is_list and all(_is_about_the_whole(e["loc"], e["type"]) for e in errors):
+        detail += ". One request is one item: send it without a list around it."
     return Problem(422, "invalid-item", title, detail, more={"errors": told})
+
+
+def _read_again(body: bytes, elements: int) -> Any:
+    """Returns the value of a body that was refused, if it is small."""
+    if elements >= _LARGE:
+        return _UNKNOWN
+    try:
+        return from_json(body)
+    except ValueError:
+        return _UNKNOWN
+
+
+def as_written(loc: Location, value: Any) -> Location:
+    """Returns the place of an error without the alternatives of a union, as in ``("stop", "str")``.
+
+    Args:
+        loc: The place, as pydantic has it.
+        value: The whole value.
+    """
+    found: list[int | str] = []
+    within = value
+    for step in loc:
+        if isinstance(step, str) and step != "[key]" and not _may_have_keys(within):
+            continue
+        found.append(step)
+        try:
+            within = within[step]
+        except (LookupError, TypeError):
+            within = _UNKNOWN
+    return tuple(found)
+
+
+def _may_have_keys(value: object) -> bool:
+    return isinstance(value, dict) or value is _UNKNOWN
+
+
+def _is_about_the_whole(loc: Location, kind: str) -> bool:
+    """Returns whether an error says that a value, which is a list, has a wrong type."""
+    of_type = kind.endswith("_type") or kind in ("enum", "literal_error")
+    return of_type and not any(isinstance(step, int) for step in loc)
 
 
 def _not_json(detail: str) -> Problem:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -104,6 +104,9 @@ def explained(error: Exception, settings: HttpOptions, endpoint: str, request_id
     """
     problem = problem_of(error, settings)
     if problem.kind == "internal":
+        # Not all protocols have a member for the id.
+        detail = f"The cause is in the server's log, under the request id {request_id}."
+        problem = replace(problem, detail=detail)
         original, is_new = marked_as_logged(error)
         _log.log(
             logging.ERROR if is_new else logging.DEBUG,
@@ -201,12 +204,10 @@ def _of_other_error(error: Exception, *, debug: bool) -> Problem:
 
 
 def _internal(error: Exception, *, debug: bool) -> Problem:
-    title = "The call failed"
-    detail = "The cause is in the server's log, under this request's id."
     more: dict[str, Any] = {}
     if debug:
         more["traceback"] = [_printable(line) for line in traceback.format_exception(error)]
-    return Problem(500, "internal", title, detail, more=more)
+    return Problem(500, "internal", "The call failed", more=more)
 
 
 def _of_http_exception(error: HTTPException) -> Problem:

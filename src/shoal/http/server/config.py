@@ -41,7 +41,7 @@ class Drained:
 def address_of(options: HttpOptions) -> Address:
     """Returns the address to listen at."""
     if options.uds is not None:
-        return Unix(options.uds)
+        return Unix(options.uds, int(options.uds_mode, 8))
     return Tcp(options.host, options.port) if options.fd is None else Inherited(options.fd)
 
 

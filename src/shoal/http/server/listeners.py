@@ -40,15 +40,17 @@ class Tcp:
 
 @dataclass(frozen=True)
 class Unix:
-    """A UNIX socket, which only this user can open.
+    """A UNIX socket.
 
     The file of a dead server is replaced; its own file is removed at the end.
 
     Attributes:
         path: Its path. A lock file, with ``.lock`` appended to the name, is kept beside it.
+        mode: The mode of its file.
     """
 
     path: str
+    mode: int = 0o600
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ def _bind_unix(address: Unix) -> BoundSocket:
         _remove_stale(path)
         bound.bind(path)
         # No client can connect before listen().
-        os.chmod(path, 0o600)
+        os.chmod(path, address.mode)
         made = os.lstat(path)
     except BaseException as error:
         bound.close()
