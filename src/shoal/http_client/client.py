@@ -348,9 +348,13 @@ class HttpClient:
         async with anyio.create_task_group() as tasks:
             for _ in range(min(max_concurrent, len(items))):
                 tasks.start_soon(make_calls)
-        if errors and not return_exceptions:
-            raise errors[min(errors)]
-        return [results[number] for number in range(len(results))]
+        try:
+            if errors and not return_exceptions:
+                raise errors[min(errors)]
+            return [results[number] for number in range(len(results))]
+        finally:
+            errors.clear()  # their tracebacks hold this frame
+            results.clear()
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -421,7 +425,10 @@ class HttpClient:
         assert isinstance(made, Failure)
         if isinstance(made.error, DeadlineExceeded):
             await limit.let_scope_end()
-        raise made.error
+        try:
+            raise made.error
+        finally:
+            del made  # the traceback of its error holds this frame
 
     def _delay_s(self, failure: Failure, attempts: int) -> float | None:
         if not failure.was_refused:

@@ -278,7 +278,7 @@ class Entry:
         try:
             options = self.options_of(item, call_options)
         except Exception as error:
-            return late_stream(partial(_refused, error))
+            return late_stream(partial(_refused, [error]))
         return ResultStream(self._shared_for(call_options) or self.intake, item, options)
 
     def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
@@ -414,7 +414,7 @@ class Entry:
                 except Exception as error:
                     if not return_exceptions:
                         raise
-                    results.append(error)
+                    results.append(error.with_traceback(None))  # it holds this frame
         finally:
             let_go_of_errors(requests)
         return results
@@ -446,5 +446,6 @@ class Entry:
                     self.intake.former.overdue.forget(request)
 
 
-def _refused(error: Exception) -> NoReturn:
-    raise error
+def _refused(errors: list[Exception]) -> NoReturn:
+    # Kept by nothing, because the traceback of the error holds the stream.
+    raise errors.pop() if errors else RuntimeError("the call of this stream was refused before")
