@@ -278,7 +278,7 @@ class Async(Plain):
     async def stubborn(self, name: str) -> None:
         self._folder.note(f"holds {name}")
         with anyio.CancelScope(shield=True):
-            await anyio.sleep_forever()
+            await self._folder.wait_async(name)
 
     async def count_async(self, items: list[int]) -> AsyncGenerator[list[int], None]:
         try:

@@ -9,6 +9,7 @@ import asyncio
 import os
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -117,6 +118,10 @@ class Model:
     def is_stuck(self, items: list[Any]) -> list[Any]:
         self.folder.note("began")
         self.folder.wait("on")
+        return items
+
+    def takes_its_time(self, items: list[float]) -> list[float]:
+        time.sleep(items[0])
         return items
 
     async def waits(self, items: list[Any]) -> list[Any]:

@@ -21,6 +21,7 @@ from replicas.process_backends import (
     odd_errors,
 )
 from shoal.batching.current import running_batch
+from shoal.batching.setting import setting
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied
 from shoal.testing.replicas.folder import Folder
@@ -225,16 +226,35 @@ async def test_async_code_is_cancelled_and_its_worker_lives_on(folder):
 
 
 @pytest.mark.parametrize(("code", "method"), [(Plain, "hold"), (Async, "stubborn")])
-async def test_work_that_goes_on_after_its_cancellation_is_killed(code, method, folder):
-    replica = made(code, folder.path, cancel_grace_s=0.05)
-    async with playing(replica) as played:
+async def test_work_that_goes_on_after_its_cancellation_is_left_to_finish(code, method, folder):
+    async with playing(made(code, folder.path, cancel_grace_s=0)) as played:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(played.run, method, ["a"])
             await noted(folder, "holds a")
             tasks.cancel_scope.cancel()
+            tasks.start_soon(let_go, folder)
+        assert await played.run("__call__", [4]) == [8]
+
+
+async def let_go(folder: Folder) -> None:
+    with anyio.CancelScope(shield=True):
+        await anyio.sleep(0.05)
+        folder.let_go("a")
+
+
+@pytest.mark.parametrize(("code", "method"), [(Plain, "hold"), (Async, "stubborn")])
+async def test_work_that_goes_on_after_its_time_was_up_is_killed(code, method, folder):
+    async with playing(made(code, folder.path, cancel_grace_s=0.05)) as played:
+        async with anyio.create_task_group() as tasks:
+            batch = Batch(1, DispatchReason.FULL, [])
+            with setting(running_batch, batch):
+                tasks.start_soon(played.replica.run, method, ["a"])
+            await noted(folder, "holds a")
+            tasks.cancel_scope.cancel()
+            batch.set_overdue()
         await played.ended.wait()
         assert isinstance(played.error, ReplicaDied)
-        assert "0.05 s after it was cancelled" in str(played.error)
+        assert "0.05 s after its time was up" in str(played.error)
         assert played.error.signal == "SIGKILL"
 
 

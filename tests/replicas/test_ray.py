@@ -25,6 +25,7 @@ from replicas.ray_backends import (
 )
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from shoal.batching.current import running_batch
+from shoal.batching.setting import setting
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import (
     HandlerFailed,
@@ -386,24 +387,37 @@ async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):
         assert isinstance(played.error, ReplicaDied)
 
 
-async def test_code_that_is_stuck_when_it_is_cancelled_is_killed(folder):
+async def test_code_that_is_stuck_when_its_time_is_up_is_killed(folder):
     async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(played.run, "is_stuck", [1])
+            batch = Batch(1, DispatchReason.FULL, [])
+            with setting(running_batch, batch):
+                tasks.start_soon(played.replica.run, "is_stuck", [1])
             await noted(folder, "began")
             tasks.cancel_scope.cancel()
+            batch.set_overdue()
         await played.ended.wait()
         assert isinstance(played.error, ReplicaDied)
-        assert "0.1 s after it was cancelled" in str(played.error)
+        assert "0.1 s after its time was up" in str(played.error)
 
 
-async def test_a_generator_that_is_stuck_when_it_is_left_is_killed(folder):
+async def test_a_generator_that_is_stuck_when_its_time_is_up_is_killed(folder):
     async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
-        async with aclosing(played.replica.run_stream("is_stuck_in_a_step", [1])) as steps:
-            assert await anext(steps) == [1]
-            await noted(folder, "began")
+        batch = Batch(1, DispatchReason.FULL, [])
+        with setting(running_batch, batch):
+            async with aclosing(played.replica.run_stream("is_stuck_in_a_step", [1])) as steps:
+                assert await anext(steps) == [1]
+                await noted(folder, "began")
+                batch.set_overdue()
         await played.ended.wait()
         assert isinstance(played.error, ReplicaDied)
+
+
+async def test_work_whose_callers_have_left_ends_no_actor(folder):
+    async with playing(Model, folder.path, cancel_grace_s=0.0) as played:
+        with anyio.move_on_after(0.05):
+            await played.run("takes_its_time", [0.3])
+        assert await played.run("__call__", [1]) == [1]
 
 
 async def test_async_code_that_is_cancelled_leaves_the_replica_alive(folder):
@@ -463,6 +477,7 @@ async def test_health_does_not_wait_for_work(folder):
         await anyio.wait_all_tasks_blocked()
         await played.replica.check_health()
         tasks.cancel_scope.cancel()
+        played.replica.kill("the test is over")
 
 
 async def test_close_is_called_before_the_actor_ends(folder):

@@ -471,6 +471,7 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
                 gate.wait()
 
     config = {"placement": placement, "user_config": 1, "cancel_grace_s": 0.01}
+    hangs = {"user_config": "hangs", "start_timeout_s": 0.1}
     async with Controller() as controller:
         await controller.create_backend("b", Hangs, config=config)
         await controller.create_endpoint("e", backend="b")
@@ -480,12 +481,12 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
                 anyio.fail_after(5),
             ):
                 with anyio.move_on_after(0.05) as leaving:
-                    await change(controller, user_config="hangs")
+                    await change(controller, **hangs)
                 assert leaving.cancelled_caught
                 await change(controller, user_config=2)
                 assert await (await controller.get_handle("e")).call(1) == 1
                 with pytest.raises(TimeoutError, match=r"reconfigure\(\)"):
-                    await change(controller, user_config="hangs", start_timeout_s=0.05)
+                    await change(controller, **hangs)
                 assert await (await controller.get_handle("e")).call(1) == 1
                 assert (await controller.get_backend_config("b")).user_config == 2
         finally:

@@ -267,8 +267,11 @@ class Session:
         self._in_force = options
         self.entry.configure(options)
         self.slots.configure(options)
-        if ending is not None:
-            raise ending
+        try:
+            if ending is not None:
+                raise ending
+        finally:
+            del ending  # its traceback holds this frame
 
     def statistics(self) -> BatcherStatistics:
         """Returns the counts and the current state of the queue and the slots."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from shoal.core.request import RequestBatch, State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from contextlib import AbstractContextManager
 
     from shoal.core.request import Request
@@ -80,11 +80,14 @@ class Batch(RequestBatch):
         load: The sum of their costs, including padding.
         draining: Set when the batcher starts to close. A handler of endless streams should end them
             then; what still runs after ``graceful_shutdown_timeout_s`` is cancelled.
+        is_overdue: Whether its handler has used up the operator's time: ``handler_timeout_s`` or
+            ``graceful_shutdown_timeout_s``. Callers that leave don't make it overdue.
+        on_overdue: Called when it becomes overdue; internal to the engine.
     """
 
     __slots__ = (
         *("arrived_at", "draining", "failure", "free_at", "group", "id", "is_continuous", "load"),
-        *("members", "reason", "size", "surroundings", "trace"),
+        *("is_overdue", "members", "on_overdue", "reason", "size", "surroundings", "trace"),
     )
 
     def __init__(
@@ -104,7 +107,8 @@ class Batch(RequestBatch):
         self.failure: BaseException | None = None
         self.free_at = 0.0
         self.group: Any = None
-        self.is_continuous = False
+        self.is_continuous = self.is_overdue = False
+        self.on_overdue: Callable[[], object] | None = None
         self.trace: Mapping[str, str] | None = None
         self.surroundings: AbstractContextManager[object] | None = None
         self.load: float = self.size if load is None else load
@@ -129,6 +133,12 @@ class Batch(RequestBatch):
         self.members += requests
         self.size += len(requests)
         self.active += len(requests)
+
+    def set_overdue(self) -> None:
+        """Records that its handler must end now."""
+        self.is_overdue = True
+        if self.on_overdue is not None:
+            self.on_overdue()
 
     def complete(self, reason: DispatchReason) -> None:
         """Ends the time in which requests join; the batch is closed for this reason."""

@@ -31,16 +31,16 @@ def split_url(url: str) -> tuple[str, str | None]:
         if not path:
             raise ValueError(f"{url!r} has no path of a socket; {right}")
         return "http://localhost", path
-    wrong = ValueError(f"{url!r} is not a server's URL; {right}")
+    wrong = f"{url!r} is not a server's URL; {right}"
     if not url.isprintable() or " " in url:  # `urlsplit` drops line breaks
-        raise wrong
+        raise ValueError(wrong)
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:  # the host or the port has another form
-        raise wrong from None
+        raise ValueError(wrong) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise wrong
+        raise ValueError(wrong)
     if parts.username is not None or parts.query or parts.fragment:
         raise ValueError(f"a server's URL can't have a user, query or fragment; {right}")
     return url.rstrip("/"), None

@@ -408,7 +408,10 @@ class HttpClient:
         assert isinstance(made, Failure)
         if isinstance(made.error, DeadlineExceeded):
             await limit.let_scope_end()
-        raise made.error
+        try:
+            raise made.error
+        finally:
+            del made  # the traceback of its error holds this frame
 
     def _delay_s(self, failure: Failure, attempts: int) -> float | None:
         if not failure.was_refused:

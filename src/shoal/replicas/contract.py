@@ -42,7 +42,8 @@ class ReplicaOptions:
         start_timeout_s: How long a replica may take to start: to load its code, and to run the
             constructor, `reconfigure` and ``warm_up``. It also limits each later `reconfigure`.
             None for no limit.
-        cancel_grace_s: How long cancelled work may keep running before its process is killed.
+        cancel_grace_s: How long work may keep running after its ``handler_timeout_s`` or the
+            backend's ``graceful_shutdown_timeout_s``, before its process is killed.
     """
 
     start_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
@@ -166,9 +167,10 @@ class Replica(ABC):
             ReplicaDied: The replica died first, or is not ready.
             Exception: What the code raised.
 
-        Cancellation: is passed on to async code. Plain code in a thread is waited for. A process is
-        notified, and killed if its work has not ended after ``cancel_grace_s``. In each case the
-        call ends only when the work has ended.
+        Cancellation: is passed on to async code; plain code is waited for. In each case the call
+        ends only when the work has ended. A process is killed only if its work still runs
+        ``cancel_grace_s`` after the batch became overdue (`Batch.is_overdue`), never because its
+        callers have left.
         """
 
     @abstractmethod

@@ -66,9 +66,12 @@ class Script:
             raise
         said = self._said.popleft()
         self._is_played = self._is_complete and not self._said
-        if isinstance(said, Exception):
-            raise said
-        return said
+        try:
+            if isinstance(said, Exception):
+                raise said
+            return said
+        finally:
+            del said  # the traceback of an exception holds this frame
 
     async def _wait(self) -> None:
         with anyio.move_on_after(self._patience_s):

@@ -279,7 +279,7 @@ class Entry:
         try:
             options = self.options_of(item, call_options)
         except Exception as error:
-            return late_stream(partial(_refused, error))
+            return late_stream(partial(_refused, [error]))
         return ResultStream(self._shared_for(call_options) or self.intake, item, options)
 
     def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
@@ -411,5 +411,6 @@ class Entry:
         self._counters.split_requests += len(parts)
 
 
-def _refused(error: Exception) -> NoReturn:
-    raise error
+def _refused(errors: list[Exception]) -> NoReturn:
+    # Kept by nothing, because the traceback of the error holds the stream.
+    raise errors.pop() if errors else RuntimeError("the call of this stream was refused before")

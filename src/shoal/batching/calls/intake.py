@@ -268,8 +268,11 @@ class Intake:
     def _renew(self, request: Request) -> None:
         """Recomputes the request's options under the batcher's current options."""
         error = self.options_factory.renew(request)
-        if error is not None:
-            raise error
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def _admit(self, request: Request) -> None:
         """Queues or parks a request; raises as `add` does."""

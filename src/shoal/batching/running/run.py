@@ -205,6 +205,7 @@ class Run(ABC):
                 self.counters.isolating_runs += 1
                 part_batch = Batch(batch.id, batch.reason, part, draining=batch.draining)
                 part_batch.trace = batch.trace
+                batch.on_overdue = part_batch.set_overdue
                 token = running_batch.set(part_batch)
                 try:
                     with self.parking.new_scope() as part_scope:
@@ -213,6 +214,7 @@ class Run(ABC):
                         self._fail_all(part, self._timed_out)
                 finally:
                     running_batch.reset(token)
+                    batch.on_overdue = None
                     part_batch.members = []
 
     def _may_run_again(self, request: Request) -> bool:
@@ -237,6 +239,7 @@ class Run(ABC):
         """Fails the callers because the handler's time is up, and interrupts it if possible."""
         self._fail_all(requests, self._timed_out)
         scope.cancel()  # a generator in a thread is asked for no further step
+        batch.set_overdue()
 
     def _yields_in_scope(self, cause: BaseException) -> HandlerFailed:
         error = HandlerFailed(

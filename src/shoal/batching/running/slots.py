@@ -147,6 +147,8 @@ class Slots(ABC, Generic[RunT]):
     def cancel(self) -> None:
         """Cancels the handlers; one that still returns results answers its callers."""
         self._are_cancelled = True
+        for batch in self.batches:
+            batch.set_overdue()
         for life in tuple(self._lives):
             life.cancel()
 

@@ -98,8 +98,11 @@ async def _asked(
     finally:
         with anyio.CancelScope(shield=True):
             await client.aclose()
-    if failure is not None:
-        raise failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # its traceback holds this frame
     return cast("T", result)
 
 

@@ -302,8 +302,11 @@ class Declarations:
         async with anyio.create_task_group() as tasks:
             for nth in range(len(tags)):
                 tasks.start_soon(open_one, nth)
-        if failures:
-            raise failures[min(failures)]
+        try:
+            if failures:
+                raise failures[min(failures)]
+        finally:
+            failures.clear()  # their tracebacks hold this frame
 
     async def _open(
         self,
@@ -326,7 +329,10 @@ class Declarations:
         except Exception as error:
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
             cause.add_note(f"{where} could not be opened: {in_one_line(cause)}")
-            raise cause from None
+            try:
+                raise cause from None
+            finally:
+                del cause  # its traceback holds this frame
 
 
 async def _create(controller: Controller, endpoint: EndpointDeclaration) -> None:

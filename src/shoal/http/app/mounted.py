@@ -85,5 +85,8 @@ async def lifespans_of(apps: Iterable[ASGIApp]) -> AsyncGenerator[None]:
             stopping.push_async_callback(app.stop)
         else:
             yield
-    if failure is not None:
-        raise failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # its traceback holds this frame

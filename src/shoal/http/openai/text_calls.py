@@ -279,7 +279,10 @@ class MergedTexts:
     async def __anext__(self) -> bytes:
         while not self._messages:
             if self._failure is not None:
-                raise self._failure
+                try:
+                    raise self._failure
+                finally:
+                    self._failure = None  # its traceback holds this frame
             if not self._running:
                 raise StopAsyncIteration
             self._changed = anyio.Event()

@@ -289,7 +289,10 @@ class _Refusal(Route):
 
     @override
     async def answer(self, exchange: Exchange) -> None:
-        raise self._refusal
+        try:
+            raise self._refusal
+        finally:
+            del self._refusal  # its traceback holds this frame
 
 
 class _Methods(Route):

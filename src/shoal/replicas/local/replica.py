@@ -194,8 +194,11 @@ class LocalReplica(Replica):
                 healthy, error = await anyio.to_thread.run_sync(
                     Job(hook).run, abandon_on_cancel=True, limiter=UNLIMITED
                 )
-                if error is not None:
-                    raise error
+                try:
+                    if error is not None:
+                        raise error
+                finally:
+                    del error  # its traceback holds this frame
         if healthy is False:
             raise RuntimeError(f"health() of {self.tag} returned False")
 

@@ -1,8 +1,9 @@
 """The parent's side of the calls to one worker process.
 
 Any number of calls may be under way. Each has an id, which its replies carry. A cancelled call
-sends a cancel frame, and ends when the worker reports that its work has ended. If that takes longer
-than the grace period, the worker is killed, which ends every call.
+sends a cancel frame, and ends when the worker reports that its work has ended. If the work still
+runs a grace period after its batch became overdue, the worker is killed, which ends every call. For
+a cancelled `reconfigure`, the grace period begins at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.batching.loops.unlimited import UNLIMITED
+from shoal.replicas.cancelled_work import until_overdue
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.endpoint_calls import FROM_CODE, EndpointCalls
 from shoal.replicas.process.replies import PendingCall, Replies
@@ -50,7 +52,7 @@ class Conversation:
     Args:
         worker: The worker.
         where: The name of the worker in notes on its errors.
-        cancel_grace_s: How long cancelled work may keep running.
+        cancel_grace_s: How long work may keep running once its time is up.
 
     Attributes:
         endpoint_calls: Makes the calls of the worker's code to endpoints.
@@ -91,13 +93,14 @@ class Conversation:
         """Whether no call is under way."""
         return not self._replies.calls
 
-    async def ask(self, kind: Kind, message: Message, *, interruptible: bool = True) -> Any:
+    async def ask(self, kind: Kind, message: Message) -> Any:
         """Makes a call with one answer.
+
+        A cancelled call notifies the worker and waits for it, unless the call starts the code.
 
         Args:
             kind: The kind of the call's frame.
             message: The content of the frame.
-            interruptible: Whether a cancelled call notifies the worker and waits for it.
 
         Raises:
             TypeError: The answer can't be sent, or can't be unpickled here.
@@ -111,7 +114,7 @@ class Conversation:
                 raise self._worker.death()
             return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
-            await self._leave(call, interruptible=interruptible)
+            await self._leave(call, kind)
 
     async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
         """Makes a call that is answered by a stream. Raises the same errors as `ask`."""
@@ -131,7 +134,7 @@ class Conversation:
                     self.data.send(self.codec.frame(Kind.CREDIT, call.id, credit))
                     taken = 0
         finally:
-            await self._leave(call, interruptible=True)
+            await self._leave(call, Kind.STREAM)
 
     async def ask_beside(self, kind: Kind) -> Any:
         """Makes a call by the control channel, which does not wait behind work.
@@ -211,27 +214,33 @@ class Conversation:
         self.data.send(self.codec.frame(kind, call.id, message))
         return call
 
-    async def _leave(self, call: PendingCall, *, interruptible: bool) -> None:
+    async def _leave(self, call: PendingCall, kind: Kind) -> None:
         """Ends a call, after the worker has stopped working on it."""
         try:
-            if not call.is_over and interruptible:
-                with anyio.CancelScope(shield=True):
-                    await self._interrupt(call)
+            if not call.is_over and kind is not Kind.START:
+                await self._interrupt(call, kind)
         finally:
             del self._replies.calls[call.id]
             while (frame := call.pop()) is not None:
                 self.codec.drop(frame)
 
-    async def _interrupt(self, call: PendingCall) -> None:
+    async def _interrupt(self, call: PendingCall, kind: Kind) -> None:
         # The control channel reaches plain code, whose thread does not read the data channel while
         # it works. The data channel reaches async code, and code that waits for a stream's reader.
         self.control.send(MessageCodec().frame(Kind.CANCEL, call.id))
         self.data.send(self.codec.frame(Kind.CANCEL, call.id))
-        with anyio.move_on_after(self._grace_s):
-            await self._replies.see_over(call)
+        if kind is Kind.RECONFIGURE:
+            what, when = "reconfigure()", "it was cancelled"
+            with anyio.move_on_after(self._grace_s, shield=True):
+                await self._replies.see_over(call)
+        else:
+            what, when = "work", "its time was up"
+            with until_overdue(self._grace_s):
+                await self._replies.see_over(call)
         if not call.is_over:
-            self._worker.kill(f"its work had not ended {self._grace_s:g} s after it was cancelled")
-            await self._replies.see_over(call)
+            self._worker.kill(f"its {what} had not ended {self._grace_s:g} s after {when}")
+            with anyio.CancelScope(shield=True):
+                await self._replies.see_over(call)
 
     async def _opened(self, frame: Frame, name: str) -> Any:
         """Returns the content of an answer, or raises its error; `name` is that of the code."""

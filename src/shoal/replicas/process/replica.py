@@ -31,6 +31,7 @@ import anyio
 from shoal.batching.current import running_batch
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
 from shoal.replicas.gpus.visible import environment_of
@@ -106,20 +107,23 @@ class ProcessReplica(Replica):
         conversation = Conversation(worker, where, self.blueprint.options.cancel_grace_s)
         self._worker, self._conversation = worker, conversation
         failure: Exception | None = None
+        beside = Beside()
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(worker.watch, self._ended)
-                tasks.start_soon(worker.stdout.read)
-                tasks.start_soon(worker.stderr.read)
-                tasks.start_soon(conversation.control.read, conversation.handle_control)
-                tasks.start_soon(conversation.endpoint_calls.run, self.on_call_out)
-                tasks.start_soon(conversation.control.write)
-                tasks.start_soon(conversation.data.write)
+                tasks.start_soon(beside.run, worker.stdout.read)
+                tasks.start_soon(beside.run, worker.stderr.read)
+                tasks.start_soon(beside.run, conversation.control.read, conversation.handle_control)
+                tasks.start_soon(beside.run, conversation.endpoint_calls.run, self.on_call_out)
+                tasks.start_soon(beside.run, conversation.control.write)
+                tasks.start_soon(beside.run, conversation.data.write)
                 try:
                     self._description = await self._start(worker, conversation, start_message)
                     if self._options.max_memory_bytes is not None:
                         limit = 2 * self._options.max_memory_bytes
-                        tasks.start_soon(self._watch_memory, worker, conversation, limit)
+                        tasks.start_soon(
+                            beside.run, self._watch_memory, worker, conversation, limit
+                        )
                     task_status.started(self._description)
                     await self._live(worker, conversation)
                 except Exception as error:
@@ -128,7 +132,7 @@ class ProcessReplica(Replica):
                     worker.kill()
                     with anyio.CancelScope(shield=True):
                         await worker.ended.wait()
-                    tasks.cancel_scope.cancel()
+                    beside.end()
         finally:
             conversation.close()  # first: the event loop must not watch a closed socket
             worker.close()
@@ -236,9 +240,7 @@ class ProcessReplica(Replica):
         found: DescriptionAsData | None = None
         try:
             with anyio.move_on_after(timeout_s):
-                found = await conversation.ask(
-                    Kind.START, packed(start_message), interruptible=False
-                )
+                found = await conversation.ask(Kind.START, packed(start_message))
             if found is None:
                 worker.kill(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
                 with anyio.CancelScope(shield=True):

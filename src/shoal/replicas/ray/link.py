@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import anyio
 
 from shoal.errors import ReplicaDied
+from shoal.replicas.cancelled_work import until_overdue
 from shoal.replicas.ray.actor import CONTROL, Ending
 from shoal.replicas.ray.bridge import Pump
 from shoal.replicas.ray.cluster import check_can_be_sent, death_of, failure_of, ray
@@ -35,7 +36,8 @@ class Link:
 
     Args:
         tag: The replica's tag.
-        cancel_grace_s: How long a cancelled call may keep running before the actor is killed.
+        cancel_grace_s: How long a cancelled call may keep running once its batch is overdue, before
+            the actor is killed.
         on_end: Called when the link has ended.
 
     Attributes:
@@ -145,7 +147,8 @@ class Link:
         """
         if self.end is not None:
             return
-        self.end = (how, cause)
+        # The traceback's frames would keep this object and the actor's objects alive.
+        self.end = (how, None if cause is None else cause.with_traceback(None))
         self._on_end()
         for event in self._waiting:
             event.set()
@@ -224,15 +227,15 @@ class Link:
         raise error.as_exception(self._tag)
 
     async def _cancel(self, call: int, done: anyio.Event) -> None:
-        """Cancels a call in the actor; kills the actor if the call does not end."""
+        """Cancels a call in the actor, and waits for its end; see `until_overdue`."""
         if self.end is not None:
             return
         self._actor.cancel.options(concurrency_group=CONTROL).remote(call)
-        with anyio.move_on_after(self._grace_s, shield=True) as waiting:
+        with until_overdue(self._grace_s) as waiting:
             await self._wait(done)
         if waiting.cancelled_caught:
             grace_s = self._grace_s
-            self.finish(f"was killed: a call kept running for {grace_s:g} s after it was cancelled")
+            self.finish(f"was killed: its work had not ended {grace_s:g} s after its time was up")
 
     @contextmanager
     def _sending(self, content: Any) -> Generator[None]:

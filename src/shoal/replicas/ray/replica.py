@@ -21,6 +21,7 @@ import anyio.to_thread
 
 from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
 from shoal.replicas.process.wire.batch import batch_as_data
@@ -70,6 +71,7 @@ class RayReplica(Replica):
         self._to_end = anyio.Event()
         self._starting = anyio.CancelScope()
         self._calls_out = CallsOut(self._link)
+        self._beside = Beside()
         # The current stage of the start, for messages: what it is, its limit, and what Ray was
         # asked for and has not given.
         self._doing = ""
@@ -93,7 +95,7 @@ class RayReplica(Replica):
                         failure = link.died()
                 except Exception as error:
                     failure = error
-                tasks.cancel_scope.cancel()
+                self._beside.end()
         finally:
             link.finish("was stopped" if self._was_stopped else "was cancelled")
             await link.wait_gone()
@@ -170,14 +172,14 @@ class RayReplica(Replica):
         place_timeout_s = RayOptions(**blueprint.placement_options).place_timeout_s
         self._limit("place_timeout_s", place_timeout_s)
         make = partial(new_actor, blueprint, loop)
-        tasks.start_soon(self._say_that_it_waits)
+        tasks.start_soon(self._beside.run, self._say_that_it_waits)
         # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         await self._link.attach(actor, soon)
         self._pending = None
         self._doing = "its code was still starting"
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
-        tasks.start_soon(self._calls_out.run, self.on_call_out)
+        tasks.start_soon(self._beside.run, self._calls_out.run, self.on_call_out)
         definition = blueprint.definition
         data = await self._link.ask("begin", definition, blueprint.user_config)
         path = definition.import_path

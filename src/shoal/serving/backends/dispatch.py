@@ -61,7 +61,8 @@ class BatchDispatcher:
                     # Each run has a list of its own, which the code may change.
                     return await replica.run(self._method, list(items))
                 except ReplicaDied as death:
-                    self._check_retry(member, death, tries)
+                    if not self._runs_again(member, death, tries):
+                        raise
             tries += 1
 
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
@@ -91,7 +92,8 @@ class BatchDispatcher:
                             yield attempt.spread(step)
                     return
                 except ReplicaDied as death:
-                    self._check_retry(member, death, tries)
+                    if not self._runs_again(member, death, tries):
+                        raise
                     if attempt.begun:
                         yield attempt.failed(death)
             left = attempt.untouched()
@@ -105,16 +107,16 @@ class BatchDispatcher:
         self._pool.withdraw(member)
         return True
 
-    def _check_retry(self, member: Member, death: ReplicaDied, tries: int) -> None:
-        """Checks that a batch may run again.
+    def _runs_again(self, member: Member, death: ReplicaDied, tries: int) -> bool:
+        """Returns whether a batch runs again.
 
-        Raises:
-            ReplicaDied: It may not, or the replica that died is another one, called by the code.
+        It does not if the replica that died is another one, called by the code.
         """
         is_own = self._note(member, death)
         if not is_own or tries >= self._retries():
-            raise death
+            return False
         logger.warning("%s: a batch runs again, since %s", self._name, death)
+        return True
 
 
 def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Binding) -> Handler:

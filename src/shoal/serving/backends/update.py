@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import anyio
+import anyio.lowlevel
 
 from shoal.errors import ReplicaDied
 from shoal.replicas.placements import placement_of
@@ -48,7 +49,8 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
         ReplicaDied: A replica died when it was given the new user config; nothing is changed.
         Exception: ``reconfigure`` raised this; nothing is changed.
 
-    Cancellation: in the block or before, the change is undone; after it, the change stays.
+    Cancellation: in the block or before, the change is undone, once a ``reconfigure`` that is
+        running has ended; after it, the change stays.
     """
     before, supervisor = backend.config, backend.supervisor
     placement_of(config.placement, config.for_placement())
@@ -144,8 +146,10 @@ async def _tell(backend: Backend, config: BackendConfig, told: list[ManagedRepli
         managed = untold[0]
         told.append(managed)
         limit_s = config.replica.start_timeout_s
-        with anyio.move_on_after(limit_s) as patience:
+        # A client that leaves must not interrupt it: a process that goes on would be killed.
+        with anyio.move_on_after(limit_s, shield=True) as patience:
             await managed.replica.reconfigure(config.user_config)
+        await anyio.lowlevel.checkpoint_if_cancelled()
         if patience.cancelled_caught:
             raise TimeoutError(
                 f"reconfigure() of {managed.replica.tag} did not end within "

@@ -20,6 +20,7 @@ from shoal.batching.failures.held import held, shown
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.replicas.life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
 
@@ -66,6 +67,7 @@ class ManagedReplica:
         member: Its entry in the pool; None until it is ready.
         failure: Why it could not be started, or died; None if it was asked to end.
         began_at: When its start began, in seconds on the loop's clock; None if it has not.
+        checks: Runs the tasks that check it.
         ready_at: When it became ready, on the same clock; None if it has not.
     """
 
@@ -80,6 +82,7 @@ class ManagedReplica:
         self.failure: Exception | None = None
         self.began_at: float | None = None
         self.ready_at: float | None = None
+        self.checks = Beside()
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
 
@@ -123,6 +126,7 @@ class ManagedReplica:
 
     def _end(self) -> None:
         self._ended.set()
+        self.checks.end()
         life = self.life
         if not life.is_over:
             life.on("ended" if self.ready_at is not None else "start_failed")

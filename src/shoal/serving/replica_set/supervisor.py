@@ -334,7 +334,6 @@ class Supervisor:
         try:
             async with anyio.create_task_group() as tasks:
                 await managed.run(delay_s, partial(self._has_started, tasks))
-                tasks.cancel_scope.cancel()
         except BaseException:  # this task is being cancelled, and so are all of them
             self._is_over = True
             raise
@@ -345,7 +344,7 @@ class Supervisor:
         self, tasks: TaskGroup, managed: ManagedReplica, description: Description
     ) -> None:
         if description.checks_health:
-            tasks.start_soon(self._admit_healthy, tasks, managed, description)
+            tasks.start_soon(managed.checks.run, self._admit_healthy, tasks, managed, description)
         else:
             self._is_ready(tasks, managed, description)
 
@@ -372,7 +371,7 @@ class Supervisor:
             )
             if self._is_draining:
                 managed.tell_draining()
-            tasks.start_soon(managed.watch_health, self._is_unhealthy)
+            tasks.start_soon(managed.checks.run, managed.watch_health, self._is_unhealthy)
         self._reconcile()
         self._wake()
 

@@ -1,0 +1,50 @@
+"""Code that dies in several ways; it is imported in workers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import shoal
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+class Mortal:
+    """Dies of its items."""
+
+    def __init__(self) -> None:
+        self._is_healthy = True
+
+    @shoal.accept_batch
+    def __call__(self, items: list[str]) -> list[int]:
+        for item in items:
+            self._die(item)
+        return [os.getpid() for _ in items]
+
+    @shoal.accept_batch
+    def steps(self, items: list[str]) -> Generator[list[int]]:
+        yield [os.getpid() for _ in items]
+        for item in items:
+            self._die(item)
+
+    def reconfigure(self, how: str) -> None:
+        self._die(how)
+
+    def health(self) -> bool:
+        return self._is_healthy
+
+    def _die(self, how: str) -> None:
+        if how == "exits":
+            os._exit(3)
+        if how == "ends":
+            sys.exit(3)
+        if how == "crashes":
+            os.kill(os.getpid(), 11)
+        if how == "hangs":
+            time.sleep(1000)
+        if how == "is unhealthy":
+            self._is_healthy = False

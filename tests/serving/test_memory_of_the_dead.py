@@ -1,0 +1,103 @@
+"""A replica that has died is freed at once, with its memory, without the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+from collections import Counter
+from typing import Any
+
+import anyio
+import pytest
+
+from serving.mortal_code import Mortal
+from shoal.core.replicas.restarts import Restarts
+from shoal.errors import HandlerTimeout, ReplicaDied
+from shoal.replicas.process.calls import Conversation
+from shoal.replicas.process.replica import ProcessReplica
+from shoal.replicas.process.wire.shared_memory import SharedMemory
+from shoal.replicas.process.worker import Worker
+from shoal.serving.controller.controller import Controller
+from shoal.serving.replica_set.managed import ManagedReplica
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+OF_A_REPLICA = (ManagedReplica, ProcessReplica, Conversation, Worker, SharedMemory)
+
+
+WAYS = [
+    *("exits", "ends", "crashes", "hangs", "nothing", "is unhealthy"),
+    *("a stream of exits", "a stream of hangs", "a config of exits"),
+]
+
+
+def alive() -> dict[str, int]:
+    """Counts the objects of replicas that exist."""
+    found = Counter(type(one).__name__ for one in gc.get_objects() if type(one) in OF_A_REPLICA)
+    return dict(found)
+
+
+async def dies(client: Any, handle: Any, how: str) -> None:
+    """Has the only replica die."""
+    way, _, item = how.rpartition(" of ")
+    if way == "a stream":
+        with pytest.raises((ReplicaDied, HandlerTimeout)):
+            await read(handle, item)
+    elif way == "a config":
+        with pytest.raises(ReplicaDied):
+            await client.update_backend_config("b", {"user_config": item})
+    elif item == "nothing":
+        os.kill(await handle.call("lives"), signal.SIGKILL)
+    elif item == "is unhealthy":
+        await handle.call(item)
+    else:
+        with pytest.raises((ReplicaDied, HandlerTimeout)):
+            await handle.call(item)
+
+
+async def read(handle: Any, item: str) -> None:
+    async with handle.options(method_name="steps").stream(item) as steps:
+        async for _ in steps:
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("retries", [0, 1])
+async def test_a_dead_replica_is_freed_without_a_collection(
+    retries: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="shoal")  # the log of a test keeps errors
+    monkeypatch.setitem(Restarts.__init__.__kwdefaults__, "max_s", 0.02)
+    config = {"placement": "process", "retries": retries, "cancel_grace_s": 0.05}
+    config |= {"health_check_period_s": 0.1, "handler_timeout_s": 1, "max_memory_bytes": 10**9}
+    async with Controller() as client:
+        await client.create_backend("b", Mortal, config=config)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        pid = await handle.call("lives")
+        gc.collect()
+        gc.disable()
+        try:
+            for how in WAYS if retries == 0 else ["exits", "a stream of exits"]:
+                await dies(client, handle, how)
+                while (survivor := await lives(handle)) in (None, pid):  # noqa: ASYNC110 - see `lives`
+                    await anyio.sleep(0.01)
+                pid = survivor
+                # The task of the dead one may end a moment after the new one is ready.
+                with anyio.move_on_after(5):
+                    while set(alive().values()) != {1}:  # noqa: ASYNC110 - nothing tells it
+                        await anyio.sleep(0.02)
+                assert alive() == {kind.__name__: 1 for kind in OF_A_REPLICA}, how
+        finally:
+            gc.enable()
+
+
+async def lives(handle: Any) -> int | None:
+    """Returns the process of the replica; None if that has just died."""
+    try:
+        pid: int = await handle.call("lives")
+    except (ReplicaDied, HandlerTimeout):
+        return None
+    return pid
