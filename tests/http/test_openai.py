@@ -29,7 +29,7 @@ async def completed(app, model, prompt, **more):
 async def streamed(app, path=COMPLETIONS, **asked):
     answer = await ask(app, path, {"stream": True, **asked})
     assert answer.status == 200, answer.body
-    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     return events(answer.body)
 
 
@@ -54,6 +54,19 @@ async def test_a_completion():
             "choices": [{"index": 0, "text": "A B", "logprobs": None, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
         }
+
+
+async def test_no_reader_of_lines_cuts_a_piece_or_an_error():
+    text = "CAF\u00c9 A\x85B\u2028C\u2029D"
+    app = openai_app(models=["words", "upper"])
+    async with app.lifespan():
+        for model in ("words", "upper"):
+            asked = {"model": model, "prompt": text, "stream": True}
+            answer = await ask(app, COMPLETIONS, asked)
+            lines = [line for line in answer.body.decode().splitlines() if line]
+            assert all(line.startswith("data: ") for line in lines)
+            (written,) = text_of(events(answer.body))[0].values()
+            assert written.strip() == text
 
 
 async def test_a_chat():
