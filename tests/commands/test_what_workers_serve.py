@@ -92,7 +92,7 @@ def test_requests_and_streams_are_answered_over_tls(ask, version):
     assert ask("POST", "/double", b'"x"', version).status_code == 422
     assert ask("POST", "/double", b"4" + b" " * 300_000, version).json() == 8
     stream = ask("POST", "/count", b"3", version, {"accept": "application/x-ndjson"})
-    assert stream.headers["content-type"] == "application/x-ndjson"
+    assert stream.headers["content-type"] == "application/x-ndjson; charset=utf-8"
     *items, end = map(json.loads, stream.text.splitlines())
     assert (items, end) == ([{"item": 0}, {"item": 1}, {"item": 2}], {"end": True})
 

@@ -124,7 +124,7 @@ async def test_a_call_is_answered_by_a_stream_where_that_is_accepted(client):
     client.results = [1, {"a": 2}, ...]
     lines = ("accept", "application/x-ndjson")
     answer = await talk(admin_app(client), "POST", "endpoints/e/call", {}, headers=(LOCAL, lines))
-    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.headers["content-type"] == "application/x-ndjson; charset=utf-8"
     assert answer.body == b'{"item":1}\n{"item":{"a":2}}\n{"end":true}\n'
 
 

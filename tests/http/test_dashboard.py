@@ -125,7 +125,7 @@ async def test_a_viewer_is_told_what_batches_do(app):
             ((number, reason, size, *_),) = lane_of(messages_of(watching), "slow")[1]
             assert (number, reason, size) == (1, "timer", 3)
         await anyio.sleep(2.2)
-        assert watching.headers["content-type"] == "text/event-stream"
+        assert watching.headers["content-type"] == "text/event-stream; charset=utf-8"
         messages = messages_of(watching)
         (row,), now = lane_of(messages, "slow")
         _, number, reason, size, limit, _, began, ended, waited, failed, left, error = row

@@ -85,7 +85,7 @@ def check_form(sent, answer):
         assert sent.directly
     elif answer.status != 200:
         assert set(json.loads(answer.body)["error"]) == {"message", "type", "param", "code"}
-    elif answer.headers["content-type"] == "text/event-stream":
+    elif answer.headers["content-type"] == "text/event-stream; charset=utf-8":
         assert events(answer.body)[-1] == "[DONE]"
     else:
         json.loads(answer.body)

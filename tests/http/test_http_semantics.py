@@ -259,7 +259,7 @@ async def test_head_of_a_stream_makes_no_call(app):
         async with calling(call):
             await call.returned.wait()
         assert (call.answer.status, call.answer.body) == (200, b"")
-        assert call.answer.headers["content-type"] == "text/event-stream"
+        assert call.answer.headers["content-type"] == "text/event-stream; charset=utf-8"
 
 
 async def test_head_is_refused_where_get_is(app):

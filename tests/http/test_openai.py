@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from openai_app import Options, events, openai_app, text_of
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.http.openai import OpenAI
@@ -32,7 +33,7 @@ async def completed(app, model, prompt, **more):
 async def streamed(app, path=COMPLETIONS, **asked):
     answer = await ask(app, path, {"stream": True, **asked})
     assert answer.status == 200, answer.body
-    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     return events(answer.body)
 
 
@@ -57,6 +58,19 @@ async def test_a_completion():
             "choices": [{"index": 0, "text": "A B", "logprobs": None, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4},
         }
+
+
+async def test_no_reader_of_lines_cuts_a_piece_or_an_error():
+    text = "CAF\u00c9 A\x85B\u2028C\u2029D"
+    app = openai_app(models=["words", "upper"])
+    async with app.lifespan():
+        for model in ("words", "upper"):
+            asked = {"model": model, "prompt": text, "stream": True}
+            answer = await ask(app, COMPLETIONS, asked)
+            lines = [line for line in answer.body.decode().splitlines() if line]
+            assert all(line.startswith("data: ") for line in lines)
+            (written,) = text_of(events(answer.body))[0].values()
+            assert written.strip() == text
 
 
 async def test_a_chat():
@@ -293,6 +307,66 @@ async def test_the_template_the_tokens_and_the_names_are_the_users():
         assert [one["id"] for one in listed["data"]] == ["gpt"]
         for name in ("upper", "gone"):
             assert (await refused(app, {"model": name, "prompt": ""}))[0] == 404
+
+
+class TemplateError(Exception):
+    """As jinja2's."""
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise KeyError
+
+
+REFUSALS = [
+    (TemplateError("roles must alternate"), "roles must alternate"),
+    (RuntimeError("no tools"), "no tools"),
+    (TypeError("not a list"), "not a list"),
+    (ExceptionGroup("several", [ValueError("one")]), "several (1 sub-exception)"),
+    (ValueError("half a pair \ud800"), "half a pair \\ud800"),
+    (KeyError("name"), "The chat template refused the messages: KeyError: 'name'"),
+    (AssertionError(), "The chat template refused the messages: AssertionError"),
+    (Mute(), "The chat template refused the messages: Mute"),
+]
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}])
+@pytest.mark.parametrize("model", ["upper", "words", "options"])
+@pytest.mark.one_loop
+async def test_a_template_that_raises_refuses_the_messages(more, model, caplog):
+    raised = []
+
+    def refusing(messages):
+        raise raised[-1]
+
+    app = openai_app(OpenAI(chat_template=refusing), models=[model], debug=True)
+    async with app.lifespan():
+        for error, text in REFUSALS:
+            raised.append(error)
+            status, shown = await refused(app, {"model": model, "messages": HI, **more}, CHATS)
+            assert (status, shown["message"], shown["param"]) == (400, text, "messages")
+        raised.append(HTTPException(413, {"most": 9}))
+        status, shown = await refused(app, {"model": model, "messages": HI, **more}, CHATS)
+        assert (status, shown["message"].partition(": ")[2]) == (413, '{"most":9}')
+        assert app.controller.endpoints[model].errors == 0
+    assert not caplog.records
+
+
+async def test_a_template_of_jinja_refuses_the_messages():
+    jinja2 = pytest.importorskip("jinja2")
+    text = "{{ raise_exception('roles must alternate') }}"
+    compiled = jinja2.Environment().from_string(text)
+
+    def raise_exception(message):
+        raise jinja2.exceptions.TemplateError(message)
+
+    def chat_template(messages):
+        return compiled.render(messages=messages, raise_exception=raise_exception)
+
+    app = openai_app(OpenAI(chat_template=chat_template), models=["upper"])
+    async with app.lifespan():
+        status, error = await refused(app, {"model": "upper", "messages": HI}, CHATS)
+    assert (status, error["message"], error["param"]) == (400, "roles must alternate", "messages")
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}])

@@ -68,7 +68,7 @@ everywhere = pytest.mark.parametrize(
 async def streamed(app, path, **asked):
     answer = await ask(app, path, {"stream": True, **asked})
     assert answer.status == 200, answer.body
-    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     return events(answer.body)
 
 

@@ -1,12 +1,16 @@
 """Streams over HTTP: their two forms, what begins and ends them, and who is let go."""
 
+import gzip
 import json
 from collections import deque
 
 import anyio
+import h2.events
 import pytest
 import trio
 import trio.testing
+from live_server import Http2Client, live, read_until, request
+from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.http.requests.codec import StreamForm
@@ -89,7 +93,7 @@ async def test_server_sent_events_are_sent_as_they_are_produced(steps):
         await call.returned.wait()
     assert call.body.endswith(b"\n\nevent: end\ndata: {}\n\n")
     assert call.status == 200
-    assert call.headers["content-type"] == "text/event-stream"
+    assert call.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert call.headers["cache-control"] == "no-store"
     assert call.headers["x-accel-buffering"] == "no"
     assert call.headers["x-request-id"]
@@ -103,7 +107,7 @@ async def test_json_lines_name_what_each_line_is(steps):
     steps.end()
     async with app.lifespan():
         answer = await ask(app, "/steps", 1, headers=[LINES])
-    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.headers["content-type"] == "application/x-ndjson; charset=utf-8"
     assert answer.body == b'{"item":{"end":true}}\n{"item":null}\n{"end":true}\n'
 
 
@@ -193,6 +197,54 @@ async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
         steps.end()
         await call.returned.wait()
     assert call.body == heartbeat * 2 + end
+
+
+@anyio_test
+async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again(steps):
+    app = serving(steps, heartbeat_s=4)
+    call = Call(app, "/steps?items=1", method="GET")
+    async with app.lifespan(), calling(call):
+        await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n")
+        await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n:\n\n")
+        call.leave()
+        await call.returned.wait()
+        again = await ask(app, "/steps?items=1", method="GET", headers=[("last-event-id", "0")])
+        assert (again.status, again.body) == (204, b"")
+    assert steps.batches == [[1]]
+
+
+@anyio_test
+async def test_the_first_heartbeat_of_a_compressed_get_has_an_id(steps):
+    app = serving(steps, heartbeat_s=4, compress_from_bytes=1)
+    call = Call(app, "/steps?items=1", method="GET", headers=[("accept-encoding", "gzip")])
+    async with app.lifespan(), calling(call):
+        await call.until(lambda call: call.body)
+        steps.step("a")
+        steps.end()
+        await call.returned.wait()
+    assert gzip.decompress(call.body) == (
+        b":\n\nretry: 1000\nid: 0\n\n"
+        b'retry: 1000\nid: 1\ndata: "a"\n\nid: 2\nevent: end\ndata: {}\n\n'
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+@pytest.mark.parametrize("version", [1, 2])
+async def test_the_first_heartbeat_of_a_server_has_an_id(steps, version):
+    async with live(serving(steps, heartbeat_s=0.02)) as server:
+        stream = await server.connect()
+        if version == 1:
+            await stream.send_all(request("/steps?items=1"))
+            head, _, body = (await read_until(stream, b"id: 0\n\n")).partition(b"\r\n\r\n")
+            assert b"content-type: text/event-stream; charset=utf-8\r\n" in head
+        else:
+            client = Http2Client(stream)
+            client.ask(b"/steps?items=1")
+            await client.flush()
+            body = (await client.wait_for(h2.events.DataReceived)).data
+        assert b"retry: 1000\nid: 0\n\n" in body
+        await stream.aclose()
 
 
 @anyio_test
@@ -449,6 +501,35 @@ async def test_a_reconnection_does_not_run_the_handler_again(steps, method):
         answer = await ask(app, "/steps?items=1", method=method, body=b"1", headers=again)
     assert (answer.status, answer.body) == (204, b"")
     assert steps.batches == []
+
+
+@anyio_test
+async def test_an_empty_id_is_as_none(steps):
+    app = serving(steps)
+    steps.end()
+    async with app.lifespan():
+        empty = [("last-event-id", "")]
+        answer = await ask(app, "/steps?items=1", method="GET", headers=empty)
+    assert (answer.status, steps.batches) == (200, [[1]])
+
+
+@anyio_test
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("accept", [EVENTS, NDJSON])
+async def test_no_reader_of_lines_cuts_an_item_or_an_error(steps, method, accept):
+    text = "caf\u00e9 a\x85b\u2028c\u2029d"
+    app = serving(steps)
+    steps.step(text)
+    steps.step(HTTPException(409, {text: [text]}))
+    async with app.lifespan():
+        body = b"1" if method == "POST" else None
+        headers = [("accept", accept), ("content-type", ARRAY)]
+        answer = await ask(app, "/steps?items=1", method=method, body=body, headers=headers)
+    assert answer.headers["content-type"] == f"{accept}; charset=utf-8"
+    lines = [line.removeprefix("data: ") for line in answer.body.decode().splitlines()]
+    first, second = (json.loads(line) for line in lines if line.startswith(('"', "{")))
+    assert first == ({"item": text} if accept == NDJSON else text)
+    assert second.get("error", second)["detail"] == {text: [text]}
 
 
 @anyio_test

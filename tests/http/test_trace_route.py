@@ -62,7 +62,8 @@ async def test_a_recording_has_the_batchers_their_requests_and_an_end(app, contr
             assert await handle.call(number) == 2 * number
         await call.returned.wait()
     answer = call.answer
-    assert (answer.status, answer.headers["content-type"]) == (200, "application/x-ndjson")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/x-ndjson; charset=utf-8"
     first, *rest = lines_of(answer.body)
     assert (first["record"], first["format"], first["seconds"]) == ("trace", 1, 2.2)
     assert first["began_at"].endswith("+00:00")

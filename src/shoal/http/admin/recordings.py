@@ -22,6 +22,7 @@ from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.options import OPTIONS
 from shoal.http.admin.bodies import members
+from shoal.http.requests.one_line import in_one_line
 from shoal.http.requests.problem import Problem, Refused, not_found
 from shoal.observe.arrivals import ArrivalRecorder
 from shoal.serving.controller.controller import Controller
@@ -56,7 +57,7 @@ PIECE_S: Final = 0.5
 
 _MEMBERS: Final = dict.fromkeys(("backend", "most_requests", "most_a_second"), False)
 _HEADERS: Final = (
-    (b"content-type", b"application/x-ndjson"),
+    (b"content-type", b"application/x-ndjson; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 )
@@ -251,7 +252,8 @@ def note_of(batcher: Batcher[Any]) -> Note:
 
 
 def _written(notes: list[Note]) -> bytes:
-    return b"".join([orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE) for note in notes])
+    lines = [orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE) for note in notes]
+    return in_one_line(b"".join(lines))
 
 
 def _at_most(name: str, value: float, most: float) -> float:

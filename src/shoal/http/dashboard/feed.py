@@ -21,6 +21,7 @@ import orjson
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.dashboard.state import state_of_server
+from shoal.http.requests.one_line import in_one_line
 from shoal.http.requests.problem import Problem, Refused, not_open
 from shoal.observe.history import BatchHistory
 from shoal.observe.sampler import Sampler, Watched
@@ -49,7 +50,7 @@ FRAME_S: Final = 0.25
 _LARGEST: Final = 2**53  # the largest whole number that all readers of JSON can tell apart
 
 _HEADERS: Final = (
-    (b"content-type", b"text/event-stream"),
+    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
     (b"x-content-type-options", b"nosniff"),
@@ -212,7 +213,7 @@ class Feed:
         }
         if seen.state != self._states:
             message["state"] = orjson.Fragment(self._state)
-        return b"data: %b\n\n" % orjson.dumps(message)
+        return b"data: %b\n\n" % in_one_line(orjson.dumps(message))
 
 
 def _too_many(viewers: int, retry_after_s: int) -> Problem:

@@ -78,9 +78,9 @@ def of_invalid_item(refusal: Refused) -> Refused:
 def error_json(problem: Problem) -> bytes:
     """Returns the JSON object of a problem."""
     more = problem.more
-    detail = problem.detail.encode("utf-8", "backslashreplace").decode()
+    message = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
     error: dict[str, Any] = {
-        "message": f"{problem.title}: {detail}" if detail else problem.title,
+        "message": message.encode("utf-8", "backslashreplace").decode(),
         "type": _type_of(problem.status),
         "param": more.get("param"),
         "code": more.get("code") or _CODES.get(problem.kind),

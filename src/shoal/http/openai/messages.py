@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
 from shoal.http.requests.codec import StreamForm
+from shoal.http.requests.one_line import in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -110,7 +111,7 @@ class AnswerForms:
     def __init__(self, model: str, *, chat: bool) -> None:
         self._chat = chat
         self._parts = parts = _PARTS[chat]
-        about = b'","created":%d,"model":' + orjson.dumps(model).replace(b"%", b"%%")
+        about = b'","created":%d,"model":' + in_one_line(orjson.dumps(model)).replace(b"%", b"%%")
         head = b'{"id":"' + parts.id + b'%b","object":"'
         self._head = head + parts.chunk + about
         self._choice = choice = (
@@ -228,7 +229,7 @@ class ChoiceMessages:
     def _message(self, text: str) -> bytes:
         message, self._first = self._first, b""
         if text:
-            message += self.before + orjson.dumps(text) + self.after
+            message += self.before + in_one_line(orjson.dumps(text)) + self.after
         reason = self.end.reason
         return message if reason is None else message + self._last % _REASONS[reason]
 
@@ -243,7 +244,7 @@ class _Events(StreamForm):
         with_usage: Whether the stream ends with the numbers of tokens.
     """
 
-    media_type = b"text/event-stream"
+    media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n\n"
 
     def __init__(
@@ -280,7 +281,7 @@ class _Events(StreamForm):
 
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return b"data: " + error_json(problem) + b"\n\n"
+        return b"data: " + in_one_line(error_json(problem)) + b"\n\n"
 
 
 class OneText(_Events):
@@ -311,7 +312,7 @@ class OneText(_Events):
         text = self._text
         tokens = text.tokens + 1
         if tokens < self._plain_below and type(value) is str and text.is_clear(value):
-            message = self._before + orjson.dumps(value) + self._after
+            message = self._before + in_one_line(orjson.dumps(value)) + self._after
             text.tokens = tokens
             return message
         message = self._choice.piece(value)

@@ -101,11 +101,17 @@ class Model:
 
         Raises:
             Refused: The template refuses the messages, or gives no text, which could fail a batch.
+            HTTPException: The template has chosen its own response.
         """
         try:
             prompt: Any = self._template(messages)
-        except ValueError as error:
-            raise refused(str(error), param="messages") from error
+        except Exception as error:
+            # Not at the start: it loads a client of HTTP.
+            from starlette.exceptions import HTTPException
+
+            if isinstance(error, HTTPException):
+                raise
+            raise refused(_text_of(error), param="messages") from None
         if not isinstance(prompt, str):
             kind = type(prompt).__name__
             raise refused(f"The chat template gave no text, but {kind}", status=500)
@@ -130,6 +136,18 @@ def unknown(name: str) -> Exception:
     return refused(
         f"The model {name!r} does not exist", param="model", code="model_not_found", status=404
     )
+
+
+def _text_of(error: Exception) -> str:
+    """Returns the text of an error of the user's template."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    if not text or isinstance(error, KeyError):  # whose text is the key only
+        return f"The chat template refused the messages: {f'{name}: {text}' if text else name}"
+    return text
 
 
 class Models:

@@ -57,8 +57,9 @@ class OpenAI(HttpProtocol):
         models: The name of the endpoint of each model, if not all endpoints are to be models, or
             under other names.
         chat_template: Makes a prompt from the messages of a chat: dicts with ``role`` and
-            ``content``, which is text, and what else the client sent. A `ValueError` of it is told
-            to the client. It is not used where the handler's record has a field ``messages``.
+            ``content``, which is text, and what else the client sent. If it raises an
+            exception, the client gets its text with status 400. It is not used where the handler's
+            record has a field ``messages``.
         count_tokens: Returns the number of tokens of a text. Without it a piece of a stream is a
             token, and in prompts and whole texts words and marks are counted.
         max_choices: The most texts of an answer: ``n`` for each prompt.

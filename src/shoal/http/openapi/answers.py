@@ -28,8 +28,8 @@ _MEDIA_TYPES: Final = (
     (HTMLResponse, "text/html"),
     (PlainTextResponse, "text/plain"),
 )
-_EVENTS: Final = ServerSentEvents.media_type.decode()
-_LINES: Final = JsonLines.media_type.decode()
+_EVENTS: Final = ServerSentEvents.media_type.decode().partition(";")[0]
+_LINES: Final = JsonLines.media_type.decode().partition(";")[0]
 _BYTES_OR_ANY: Final = (*BYTES_TYPES, Any)
 _ID: Final = "0f3a9c11-2b"
 

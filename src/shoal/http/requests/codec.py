@@ -49,6 +49,10 @@ class StreamForm(ABC):
     is_over: bool = False
     stops_reconnection: bool = False
 
+    def first_heartbeat(self) -> bytes:
+        """Returns the heartbeat that begins the answer, before any other message."""
+        return self.heartbeat
+
     @abstractmethod
     def item(self, value: Any) -> bytes:
         """Returns the message with an item; empty for none. Called once for each item.

@@ -87,6 +87,10 @@ class CompressedStream(StreamForm):
         self.headers = (*form.headers, (b"content-encoding", coding), VARY)
 
     @override
+    def first_heartbeat(self) -> bytes:
+        return self._flushed(self._form.first_heartbeat())
+
+    @override
     def item(self, value: Any) -> bytes:
         message = self._flushed(self._form.item(value))
         self.is_over = self._form.is_over

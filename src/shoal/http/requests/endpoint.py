@@ -98,7 +98,7 @@ class EndpointRoute(CallRoute):
         metadata: HttpMetadata,
     ) -> None:
         form = codec.stream(exchange)
-        if form.stops_reconnection and b"last-event-id" in exchange.headers:
+        if form.stops_reconnection and exchange.headers.get(b"last-event-id"):
             # To a reconnection after the end of the stream, or after it was lost.
             await exchange.answer_without_body(204)
             return

@@ -13,9 +13,10 @@ object whose only key is the type of message; with bare items no value could mar
 has its closing bracket as the mark of the end: what ends without it is not JSON, so no client takes
 it for the whole.
 
-A browser's `EventSource` asks again when its answer ends, whatever the reason. So events have ids,
-which it sends then as ``Last-Event-ID``, and that is answered with 204: it stops, and the handler
-does not run again. An answer to ``GET`` alone has ids, since `EventSource` uses no other method.
+A browser's `EventSource` reconnects when its response ends, whatever the reason. It then sends the
+last id as ``Last-Event-ID``, and that is answered with 204: it stops, and the handler does not run
+again. So events have ids, as does a heartbeat before the first of them. Only a response to ``GET``
+has ids, since `EventSource` uses no other method.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing_extensions import override
 
 from shoal.http.requests.accept import VARIES, weights
 from shoal.http.requests.codec import StreamForm
+from shoal.http.requests.one_line import in_one_line
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.results import encoded
 
@@ -56,7 +58,7 @@ class _Framed(_Accepted):
 
     @override
     def item(self, value: Any) -> bytes:
-        return self.before_item + encoded(value) + self.after
+        return self.before_item + in_one_line(encoded(value)) + self.after
 
     @override
     def end(self) -> bytes:
@@ -64,7 +66,7 @@ class _Framed(_Accepted):
 
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self.before_error + encoded(problem.members(request_id)) + self.after
+        return self.before_error + _written(problem, request_id) + self.after
 
 
 class ServerSentEvents(_Framed):
@@ -74,7 +76,7 @@ class ServerSentEvents(_Framed):
         last: The last event of a stream that has not failed.
     """
 
-    media_type = b"text/event-stream"
+    media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n\n"
     stops_reconnection = True
     before_item = b"data: "
@@ -92,7 +94,7 @@ class NumberedEvents(_Accepted):
         last: The last event of a stream that has not failed.
     """
 
-    media_type = b"text/event-stream"
+    media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n\n"
     stops_reconnection = True
 
@@ -101,8 +103,13 @@ class NumberedEvents(_Accepted):
         self._number = 0
 
     @override
+    def first_heartbeat(self) -> bytes:
+        # An event without data is not passed to the page, but the browser remembers its id.
+        return _RETRY + b"id: 0\n\n"
+
+    @override
     def item(self, value: Any) -> bytes:
-        text = encoded(value)
+        text = in_one_line(encoded(value))
         self._number = number = self._number + 1
         message = b"id: %d\ndata: %b\n\n" % (number, text)
         return message if number > 1 else _RETRY + message
@@ -113,7 +120,7 @@ class NumberedEvents(_Accepted):
 
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return self._numbered(b"event: error\ndata: %b\n\n" % encoded(problem.members(request_id)))
+        return self._numbered(b"event: error\ndata: %b\n\n" % _written(problem, request_id))
 
     def _numbered(self, event: bytes) -> bytes:
         number = self._number + 1
@@ -124,7 +131,7 @@ class NumberedEvents(_Accepted):
 class JsonLines(_Framed):
     """Lines of JSON objects with one key: ``item``, ``end`` or ``error``."""
 
-    media_type = b"application/x-ndjson"
+    media_type = b"application/x-ndjson; charset=utf-8"
     heartbeat = b"\n"
     before_item = b'{"item":'
     before_error = b'{"error":'
@@ -154,6 +161,10 @@ class JsonArray(_Accepted):
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:
         return b""
+
+
+def _written(problem: Problem, request_id: str) -> bytes:
+    return in_one_line(encoded(problem.members(request_id)))
 
 
 SERVER_SENT_EVENTS: Final = ServerSentEvents()

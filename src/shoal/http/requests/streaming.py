@@ -173,7 +173,7 @@ async def _relay(
         if scope.cancelled_caught:
             if pending is not None:
                 raise exchange.gave_up()
-            pending = form.heartbeat
+            pending = form.heartbeat if exchange.status else form.first_heartbeat()
 
 
 async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:

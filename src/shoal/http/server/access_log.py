@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from shoal.http.direct_call import TRACE
+from shoal.http.requests.one_line import in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,4 +160,4 @@ class Entry:
         }
         if self.trace_ids is not None:
             line["trace_id"], line["span_id"] = self.trace_ids
-        _log.info("%s", orjson.dumps(line).decode())
+        _log.info("%s", in_one_line(orjson.dumps(line)).decode())
