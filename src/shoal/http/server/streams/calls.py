@@ -190,7 +190,8 @@ class StreamCalls:
                 await anyio.lowlevel.checkpoint()
             else:
                 await anyio.lowlevel.checkpoint_if_cancelled()
-            if not has_ended:  # else a task sends that the application has left behind
+            # The rest is of a task that the application has left behind, or after an error.
+            if not (has_ended or inbox.refused_with):
                 await send(message)
 
         if self._shared.proxies is not None:
