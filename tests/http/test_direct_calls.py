@@ -22,6 +22,7 @@ from shoal.http.admin.mount import AdminListener
 from shoal.http.app.admin_mount import AppAdmin
 from shoal.http.server.http1.call import Call
 from shoal.http.server.http1.head import HeadParser
+from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -301,7 +302,7 @@ async def test_an_answer_before_the_end_of_the_request_is_the_last(app):
             pass
 
     async with served(app) as server:
-        parser = HeadParser()
+        parser = HeadParser(HttpOptions())
         parser.parse(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
         carrier = Carrier()
         carrier.shared = server.shared

@@ -267,7 +267,8 @@ class Sent:
         words: Those of the request line.
         lines: Those after it.
         lengths, codings: The values of Content-Length and Transfer-Encoding.
-        has_extension, has_long_size: Whether a chunk is odd.
+        hosts: The values of Host, and the host of a URL.
+        has_extension, has_long_size, has_zeros: Whether a chunk is odd.
         trailers: What comes after the last chunk, with the first empty line.
     """
 
@@ -277,10 +278,12 @@ class Sent:
         self.head = data[: end.end()] if end else data
         first, *self.lines = re.split(rb"\r?\n", self.head)
         self.words = [*first.split(b" "), b"", b""][:3]
-        self.has_extension = self.has_long_size = False
+        self.has_extension = self.has_long_size = self.has_zeros = False
         self.trailers = b""
         self.lengths = self._values(b"content-length")
         self.codings = self._values(b"transfer-encoding")
+        authority = re.match(rb"(?i)https?://([^/?#]*)", self.words[1])
+        self.hosts = [*self._values(b"host"), *(authority.groups() if authority else ())]
         if self.codings:
             self._look_at_chunks(data[len(self.head) :])
 
@@ -294,7 +297,8 @@ class Sent:
             line, _, body = body.partition(b"\r\n")
             digits = re.match(rb"[0-9A-Fa-f]*", line)[0]
             self.has_extension |= line[len(digits) :][:1] in (b";", b" ", b"\t")
-            self.has_long_size |= len(digits) > 15
+            self.has_long_size |= len(digits.lstrip(b"0")) > 15 or len(digits) > 79
+            self.has_zeros |= digits.startswith(b"00")
             if not digits:
                 return
             size = int(digits, 16)
@@ -319,6 +323,9 @@ class Named(NamedTuple):
 
 HOST = rb"[\w\-.~!$&'()*+,;=%\[\]][\w\-.~!$&'()*+,;=%\[\]:]*"
 PATH_OR_URL = re.compile(rb"/.*|(?i:https?://)" + HOST + rb"([/?][^#]*)?", re.DOTALL)
+HOST_AND_PORT = re.compile(
+    rb"(\[[0-9A-Za-z:.%]+\]|([A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(:[0-9]*)?"
+)
 FRAMING = rb"(?i:content-length|transfer-encoding):"
 DIFFERENCES = {
     STRICTER: [
@@ -331,6 +338,11 @@ DIFFERENCES = {
             "a folded line",
             "RFC 9112, 5.2: a server refuses it or unfolds it; proxies may do neither",
             lambda sent: re.search(rb"\n[ \t]", sent.head + sent.trailers),
+        ),
+        Named(
+            "a malformed host",
+            "RFC 9112, 3.2: it gets 400; proxies and applications read such a host differently",
+            lambda sent: any(not HOST_AND_PORT.fullmatch(host) for host in sent.hosts),
         ),
         Named(
             "a control character",
@@ -404,6 +416,11 @@ DIFFERENCES = {
             "a length with many zeros before it",
             "it is valid; h11 limits the digits in place of the number",
             lambda sent: any(re.fullmatch(rb"0+\d{1,19}", length) for length in sent.lengths),
+        ),
+        Named(
+            "a size with many zeros before it",
+            "it is valid; h11 limits the digits in place of the number",
+            lambda sent: sent.has_zeros,
         ),
         Named(
             "a trailer that would frame a message",

@@ -85,6 +85,7 @@ def test_a_body_of_known_length_is_incomplete_until_its_last_byte():
         (b"a\r\n0123456789\r\nA\r\n0123456789\r\n0\r\n\r\n", b"0123456789" * 2),
         (b"5\r\n0\r\n\r\n\r\n000\r\n\r\n", b"0\r\n\r\n"),
         (b"000000000000005\r\nhello\r\n000000000000000\r\n\r\n", b"hello"),
+        (b"0" * 64 + b"5\r\nhello\r\n" + b"0" * 65 + b"\r\n\r\n", b"hello"),
         (b"2\r\n\r\n\r\n0\r\n\r\n", b"\r\n"),
         (b"1\r\na\r\n0\r\nX: b\r\ny:\r\nZ:\tc\xff\r\n\r\n", b"a"),
         (b"0\r\nContent-Length: 5\r\nTransfer-Encoding: x\r\n\r\n", b""),
@@ -112,10 +113,10 @@ def test_a_part_of_a_chunk_is_given_at_once():
     "size",
     [
         *(b"5;", b"5;a=b", b"5 ", b"5\t", b" 5", b"5 ;a", b"+5", b"-5", b"0x5", b"", b"g", b"5_0"),
-        *(b"5\n", b"5\0", b"5\r", b"0" * 15 + b"5", b"f" * 16, b"\xb2", b"5.0", b"5,5", b"\n5"),
+        *(b"5\n", b"5\0", b"5\r", b"0" * 80 + b"5", b"f" * 16, b"\xb2", b"5.0", b"5,5", b"\n5"),
     ],
 )
-def test_a_chunk_size_is_up_to_15_hexadecimal_digits_and_nothing_else(size):
+def test_a_chunk_size_is_15_hexadecimal_digits_behind_zeros_at_most_and_nothing_else(size):
     assert refused(size + b"\r\nhello\r\n0\r\n\r\n") == 400
     assert refused(b"1\r\na\r\n" + size + b"\r\nhello\r\n0\r\n\r\n") == 400
 

@@ -9,10 +9,13 @@ from server_in_memory import serving
 
 from shoal.http.server.http1.answer import AnswerHead, error_answer
 from shoal.http.server.http1.bad_request import BadRequest
-from shoal.http.server.http1.head import MAX_HEAD, HeadParser, find_end
+from shoal.http.server.http1.head import HeadParser, find_end
 from shoal.http.server.http1.target import in_origin_form
+from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 
+OPTIONS = HttpOptions()
+MAX_HEAD = OPTIONS.max_head_bytes
 DATE = b"\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT"
 
 
@@ -22,7 +25,7 @@ def head(*lines, first="GET / HTTP/1.1", host="Host: shoal.test"):
 
 
 def parsed(*lines, **kwargs):
-    parser = HeadParser()
+    parser = HeadParser(OPTIONS)
     parser.parse(head(*lines, **kwargs))
     return parser
 
@@ -30,7 +33,7 @@ def parsed(*lines, **kwargs):
 def refused(data):
     """The status and the reason with which a head is refused."""
     with pytest.raises(BadRequest) as caught:
-        HeadParser().parse(data)
+        HeadParser(OPTIONS).parse(data)
     return caught.value.status, str(caught.value)
 
 
@@ -227,7 +230,7 @@ def test_a_line_feed_in_the_request_line_is_refused(first):
     ],
 )
 def test_nothing_of_a_head_is_left_for_the_next(before):
-    parser = HeadParser()
+    parser = HeadParser(OPTIONS)
     parser.parse(before)
     parser.parse(head("X-A: b", first="GET /next HTTP/1.1"))
     assert (parser.line.method, parser.line.target) == ("GET", b"/next")
@@ -271,10 +274,10 @@ HEADS = {
 @pytest.mark.parametrize("second", HEADS)
 @pytest.mark.parametrize("first", HEADS)
 def test_heads_in_a_row_are_read_as_each_alone(first, second):
-    parser = HeadParser()
+    parser = HeadParser(OPTIONS)
     for name in (first, first, second, second, first):
         parser.parse(HEADS[name])
-        alone = HeadParser()
+        alone = HeadParser(OPTIONS)
         alone.parse(HEADS[name])
         assert facts(parser) == facts(alone)
 
@@ -331,7 +334,7 @@ async def test_requests_with_the_same_head_have_bodies_of_their_own():
 
 
 def test_a_long_head_is_not_kept():
-    parser = HeadParser()
+    parser = HeadParser(OPTIONS)
     long = head("X-A: " + "a" * 4000)
     for _ in range(2):
         parser.parse(long)
@@ -339,7 +342,7 @@ def test_a_long_head_is_not_kept():
 
 
 def test_a_repeated_head_is_refused_each_time():
-    parser = HeadParser()
+    parser = HeadParser(OPTIONS)
     parser.parse(HEADS["plain"])
     for _ in range(2):
         with pytest.raises(BadRequest):
@@ -367,8 +370,8 @@ def test_the_end_of_a_head_is_found_however_it_arrives():
     for size in range(1, len(data) + 1):
         expected = len(whole) if size >= len(whole) else -1
         for searched in range(min(size, len(whole) - 1) + 1):
-            assert find_end(data[:size], searched) == expected
-    assert find_end(bytearray(data)) == len(whole)
+            assert find_end(data[:size], MAX_HEAD, searched) == expected
+    assert find_end(bytearray(data), MAX_HEAD) == len(whole)
 
 
 def padded(size):
@@ -378,17 +381,17 @@ def padded(size):
 
 
 def test_a_head_may_have_32_kib():
-    assert find_end(padded(MAX_HEAD - 1)) == MAX_HEAD + 3
+    assert find_end(padded(MAX_HEAD - 1), MAX_HEAD) == MAX_HEAD + 3
     for data in (padded(MAX_HEAD), padded(MAX_HEAD + 1)[:-4]):
         with pytest.raises(BadRequest, match="head of more than") as caught:
-            find_end(data)
+            find_end(data, MAX_HEAD)
         assert caught.value.status == 431
 
 
 def test_a_request_line_without_an_end_is_a_target_that_is_too_long():
-    assert find_end(b"GET /" + b"a" * (MAX_HEAD - 5)) == -1
+    assert find_end(b"GET /" + b"a" * (MAX_HEAD - 5), MAX_HEAD) == -1
     with pytest.raises(BadRequest) as caught:
-        find_end(b"GET /" + b"a" * (MAX_HEAD - 4))
+        find_end(b"GET /" + b"a" * (MAX_HEAD - 4), MAX_HEAD)
     assert caught.value.status == 414
 
 
@@ -398,7 +401,7 @@ def test_a_request_line_without_an_end_is_a_target_that_is_too_long():
 )
 def test_what_can_not_become_a_head_is_refused_before_it_ends(data):
     with pytest.raises(BadRequest) as caught:
-        find_end(data)
+        find_end(data, MAX_HEAD)
     assert caught.value.status == 400
 
 

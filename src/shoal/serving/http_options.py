@@ -76,6 +76,9 @@ class ServerKeywords(TypedDict, total=False):
     max_connections: int
     keep_alive_timeout_s: float
     head_timeout_s: float
+    max_head_bytes: int
+    max_headers: int
+    max_target_bytes: int
     body_timeout_s: float
     send_timeout_s: float
     ping_interval_s: float
@@ -174,6 +177,11 @@ class HttpOptions:
             to be accepted.
         keep_alive_timeout_s: How long a connection may be idle, in seconds.
         head_timeout_s: How long the head of a request may take to arrive, in seconds.
+        max_head_bytes: The largest head that a request may have: its request line and its headers,
+            in bytes.
+        max_headers: How many headers a request may have.
+        max_target_bytes: The longest target, a path with its query, that a request may have, in
+            bytes.
         body_timeout_s: How long the body of a request may take to arrive, in seconds, or each 16
             KiB of it.
         ping_interval_s: How long the client of a WebSocket may be silent before it is pinged, and
@@ -274,6 +282,15 @@ class HttpOptions:
     keep_alive_timeout_s: float = option(5.0, more_than_0, flag="how long a connection may be idle")
     head_timeout_s: float = option(
         10.0, more_than_0, flag="how long the head of a request may take to arrive"
+    )
+    max_head_bytes: int = option(
+        2**15, partial(whole, least=1), flag="largest head of a request, in bytes"
+    )
+    max_headers: int = option(
+        128, partial(whole, least=1), flag="how many headers a request may have"
+    )
+    max_target_bytes: int = option(
+        2**14, partial(whole, least=1), flag="longest path and query of a request, in bytes"
     )
     body_timeout_s: float = option(
         10.0, more_than_0, flag="how long each 16 KiB of a request's body may take to arrive"

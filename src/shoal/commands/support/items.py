@@ -50,12 +50,10 @@ def as_annotated(signature: Signature, values: Sequence[Any], source: str) -> li
 
 class _Maker:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
-        from shoal.http.requests.arrays import Arrays, is_array
         from shoal.http.requests.payload import fields_adapter
 
         self._names = [one.name for one in parameters]
         self._adapter = fields_adapter(list(parameters))
-        self._arrays = {p.name: Arrays(p.annotation) for p in parameters if is_array(p.annotation)}
 
     def made(self, value: Any, source: str) -> Any:
         """Returns the item for a value: one argument, or a tuple or mapping of several."""
@@ -76,8 +74,6 @@ class _Maker:
 
         try:
             made: dict[str, Any] = self._adapter.validate_json(json.dumps(given))
-            for name in self._arrays.keys() & made.keys():
-                made[name] = self._arrays[name].of_lists(made[name])
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             where = ".".join(str(step) for step in first["loc"])

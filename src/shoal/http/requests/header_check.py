@@ -63,8 +63,13 @@ def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
         ValueError: A name or a value is invalid.
     """
     for name, value in headers:
-        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+        if not is_sendable(name, value):
             raise not_sendable(name, value)
+
+
+def is_sendable(name: bytes, value: bytes) -> bool:
+    """Returns whether a header's name and value are valid."""
+    return _NAME.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None
 
 
 def not_sendable(name: bytes, value: bytes) -> ValueError:

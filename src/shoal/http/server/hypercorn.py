@@ -37,6 +37,7 @@ def hypercorn_config(options: HttpOptions, refusals: Refusals) -> Config:
     hypercorn.errorlog = logging.getLogger("shoal.server")
     hypercorn.accesslog = None
     hypercorn.include_server_header = False
+    hypercorn.h2_max_header_list_size = options.max_head_bytes
     hypercorn.websocket_max_message_size = options.max_message_bytes
     # After so many requests Hypercorn ends a connection, and drops those under way.
     hypercorn.keep_alive_max_requests = 2**31

@@ -12,12 +12,14 @@ from typing import Final
 
 from typing_extensions import override
 
+from shoal.http.requests.header_check import is_sendable
 from shoal.http.server.http1.bad_request import BadRequest
 
-_SIZE_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})\r\n")
-_START_OF_SIZE_LINE: Final = re.compile(rb"[0-9A-Fa-f]{0,15}|[0-9A-Fa-f]{1,15}\r")
-_MAX_TRAILERS: Final = 2**13
-_TRAILER: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[\t\x20-\x7e\x80-\xff]*")
+# A size may have leading zeros; how many is bounded here.
+_SIZE_LINE: Final = re.compile(rb"0{0,64}([0-9A-Fa-f]{1,15})\r\n")
+_START_OF_SIZE_LINE: Final = re.compile(rb"(?:0{0,64}[0-9A-Fa-f]{1,15}\r?)?")
+MAX_TRAILERS: Final = 2**13
+"""How long the trailers of a request may be, in bytes."""
 
 
 class BodyReader(ABC):
@@ -112,7 +114,7 @@ class ChunkedBody(BodyReader):
             end = data.find(b"\n", at)
             if end < 0:
                 self._kept = data[at:]
-                if self._trailers + len(self._kept) > _MAX_TRAILERS:
+                if self._trailers + len(self._kept) > MAX_TRAILERS:
                     raise BadRequest(431, "too many trailers")
                 return b""
             line = data[at : end + 1]
@@ -121,10 +123,18 @@ class ChunkedBody(BodyReader):
                 self.is_complete = True
                 return data[at:]
             self._trailers += len(line)
-            if not line.endswith(b"\r\n") or not _TRAILER.fullmatch(line[:-2]):
+            name, colon, value = line[:-2].partition(b":")
+            if not (colon and line.endswith(b"\r\n")):
                 raise BadRequest(400, "a malformed trailer")
-            if self._trailers > _MAX_TRAILERS:
+            check_trailer(name, value)
+            if self._trailers > MAX_TRAILERS:
                 raise BadRequest(431, "too many trailers")
+
+
+def check_trailer(name: bytes, value: bytes) -> None:
+    """Checks a trailer of a request; raises `BadRequest`."""
+    if not is_sendable(name, value):
+        raise BadRequest(400, "a malformed trailer")
 
 
 def reader_of(length: int | None) -> BodyReader:

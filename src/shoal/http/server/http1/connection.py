@@ -22,7 +22,7 @@ from shoal.http.server.http1.answer import error_answer
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.body import BodyReader, reader_of
 from shoal.http.server.http1.call import Call
-from shoal.http.server.http1.head import END, MAX_HEAD, HeadParser, find_end
+from shoal.http.server.http1.head import END, HeadParser, find_end
 from shoal.http.server.http1.logged_call import LoggedCall
 from shoal.http.server.http1.scope import scope_of_refused
 from shoal.http.server.listeners import host_and_port
@@ -89,7 +89,7 @@ class Http1Connection(Receiver):
         self._transport = transport
         self._released: Callable[[], object] | None = released
         self._state = _IDLE
-        self._parser = HeadParser()
+        self._parser = HeadParser(shared.options)
         # Of the next head; or what is behind the request that is being answered.
         self._held: bytes | bytearray = b""
         self._has_enough = False
@@ -141,7 +141,7 @@ class Http1Connection(Receiver):
                     self._take_head(data)
                 elif last and data.startswith(last):
                     self._answer(data, len(last))
-                elif 0 <= (end := data.find(END)) < MAX_HEAD:
+                elif 0 <= (end := data.find(END)) < self._parser.options.max_head_bytes:
                     self._begin(data, end + 4)
                 else:
                     self._take_head(data)
@@ -220,7 +220,7 @@ class Http1Connection(Receiver):
         if searched:
             self._held += data
             data = self._held
-        end = find_end(data, searched)
+        end = find_end(data, self._parser.options.max_head_bytes, searched)
         if end >= 0:
             self._held = b""
             self._begin(bytes(data), end)
@@ -243,7 +243,7 @@ class Http1Connection(Receiver):
         self._is_new = False
         parser.parse(data if len(data) == end else data[:end])
         host, origin = parser.host, parser.origin
-        is_websocket = parser.upgrade == b"websocket" and parser.may_upgrade
+        is_websocket = parser.is_websocket()
         if shared.guard is not None and (origin is not None or host != self._known_host):
             shared.guard.check("" if is_websocket else parser.line.method, host, origin)
             if origin is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -22,14 +22,10 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.target import in_origin_form
 
-MAX_HEAD: Final = 2**15
-"""How long a head may be, in bytes."""
+if TYPE_CHECKING:
+    from shoal.serving.http_options import HttpOptions
 
 _SLASH: Final = ord("/")
-_MAX_TARGET: Final = 2**14
-_MAX_HEADERS: Final = 128
-# A head that is shorter has no more headers.
-_LONG: Final = 3 * _MAX_HEADERS
 # The last head of each connection is kept, if it is no longer than this.
 _LONGEST_KEPT: Final = 2**11
 END: Final = b"\r\n\r\n"
@@ -39,6 +35,10 @@ _PLAIN_METHODS: Final = {
     name.encode("ascii"): name for name in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 }
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
+_HOST: Final = re.compile(
+    rb"(?:\[[0-9A-Za-z:.%]+\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+)
+_HANDSHAKE: Final = frozenset({b"connection", b"sec-websocket-protocol"})
 _SPECIAL: Final = frozenset(
     {
         b"connection",
@@ -85,7 +85,11 @@ _LONGEST_LINE: Final = 256
 class HeadParser:
     """Parses the heads of one connection's requests, one at a time.
 
+    Args:
+        options: The options of the server, which limit a head.
+
     Attributes:
+        options: As above.
         last: The head that the other attributes describe; empty if it is not kept.
         line: The request line; `NO_LINE` if it could not be read.
         headers: The names, in lower case, and the values of the headers. Requests with the same
@@ -100,7 +104,9 @@ class HeadParser:
     """
 
     __slots__ = (
+        "_allowed_host",
         "_hosts",
+        "_long",
         "_parser",
         "by_name",
         "expects",
@@ -110,6 +116,7 @@ class HeadParser:
         "last",
         "length",
         "line",
+        "options",
         "origin",
         "upgrade",
     )
@@ -122,8 +129,12 @@ class HeadParser:
     _hosts: int
     origin: bytes | None
 
-    def __init__(self) -> None:
+    def __init__(self, options: HttpOptions) -> None:
+        self.options = options
+        # A shorter head has no more headers, and no longer target.
+        self._long = min(3 * options.max_headers, options.max_target_bytes)
         self._parser: HttpRequestParser | None = None
+        self._allowed_host = b""
         self.forget()
 
     def forget(self) -> None:
@@ -157,7 +168,7 @@ class HeadParser:
         else:
             self._parse_unknown(text, head)
         self._check_hosts()
-        if len(head) > _LONG:
+        if len(head) > self._long:
             self._check_size()
         if self.length != 0 or not self.keeps_alive:
             self._parser = None  # it waits for the body, or takes no further request
@@ -211,14 +222,27 @@ class HeadParser:
         except HttpParserUpgrade:
             self._parser = None
         except HttpParserError as error:
+            self._parser = None  # HTTP/2 goes on after it
             if isinstance(error.__context__, BadRequest):
                 raise error.__context__ from None
             raise BadRequest(400, str(error)) from None
 
-    @property
-    def may_upgrade(self) -> bool:
-        """Whether the request may be one to change the protocol."""
-        return self.line.method == "GET" and self.length == 0 and self.line.is_http_1_1
+    def is_websocket(self) -> bool:
+        """Returns whether the request is one to speak WebSocket.
+
+        Raises:
+            BadRequest: Its handshake is malformed.
+        """
+        if self.upgrade != b"websocket" or self.line.method != "GET" or self.length != 0:
+            return False
+        self.check_handshake()
+        return self.line.is_http_1_1
+
+    def check_handshake(self) -> None:
+        """Checks the headers of a WebSocket's handshake; raises `BadRequest`."""
+        for name, value in self.headers:
+            if name in _HANDSHAKE and not value.isascii():
+                raise BadRequest(400, "a WebSocket handshake that is not ASCII")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header from llhttp."""
@@ -235,16 +259,21 @@ class HeadParser:
     def _check_hosts(self) -> None:
         if self._hosts != 1 and (self._hosts or self.line.is_http_1_1):
             raise BadRequest(400, f"{self._hosts} Host headers")
+        if self.host != self._allowed_host:
+            if not _HOST.fullmatch(self.host):
+                raise BadRequest(400, "a malformed host")
+            self._allowed_host = self.host
 
     def _check_length(self) -> None:
         if self.length is None and not self.line.is_http_1_1:
             raise BadRequest(400, "a chunked body in HTTP/1.0")
 
     def _check_size(self) -> None:
-        if len(self.line.target) > _MAX_TARGET:
-            raise BadRequest(414, f"a target of more than {_MAX_TARGET} bytes")
-        if len(self.headers) > _MAX_HEADERS:
-            raise BadRequest(431, f"more than {_MAX_HEADERS} headers")
+        options = self.options
+        if len(self.line.target) > options.max_target_bytes:
+            raise BadRequest(414, f"a target of more than {options.max_target_bytes} bytes")
+        if len(self.headers) > options.max_headers:
+            raise BadRequest(431, f"more than {options.max_headers} headers")
 
     def _take_special(self, name: bytes, value: bytes) -> None:
         match name:
@@ -283,24 +312,25 @@ def _tokens(value: bytes) -> list[bytes]:
     return [token.strip(b" \t") for token in value.lower().split(b",")]
 
 
-def find_end(data: bytes | bytearray, searched: int = 0) -> int:
+def find_end(data: bytes | bytearray, longest: int, searched: int = 0) -> int:
     """Returns where a head ends in data, after its empty line; -1 if it does not.
 
     Args:
         data: The data.
+        longest: How long a head may be, in bytes.
         searched: How many of its bytes have been searched in vain.
 
     Raises:
         BadRequest: The head is too long already, or can't be one.
     """
     end = data.find(END, max(0, searched - 3))
-    if 0 <= end < MAX_HEAD:
+    if 0 <= end < longest:
         return end + 4
-    if end >= 0 or len(data) > MAX_HEAD:
-        line = data.find(b"\r\n", 0, MAX_HEAD)
+    if end >= 0 or len(data) > longest:
+        line = data.find(b"\r\n", 0, longest)
         if line < 0:
-            raise BadRequest(414, f"a request line of more than {MAX_HEAD} bytes")
-        raise BadRequest(431, f"a head of more than {MAX_HEAD} bytes")
+            raise BadRequest(414, f"a request line of more than {longest} bytes")
+        raise BadRequest(431, f"a head of more than {longest} bytes")
     # A line break may have been torn in two.
     new = data[searched - data.endswith(b"\r", 0, searched) :] if searched else data
     if new.count(b"\n") > new.count(b"\r\n"):

@@ -145,11 +145,20 @@ class StreamCalls:
         await stream._send_error_response(status)
         await self._close(stream)
 
+    def refuse(self, stream: Any, status: int) -> None:
+        """Ends a stream whose request turned out to be malformed; see `_end`."""
+        for inbox, running in tuple(self._running.items()):
+            if running is stream and not stream.closed:
+                stream.closed = True  # the end of the body may have come, too
+                self.spawn(self._end_closed, stream, inbox, status)
+
     async def _end(self, stream: Any, inbox: Inbox, status: int) -> None:
         """Ends a stream in place of the application, with an error unless it has answered."""
-        if stream.closed:
-            return
-        stream.closed = True
+        if not stream.closed:
+            stream.closed = True
+            await self._end_closed(stream, inbox, status)
+
+    async def _end_closed(self, stream: Any, inbox: Inbox, status: int) -> None:
         if not _has_begun(stream):
             inbox.refused_with = status
         if status == 408:
@@ -181,7 +190,8 @@ class StreamCalls:
                 await anyio.lowlevel.checkpoint()
             else:
                 await anyio.lowlevel.checkpoint_if_cancelled()
-            if not has_ended:  # else a task sends that the application has left behind
+            # The rest is of a task that the application has left behind, or after an error.
+            if not (has_ended or inbox.refused_with):
                 await send(message)
 
         if self._shared.proxies is not None:

@@ -26,6 +26,8 @@ from hypercorn.protocol.ws_stream import WSStream
 from typing_extensions import override
 
 from shoal.batching.failures.exceptions import goes_on
+from shoal.http.server.http1.head import HeadParser
+from shoal.http.server.http1.scope import scope_of_refused
 from shoal.http.server.listeners import host_and_port, spelled
 from shoal.http.server.log_errors import contained
 from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
         WorkerContext,
     )
 
-    from shoal.http.server.http1.head import HeadParser
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
@@ -123,6 +124,8 @@ class StreamConnection(Receiver):
             http2.send_timeout_s = shared.send_timeout_s
             http2.wait_to_send = self._wait_to_send
             http2.gave_up = self._give_up
+            http2.parser = HeadParser(shared.options)
+            http2.refused = self._note_refusal
             await http2.initiate()
 
         self._start(begin, received)
@@ -413,6 +416,12 @@ class StreamConnection(Receiver):
     def _give_up(self) -> None:
         """Notes that the client has let the time for a request pass."""
         self._has_given_up = True
+
+    def _note_refusal(self, status: int, size: int) -> None:
+        """Notes that the request whose head was read last has been refused."""
+        parser = cast("Http2", self._protocol).parser
+        scope = {**scope_of_refused(parser, self._peer), "http_version": "2"}
+        self._shared.refusals.note(scope, status, size, 0.0)
 
     def _has_more(self) -> bool:
         """Reads what there is; returns whether there was anything."""

@@ -28,8 +28,10 @@ from hypercorn.protocol.h2 import (
 from hypercorn.protocol.ws_stream import WSStream
 
 from shoal.http.requests.header_check import check_headers
+from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.hypercorn import Context
 from shoal.http.server.sockets.timeouts import time_to_send_s
+from shoal.http.server.streams.http2_head import check_trailers, read_head
 from shoal.http.server.streams.websocket import (
     NOT_PASSED_ON,
     close_websocket,
@@ -41,6 +43,8 @@ from shoal.http.server.streams.websocket import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from shoal.http.server.http1.head import HeadParser
+
 # It logs each header, and so its clients' tokens, wherever all loggers are set to DEBUG.
 _hpack_log: Final = logging.getLogger("hpack")
 if _hpack_log.level == logging.NOTSET:
@@ -48,6 +52,8 @@ if _hpack_log.level == logging.NOTSET:
 
 # A client may reset so many requests before they are answered, and half of all after that.
 _MOST_RESETS: Final = 100
+# A head that is so many times too large ends the connection: to decode it would take too long.
+_HEADS_REFUSED_IN_WORDS: Final = 8
 # The size of a frame that every client takes.
 _FRAME: Final = 2**14
 
@@ -173,6 +179,8 @@ class Http2(H2Protocol):
     send_timeout_s: float
     wait_to_send: Callable[[], Awaitable[object]]  # awaited before a large frame is sent
     gave_up: Callable[[], object]  # called when a client has not taken data in time
+    parser: HeadParser  # of the heads of its requests
+    refused: Callable[[int, int], object]  # called with status and size when one is refused
     _requests = 0
     _resets = 0  # of requests that were not answered
     is_client_done = False  # it may send frames for the connection at any time
@@ -209,6 +217,10 @@ class Http2(H2Protocol):
     ) -> None:
         """Starts the protocol."""
         self.stream_buffers = _BoundedBuffers()
+        # This module checks heads: h2 would end the connection for one that is malformed or large.
+        self.connection.config.validate_inbound_headers = False
+        longest = self.parser.options.max_head_bytes
+        self.connection.decoder.max_header_list_size = _HEADS_REFUSED_IN_WORDS * longest
         _shrink(self.connection.local_settings)
         _shrink(self.connection.remote_settings)
         await super().initiate(headers, settings)
@@ -278,20 +290,44 @@ class Http2(H2Protocol):
                 )
                 if event.stream_id not in self.stream_buffers:
                     await self._reset(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)
+            elif isinstance(event, h2.events.TrailersReceived) and event.stream_id in self.streams:
+                try:
+                    check_trailers(event.headers)
+                except BadRequest as error:
+                    calls: Any = self.task_group
+                    calls.refuse(self.streams[event.stream_id], error.status)
             else:
                 await super()._handle_events([event])
         await self._flush()
 
     async def _create_stream(self, request: h2.events.RequestReceived) -> None:
-        # The stock class accepts what a client offers for a WebSocket, such as compression.
-        request.headers = [
-            header for header in request.headers if bytes(header[0]) not in NOT_PASSED_ON
-        ]
         self._requests += 1
+        try:
+            headers = read_head(self.parser, request.headers)
+        except BadRequest as error:
+            self._refuse(request, error)
+            return
+        # The stock class accepts what a client offers for a WebSocket, such as compression.
+        request.headers = [header for header in headers if header[0] not in NOT_PASSED_ON]
         await super()._create_stream(request)
         stream = self.streams.get(request.stream_id)
         if isinstance(stream, WSStream):
             harden(stream)
+
+    def _refuse(self, request: h2.events.RequestReceived, error: BadRequest) -> None:
+        stream_id, body = request.stream_id, f"{error}\n".encode()
+        connection = self.connection
+        has_room = connection.local_flow_control_window(stream_id) >= len(body)
+        headers = [
+            (b":status", b"%d" % error.status),
+            (b"content-type", b"text/plain; charset=utf-8"),
+        ]
+        connection.send_headers(stream_id, headers, end_stream=not has_room)
+        if has_room:
+            connection.send_data(stream_id, body, end_stream=True)
+        if request.stream_ended is None:
+            connection.reset_stream(stream_id, h2.errors.ErrorCodes.NO_ERROR)
+        self.refused(error.status, len(body) if has_room else 0)
 
     async def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
         with suppress(h2.exceptions.ProtocolError):  # the client has reset it first
