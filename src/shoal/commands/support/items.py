@@ -50,10 +50,11 @@ def as_annotated(signature: Signature, values: Sequence[Any], source: str) -> li
 
 class _Maker:
     def __init__(self, parameters: Sequence[Parameter]) -> None:
+        from shoal.http.requests.json_type import finite_validator
         from shoal.http.requests.payload import fields_adapter
 
         self._names = [one.name for one in parameters]
-        self._adapter = fields_adapter(list(parameters))
+        self._validator = finite_validator(fields_adapter(list(parameters)))
 
     def made(self, value: Any, source: str) -> Any:
         """Returns the item for a value: one argument, or a tuple or mapping of several."""
@@ -73,7 +74,7 @@ class _Maker:
         from pydantic import ValidationError
 
         try:
-            made: dict[str, Any] = self._adapter.validate_json(json.dumps(given))
+            made: dict[str, Any] = self._validator.validate_json(json.dumps(given))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             where = ".".join(str(step) for step in first["loc"])
