@@ -30,6 +30,7 @@ EXTRAS_OF = {
     "shoal.commands.server.process": {"uvloop"},
     "shoal.commands.server.reload": {"reload"},
     "shoal.commands.server.screen": {"top"},
+    "shoal.commands.support.items": {"serve"},
     "shoal.http": {"serve"},
     "shoal.http.admin.traced": {"serve", "otel"},
     "shoal.http.app.traced": {"serve", "otel"},
