@@ -75,8 +75,7 @@ def named(spec: str, example: str) -> Any:
         while shown is not None and _package(shown.tb_frame.f_globals) in _IMPORTERS:
             shown = shown.tb_next
         if shown is None and isinstance(error, ValueError):
-            where = f" in {os.getcwd()} or installed" if error.__cause__ is not None else ""
-            raise CommandError(f"{error}{where}") from None
+            raise CommandError(str(error)) from None
         traceback.print_exception(error.with_traceback(shown))
         raise CommandError(f"importing {spec} failed, see above", 1) from None
 
