@@ -269,6 +269,14 @@ def test_a_file_may_have_several_applications(elsewhere, capsys):
     assert "/double" not in capsys.readouterr().out
 
 
+def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(elsewhere, capsys):
+    (elsewhere / "app.toml").write_text('[backends.b]\ncode = "absent_module:b"\n')
+    assert main(["check", str(elsewhere / "app.toml")]) == 2
+    told = capsys.readouterr().err
+    directories = f"{elsewhere}, {elsewhere.parent / 'current'}"
+    assert f"there is no module 'absent_module' in {directories}" in told
+
+
 def test_a_module_beside_the_file_comes_first(elsewhere, capsys, tmp_path):
     (tmp_path / "current" / "beside_it.py").write_text("double = None\n")
     assert main(["check", str(elsewhere / "app.toml")]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -54,6 +55,25 @@ def test_without_a_home_directory_commands_name_the_variable_to_set(command, no_
     told = capsys.readouterr().err
     assert told.count("\n") == 1
     assert f"user {os.getuid()} has no home directory; set XDG_RUNTIME_DIR" in told
+
+
+@pytest.mark.parametrize("command", ["start --detach", "stop", "logs", "status"])
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ENOTDIR, errno.EIO])
+def test_a_directory_that_cannot_be_read_is_told_in_a_line(
+    command, code, tmp_path, monkeypatch, capsys
+):
+    def refuse(path, *_args, **_options):
+        raise OSError(code, os.strerror(code), path)
+
+    (tmp_path / "run").write_text("")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    if code != errno.ENOTDIR:
+        monkeypatch.setattr("os.open", refuse)
+        monkeypatch.setattr("pathlib.Path.open", refuse)
+    assert main(command.split()) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("shoal: ")
+    assert told.count("\n") == 1
 
 
 def test_without_a_home_directory_a_url_is_enough(no_home, capsys):

@@ -154,6 +154,14 @@ def test_neither_a_wait_nor_a_batch_that_brings_nothing_is_recommended(run_times
     assert tuned_as_data(run_times, looked, candidates)["batching_helps"] is False
 
 
+def test_nothing_is_told_of_batches_that_were_not_measured():
+    alone = Measured({1: [0.01] * 5}, 0.01, 0.0)
+    looked = Search(BatchOptions(), alone, 10, 0.5, requests=100)
+    candidates = looked.candidates(lambda _: None)
+    assert "Batching does not help" not in tuned_as_text(alone, looked, candidates)
+    assert tuned_as_data(alone, looked, candidates)["batching_helps"] is True
+
+
 def test_that_batching_does_not_help_is_told_where_nothing_meets_the_target_too():
     looked = Search(BatchOptions(), LINEAR, 300, 0.5, requests=500)
     text = tuned_as_text(LINEAR, looked, looked.candidates(lambda _: None))

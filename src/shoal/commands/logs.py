@@ -66,8 +66,10 @@ def _run(arguments: Namespace) -> int:
     is_wanted = _about(arguments.tag)
     try:
         log = location.log.open("rb")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise CommandError(_no_log(location), 1) from None
+    except OSError as error:
+        raise CommandError(f"can't read {location.log}: {error.strerror}", 1) from None
     with log:
         last: deque[str] = deque(maxlen=arguments.lines)
         rest = _read(log, b"", is_wanted, last.append)

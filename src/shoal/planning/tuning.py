@@ -118,8 +118,12 @@ class Search:
 
     @property
     def batching_helps(self) -> bool:
-        """Whether the handler processes more items a second in batches than one at a time."""
-        return self.most(max(self.run_times.runs_s)) >= _GAIN * self.most(1)
+        """Whether the handler processes more items a second in batches than one at a time.
+
+        True if no batches were measured.
+        """
+        largest = max(self.run_times.runs_s)
+        return largest == 1 or self.most(largest) >= _GAIN * self.most(1)
 
     def most(self, size: int) -> float:
         """Returns how many items a second the handler can process in batches up to a size."""

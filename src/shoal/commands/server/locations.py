@@ -101,11 +101,16 @@ class ServerLocation:
 
         Returns:
             None if no server runs; 0 if it has not written its process id yet.
+
+        Raises:
+            CommandError: The file can't be read, as in a directory of another user.
         """
         try:
             file = os.open(self.process, os.O_RDWR)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise CommandError(f"can't read {self.process}: {error.strerror}", 1) from None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:

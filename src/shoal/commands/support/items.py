@@ -62,7 +62,7 @@ class _Maker:
             return self._arguments({self._names[0]: value}, source)[self._names[0]]
         if isinstance(value, dict):
             return self._arguments(cast("dict[str, Any]", value), source)
-        given: list[Any] = value if isinstance(value, list) else [value]
+        given: list[Any] = value if _is_array(value) else [value]
         if len(given) > len(self._names):
             raise CommandError(
                 f"{source} has {len(given)} arguments, and the handler takes {len(self._names)}: "
@@ -84,3 +84,7 @@ class _Maker:
         except (ValueError, OverflowError) as error:
             raise CommandError(f"{source} does not fit the handler: {in_one_line(error)}") from None
         return made
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, list)

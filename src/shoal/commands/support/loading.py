@@ -72,8 +72,7 @@ def named(spec: str, example: str) -> Any:
         # An error before any code ran, such as a SyntaxError, has no frames of the user.
         shown = users_part(error.__traceback__)
         if shown is None and isinstance(error, ValueError):
-            where = f" in {os.getcwd()} or installed" if error.__cause__ is not None else ""
-            raise CommandError(f"{error}{where}") from None
+            raise CommandError(str(error)) from None
         traceback.print_exception(error.with_traceback(shown))
         raise CommandError(f"importing {spec} failed, see above", 1) from None
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -244,7 +246,9 @@ def imported_unheld(path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; one that it imports does not
-        raise ValueError(f"{path!r}: there is no module {error.name!r}") from error
+        raise ValueError(
+            f"{path!r}: there is no module {error.name!r} in {_searched()} or installed"
+        ) from error
     for part in name.split("."):
         try:
             found = getattr(found, part)
@@ -261,6 +265,13 @@ def imported_unheld(path: str) -> Any:
                 f"{_package(module_name)}: only a module's own functions and classes are allowed"
             )
     return found
+
+
+def _searched() -> str:
+    """Returns the directories where modules are looked for that are not installed."""
+    installed = (sys.prefix, sys.base_prefix)
+    searched = [one or os.getcwd() for one in sys.path if not one.startswith(installed)]
+    return ", ".join(one for one in dict.fromkeys(searched) if os.path.isdir(one)) or os.getcwd()
 
 
 def _package(module_name: str) -> str:
