@@ -21,13 +21,13 @@ class Results(Protocol[R_co]):
     def __getitem__(self, index: int, /) -> R_co: ...
 
 
-Answer: TypeAlias = "Awaitable[Results[R | Exception]] | Results[R | Exception]"
+Answer: TypeAlias = "Awaitable[Results[R]] | Results[R]"
 """What a unary handler returns when it is called."""
 
 Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration | StopAsyncIteration]"
 """The values in a slot that end its stream."""
 
-Slot: TypeAlias = "R | Exception | Ended | Literal[Mark.SKIP]"
+Slot: TypeAlias = "R | Ended | Literal[Mark.SKIP]"
 """What one slot of a step may hold, besides an exception."""
 
 Steps: TypeAlias = "AsyncIterator[Results[Slot[R]]] | Iterator[Results[Slot[R]]]"
