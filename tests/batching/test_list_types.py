@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 import typing
 from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
     Callable,
     Collection,
     Container,
@@ -190,6 +192,125 @@ def test_a_scalar_is_refused_where_it_is_decorated_with_the_ways_out(
         way_in(handler)
     for part in (f"{name!r} of", f"{name}: list[{kind}]", f"functools.partial(handler, {name}="):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("way_in", WAYS_IN)
+@pytest.mark.parametrize(
+    ("returned", "kind"),
+    [
+        (dict[str, float], "dict[str, float]"),
+        (Mapping[str, int], "collections.abc.Mapping[str, int]"),
+        (str, "str"),
+        (int | None, "int | None"),
+        (set[str], "set[str]"),
+        (Fields, f"{__name__}.Fields"),
+        (Body, f"{__name__}.Body"),
+        (Iterator[dict[str, int]], "dict[str, int]"),
+        (AsyncIterator[str], "str"),
+        (Annotated[dict[str, int], "counts"], "dict[str, int]"),
+        (None, "None"),
+    ],
+)
+def test_a_handler_that_returns_no_list_is_refused_where_it_is_declared(
+    way_in: Any, returned: Any, kind: str
+) -> None:
+    async def handler(texts: list[str]) -> Any: ...
+
+    def plain(left: list[str], right: list[str]) -> Any: ...
+
+    for function in (handler, plain, partial(plain, right="")):
+        getattr(function, "func", function).__annotations__["return"] = returned
+        with pytest.raises(TypeError, match="returns a list with a result for") as told:
+            way_in(function)
+        assert f"write list[{kind}]" in str(told.value)
+
+
+class Ask:
+    async def __call__(self, texts: list[str]) -> dict[str, int]: ...
+
+    async def method(self, texts: list[str]) -> dict[str, int]: ...
+
+
+def test_classes_and_endpoints_that_return_no_list_are_refused() -> None:
+    app = shoal.App()
+
+    async def count(texts: list[str]) -> dict[str, int]: ...
+
+    for declare in (
+        lambda: shoal.Batcher(Ask()),
+        lambda: shoal.batch(Ask.method),
+        lambda: app.endpoint("/a")(Ask),
+        lambda: app.endpoint("/b")(count),
+        lambda: app.endpoint("/b", max_batch_size=4)(count),
+    ):
+        with pytest.raises(TypeError, match="returns a list with a result for"):
+            declare()
+    app.post("/c")(count)  # whose item is a list
+    app.endpoint("/d", name="d")(shoal.accept_batch(False)(count))
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        *(list[str], list, Sequence[str], tuple[str, ...], Iterable[str], Iterator, AsyncIterator),
+        *(AsyncIterable[list[str]], Iterator[list[str]], npt.NDArray[np.float32], Any, T, Pair),
+        *(list[str] | dict[str, int], typing.NoReturn, "dict[str, Unknown]", typing.Never, object),
+    ],
+)
+def test_what_might_return_a_list_is_let_pass(returned: Any) -> None:
+    async def handler(texts: list[str]) -> Any: ...
+
+    handler.__annotations__["return"] = returned
+    shoal.Batcher(handler)
+
+
+@pytest.mark.parametrize("fill", ["open", "continuous"])
+@pytest.mark.parametrize(
+    ("parameter", "returned"),
+    [
+        (list[str], list[str]),
+        (Sequence[str], None),
+        (str, str),
+        (dict[str, int], None),
+        ("list[Unknown]", None),
+        (npt.NDArray[np.float32], None),
+        (Any, list[str]),
+        (shoal.OpenBatch[str, str], dict[str, int]),
+        (list[str] | None, None),
+    ],
+)
+def test_a_handler_of_lists_is_refused_for_open_batches(
+    fill: Any, parameter: Any, returned: Any
+) -> None:
+    async def handler(batch: Any) -> Any: ...
+
+    class Model:
+        async def method(self, batch: Any) -> Any: ...
+
+    def one(text: str) -> str: ...
+
+    for function in (handler, Model.method):
+        function.__annotations__.update(batch=parameter, **{"return": returned})
+    for declare in (
+        lambda: shoal.batch(fill=fill)(handler),
+        lambda: shoal.batch(fill=fill, streams=True)(handler),
+        lambda: shoal.batch(fill=fill, signature=one)(handler),
+        lambda: shoal.Batcher(handler, fill=fill),
+        lambda: shoal.batch(fill=fill)(Model.method),
+        lambda: shoal.App().endpoint("/", fill=fill)(handler),
+    ):
+        wanted = r"async def handler\(batch: shoal.OpenBatch\[T, R\]\)|can't be read"
+        with pytest.raises(TypeError, match=wanted):
+            declare()
+
+
+@pytest.mark.parametrize("parameter", [shoal.OpenBatch[str, str], shoal.OpenBatch, Any, T, object])
+@pytest.mark.parametrize("returned", [None, Any, typing.NoReturn])
+def test_a_handler_of_open_batches_is_let_pass(parameter: Any, returned: Any) -> None:
+    async def handler(batch: Any) -> Any: ...
+
+    handler.__annotations__.update(batch=parameter, **{"return": returned})
+    shoal.Batcher(handler, fill="open")
 
 
 @pytest.mark.parametrize("way_in", WAYS_IN)

@@ -21,7 +21,13 @@ from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from shoal.batching.handlers.annotations import Annotations, read_signature
-from shoal.batching.handlers.list_types import Holds, bare, held_by
+from shoal.batching.handlers.list_types import (
+    Holds,
+    bare,
+    held_by,
+    holds_no_batch,
+    holds_no_results,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -88,6 +94,7 @@ class Binding:
             return cls(signature, signature.parameters.values(), "lists")
         parameters = _parameters(handler)
         _check_lists(handler, parameters)
+        _check_results(handler)
         signature = (
             _per_item(handler, parameters)
             if prototype is None
@@ -190,6 +197,25 @@ def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> No
         )
 
 
+def _check_results(handler: Callable[..., Any]) -> None:
+    """Checks that what a handler returns, or yields in a step, can hold a result for each item.
+
+    Raises:
+        TypeError: It can't, by its annotation.
+    """
+    annotation = Annotations(handler).hints.get("return", Parameter.empty)
+    if typing.get_origin(annotation) in _STEPS:
+        annotation = typing.get_args(annotation)[0]
+    if not holds_no_results(annotation):
+        return
+    kind = "None" if annotation is type(None) else inspect.formatannotation(bare(annotation))
+    raise TypeError(
+        f"a handler returns a list with a result for each item, but {handler!r} is annotated to "
+        f"return {kind}; write list[{kind}]. If one list is the item of one request, mark the "
+        "code of the server with @shoal.accept_batch(False)"
+    )
+
+
 def _open_parameters(function: Callable[..., Any], signature: Signature) -> list[Parameter]:
     filled_in = function.keywords if isinstance(function, functools.partial) else {}
     return [p for p in signature.parameters.values() if p.name not in filled_in]
@@ -266,23 +292,31 @@ def signature_of_batch(
     Raises:
         TypeError: The prototype is no function, or the handler takes no batch.
     """
-    if prototype is not None:
-        if not callable(prototype):
-            raise TypeError(f"signature must be a function of one item, not {prototype!r}")
-        return _without_self(prototype)
-    parameters = _parameters(handler)
-    if not 1 <= len(parameters) <= 2:
+    if prototype is not None and not callable(prototype):
+        raise TypeError(f"signature must be a function of one item, not {prototype!r}")
+    hints = Annotations(handler).hints
+    annotations = annotations_of(handler) or [Parameter.empty]
+    count = 1 if prototype is not None else len(_parameters(handler))
+    if not 1 <= count <= 2 or holds_no_batch(annotations[-1]) or _gives_results(hints):
         raise TypeError(
-            f"the handler of an open batch takes the batch alone, not {read_signature(handler)};"
-            " write async def handler(batch: shoal.OpenBatch[T, R]) -> None"
+            "the handler of an open batch takes the batch alone, and answers each of its requests, "
+            f"but {handler!r} is {read_signature(handler)}; "
+            "write async def handler(batch: shoal.OpenBatch[T, R]) -> None"
         )
-    *receiver, batch = parameters
-    arguments = typing.get_args(Annotations(handler).type_of(batch.name, batch.annotation))
-    item, result = (*arguments, Parameter.empty, Parameter.empty)[:2]
+    if prototype is not None:
+        return _without_self(prototype)
+    receiver = _parameters(handler)[:-1]
+    hint = annotations[-1]
+    item, result = (*typing.get_args(hint), Parameter.empty, Parameter.empty)[:2]
     return Signature(
         [*receiver, Parameter("item", Parameter.POSITIONAL_OR_KEYWORD, annotation=item)],
         return_annotation=result,
     )
+
+
+def _gives_results(hints: dict[str, Any]) -> bool:
+    result = bare(hints.get("return"))
+    return hasattr(typing.get_origin(result) or result, "__len__")
 
 
 def annotations_of(function: Callable[..., Any]) -> list[Any]:

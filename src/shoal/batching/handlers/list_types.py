@@ -11,7 +11,17 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Collection, Container, Iterable, Mapping, Reversible, Sequence
+from collections.abc import (
+    AsyncIterable,
+    Awaitable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Reversible,
+    Sequence,
+)
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from inspect import Parameter
@@ -22,6 +32,7 @@ _TEXT_OF_LIST: Final = re.compile(
     r"(\w+\.)*([Ll]ist|(Mutable)?Sequence|Collection|Iterable)\s*(\[|$)"
 )
 _OF_LISTS: Final = (Collection, Container, Iterable, Reversible)
+_MAY_HOLD_RESULTS: Final = (tuple, memoryview, Awaitable, AsyncIterable, Iterator)
 _NO_LISTS: Final = (str, bytes, bytearray, memoryview, tuple, Mapping, AbstractSet)
 
 
@@ -49,6 +60,31 @@ def held_by(annotation: Any) -> Holds:
     if not inspect.isclass(origin) or origin in (object, Any, Parameter.empty):
         return Holds.EITHER
     return _held_by_class(origin)
+
+
+def holds_no_results(annotation: Any) -> bool:
+    """Returns whether a return annotation certainly allows nothing with a result for each item."""
+    annotation = bare(annotation)
+    origin = typing.get_origin(annotation) or annotation
+    if origin is typing.Union or origin is UnionType:
+        return all(map(holds_no_results, typing.get_args(annotation)))
+    if inspect.isclass(origin) and issubclass(origin, _MAY_HOLD_RESULTS):
+        return False
+    return held_by(annotation) is Holds.ITEM
+
+
+def holds_no_batch(annotation: Any) -> bool:
+    """Returns whether an annotation certainly allows no `OpenBatch`, such as that of a list."""
+    annotation = bare(annotation)
+    origin = typing.get_origin(annotation) or annotation
+    if origin is typing.Union or origin is UnionType:
+        return all(map(holds_no_batch, typing.get_args(annotation)))
+    if annotation is None or held_by(annotation) is Holds.LIST:
+        return True
+    if not inspect.isclass(origin) or origin is object:
+        return False
+    is_of_elements = hasattr(origin, "__len__") and hasattr(origin, "__getitem__")
+    return is_of_elements or origin.__module__ == "builtins"
 
 
 def is_unannotated(annotation: Any) -> bool:
