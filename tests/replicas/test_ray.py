@@ -496,6 +496,20 @@ async def test_an_error_whose_class_only_this_program_knows_keeps_its_type(folde
             await played.run("raises", [Mine("some text")])
 
 
+async def test_an_error_keeps_its_class_and_cause_whatever_its_constructor_takes(folder):
+    class Mine(Exception):
+        def __init__(self, *, code):
+            super().__init__(f"code {code}")
+            self.code = code
+
+    error = ExceptionGroup("both", [Mine(code=1), ValueError(2)])
+    error.__cause__ = Mine(code=3)
+    async with playing(Model, folder.path) as played:
+        [got] = await played.run("__call__", [error])
+        assert [type(member) for member in got.exceptions] == [Mine, ValueError]
+        assert got.__cause__.code == 3
+
+
 async def test_an_error_that_can_not_be_sent_is_told_as_text(folder):
     async with playing(Model, folder.path) as played:
         with pytest.raises(HandlerFailed, match="at a distance"):

@@ -326,14 +326,5 @@ def _of_the_code(error: BaseException) -> BaseException:
 def _sendable(error: BaseException) -> ErrorAsData:
     """Converts an exception to data, even if its class is in the caller's ``__main__``."""
     error = _of_the_code(error)
-    found = as_data(error)
-    if found.pickled is None:
-        cloudpickle: Any = import_module("ray.cloudpickle")
-        try:
-            data = cloudpickle.dumps(error)
-            again = cloudpickle.loads(data)
-            if type(again) is type(error) and str(again) == str(error):
-                return found._replace(pickled=data)
-        except BaseException:  # noqa: S110 - a foreign class may raise anything; its text is sent
-            pass
-    return found
+    cloudpickle: Any = import_module("ray.cloudpickle")
+    return as_data(error, cloudpickle.dumps)
