@@ -9,9 +9,15 @@ from typing import Any
 import httpx
 import pytest
 from starlette.exceptions import HTTPException
+from starlette.responses import FileResponse, Response, StreamingResponse
 
 from shoal.errors import HandlerFailed
-from shoal.replicas.process.wire.errors import as_data, slots_as_data, slots_as_exceptions
+from shoal.replicas.process.wire.errors import (
+    as_data,
+    check_may_leave,
+    slots_as_data,
+    slots_as_exceptions,
+)
 
 
 class ByKeyword(Exception):
@@ -167,3 +173,10 @@ def test_errors_that_are_their_own_cause_end() -> None:
 def test_errors_in_slots_cross_in_the_same_way() -> None:
     [slot, value] = slots_as_exceptions(slots_as_data([ByKeyword(code=4), 5]), "the process")
     assert (type(slot), slot.code, value) == (ByKeyword, 4, 5)
+
+
+@pytest.mark.parametrize("response", [StreamingResponse(iter(["a"])), FileResponse("a.txt")])
+def test_a_response_that_the_server_must_send_can_not_leave_its_process(response: Any) -> None:
+    with pytest.raises(TypeError, match=r"can't leave its process; .* placement='task'"):
+        check_may_leave([1, response])
+    check_may_leave([1, Response("a")])

@@ -41,7 +41,7 @@ from shoal.replicas.process.child.endpoints import (
     current_cancel_token,
     parent_channel,
 )
-from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_data
+from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.signatures import Defaults, DescriptionAsData, description_as_data
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
 from shoal.replicas.ray.carrier import ActorCarrier
@@ -158,6 +158,7 @@ class ReplicaActor:
                     results = found.plain.results(items)
                 else:
                     results = self._portal.call(work.results, found.handler, items)
+                check_may_leave(results)
                 return slots_as_data(results), None
         except BaseException as error:
             return None, _told(error)
@@ -175,6 +176,7 @@ class ReplicaActor:
                     step = DONE if work.is_cancelled else steps.next()
                 try:
                     while step is not DONE:
+                        check_may_leave(step)
                         yield slots_as_data(step), None
                         step = DONE if work.is_cancelled else steps.next()
                 finally:

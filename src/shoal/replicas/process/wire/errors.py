@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os.path
 import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.batching.failures.exceptions import slots_of
 from shoal.batching.handlers import handler as handlers
+from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
 from shoal.replicas.code import jobs
 from shoal.replicas.process.wire.messages import unpickled
@@ -137,6 +139,24 @@ def slots_as_data(results: Any) -> Any:
     if not any(isinstance(slot, BaseException) for slot in slots):
         return slots
     return [SlotError(as_data(s)) if isinstance(s, BaseException) else s for s in slots]
+
+
+def check_may_leave(results: Any) -> None:
+    """Checks that no result is a response that only the server's process can send.
+
+    Raises:
+        TypeError: One is.
+    """
+    responses: Any = sys.modules.get("starlette.responses")
+    if responses is None or type(results) not in (list, tuple):
+        return
+    for kind in kinds_of(results):
+        if issubclass(kind, (responses.StreamingResponse, responses.FileResponse)):
+            raise TypeError(
+                f"a {kind.__name__} can't leave its process; write the handler as a generator to "
+                "stream, return a Response with all of the bytes, or run the code with "
+                "placement='task' or 'thread'"
+            )
 
 
 def slots_as_exceptions(results: Any, where: str) -> Any:
