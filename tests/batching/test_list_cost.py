@@ -21,6 +21,21 @@ def test_of_list_makes_a_function_of_one_item() -> None:
     assert cost("four") == 4
 
 
+@pytest.mark.anyio
+async def test_an_unannotated_function_of_a_list_is_told_from_one_of_an_item() -> None:
+    async def handler(items: Any) -> Any:
+        return items
+
+    def nodes(graphs: Any) -> Any:
+        return sum(graph["n"] for graph in graphs)
+
+    async with shoal.Batcher(handler, batch_size_fn=nodes) as f:
+        with pytest.raises(TypeError, match=r"write batch_size_fn=shoal\.of_list\(function\)"):
+            await f({"n": 3})
+        with pytest.raises(TypeError, match="not iterable"):  # it fails for a list, too
+            await f(3)
+
+
 def test_of_list_of_one_function_is_the_same_cost() -> None:
     assert shoal.of_list(len) == shoal.of_list(len)
     assert shoal.of_list(len) != shoal.of_list(sum)

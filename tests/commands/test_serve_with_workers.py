@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -124,10 +125,38 @@ def test_workers_end_with_a_server_that_is_killed_and_refuse_its_requests(servin
         workers = workers_of(process.pid)
         with asked_meanwhile(port, 10) as client:
             process.kill()
-            assert read_all(client).startswith(b"HTTP/1.1 503 ")
+            assert_is_refused(read_all(client))
         until(lambda: not any(map(is_worker, workers)))
         _, said = process.communicate(timeout=HANG_S)
         assert said.count("the server's process has ended, and its worker ends as well") == 2
+
+
+def assert_is_refused(answer):
+    head, _, body = answer.partition(b"\r\n\r\n")
+    lines = head.decode().lower().split("\r\n")
+    assert lines[0] == "http/1.1 503 service unavailable"
+    assert "retry-after: 1" in lines
+    assert json.loads(body)["type"] == "urn:shoal:problem:closed"
+
+
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+def test_requests_that_come_after_the_kill_are_refused_at_once(serving, loop):
+    body = b"4"
+    sent = (
+        b"POST /double HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    with serving("--workers", "1", "--event-loop", loop) as (process, port):
+        [worker] = workers_of(process.pid)
+        with socket.create_connection(("127.0.0.1", port), HANG_S) as client:
+            client.sendall(sent)
+            assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+            os.kill(worker, signal.SIGSTOP)  # so that it learns of both at once
+            process.kill()
+            process.wait(HANG_S)
+            client.sendall(sent)
+            os.kill(worker, signal.SIGCONT)
+            assert_is_refused(read_all(client))
 
 
 def test_ctrl_c_of_a_terminal_is_for_the_server(terminal, directory):

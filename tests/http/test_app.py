@@ -7,9 +7,10 @@ import threading
 import anyio
 import pytest
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
+from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -189,6 +190,7 @@ async def test_a_handler_sees_what_the_request_was():
     app = app_of(noting)
     async with app.lifespan():
         await ask(app, "/x", 1, headers=[("x-request-id", "abc"), ("x-mine", "yes")])
+        await ask(app, "/x", 1, headers=[("x-serve-shard-key", "ann")])
     metadata = seen[0]
     assert metadata["request_id"] == "abc"
     assert (metadata["method"], metadata["path"]) == ("POST", "/x")
@@ -196,6 +198,8 @@ async def test_a_handler_sees_what_the_request_was():
     assert (metadata["context"], metadata["endpoint"]) == ("http", "noting")
     names = ["endpoint", "context", "request_id", "method", "path", "path_params", "headers"]
     assert list(metadata) == [*names, "user", "auth"]
+    assert list(seen[1]) == [*names, "user", "auth", "shard_key"]
+    assert (seen[1]["shard_key"], seen[1].get("method_name")) == ("ann", None)
     assert len(metadata) == 9
     with pytest.raises(KeyError):
         metadata["other"]
@@ -238,10 +242,84 @@ async def test_a_response_in_a_slot_is_sent_as_it_is(raised):
 
 
 @anyio_test
-@pytest.mark.parametrize("result", [object(), StreamingResponse(iter([b""]))])
-async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(result, caplog):
+@pytest.mark.real_time
+@pytest.mark.parametrize("placement", ["task", "thread"])
+async def test_a_response_that_streams_is_sent_as_it_is(placement):
+    closed = []
+
+    async def background() -> None:
+        closed.append("after it")
+
+    async def pieces():
+        try:
+            yield "a"
+            yield b"b"
+        finally:
+            closed.append(True)
+
+    def streaming(items: list[int]) -> list[object]:
+        headers = {"x-mine": "1", "transfer-encoding": "gzip"}
+        task = BackgroundTask(background)
+        return [StreamingResponse(pieces(), 203, headers, "text/plain", task) for _ in items]
+
+    app = app_of(streaming, placement=placement)
+    async with app.lifespan():
+        answer = await ask(app, "/x", 1)
+        assert (answer.status, answer.body) == (203, b"ab")
+        assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+        assert answer.headers["x-mine"] == "1"
+        assert "transfer-encoding" not in answer.headers
+        assert closed == [True, "after it"]
+
+
+@anyio_test
+async def test_a_response_that_streams_is_closed_when_its_client_leaves():
+    begun, closed = anyio.Event(), anyio.Event()
+
+    async def pieces():
+        try:
+            yield "a"
+            begun.set()
+            await anyio.sleep_forever()
+        finally:
+            closed.set()
+
+    async def streaming(items: list[int]) -> list[object]:
+        return [StreamingResponse(pieces()) for _ in items]
+
+    app = app_of(streaming)
+    call = Call(app, "/x", item=1)
+    async with app.lifespan(), calling(call):
+        await begun.wait()
+        call.leave()
+        await closed.wait()
+
+
+@anyio_test
+@pytest.mark.real_time
+@pytest.mark.parametrize("placement", ["task", "thread"])
+async def test_a_file_is_sent_as_it_is(placement, tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"0123456789")
+
+    def files(request: Request) -> object:
+        return FileResponse(path)
+
+    app = shoal.App()
+    app.endpoint("/x", methods=("GET",), placement=placement)(files)
+    async with app.lifespan():
+        whole = await ask(app, "/x", method="GET")
+        part = await ask(app, "/x", method="GET", headers=[("Range", "bytes=2-4")])
+        head = await ask(app, "/x", method="HEAD")
+    assert (whole.status, whole.body) == (200, b"0123456789")
+    assert (part.status, part.body, part.headers["content-range"]) == (206, b"234", "bytes 2-4/10")
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", "10")
+
+
+@anyio_test
+async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
     async def some(items: list[int]) -> list[object]:
-        return [result if item else "fine" for item in items]
+        return [object() if item else "fine" for item in items]
 
     app = app_of(some, max_batch_size=2, batch_wait_timeout_s=1)
     bad, good = Call(app, "/x", item=1), Call(app, "/x", item=0)

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -100,6 +101,52 @@ async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, h
             assert await read_answer(client) == (200, 7)
         await until(lambda: len(set(workers_of()) - {dead}) == 2)
         assert other in workers_of()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Workers are asked for a sign of life often."""
+    of = "shoal.http.front_ends.remote_front_end"
+    monkeypatch.setattr(f"{of}._ASKED_EVERY_S", 0.05)
+    monkeypatch.setattr(f"{of}._LOOK_S", 0.1)
+
+
+async def test_a_stopped_worker_is_killed_and_replaced(app, held, impatient, caplog):
+    async with live(app, workers=2) as server:
+        stopped, other = workers_of()
+        kill(other, signal.SIGSTOP)  # so that this one accepts the clients
+        async with asking(server, 1) as [lost]:
+            await until(lambda: held.batches)
+            kill(other, signal.SIGCONT)
+            kill(stopped, signal.SIGSTOP)
+            await until(lambda: held.cancelled == 1)
+            assert await lost.receive_some() == b""
+        held.go.set()
+        async with asking(server, 1) as [client]:
+            assert await read_answer(client) == (200, 7)
+        await until(lambda: len(set(workers_of()) - {stopped}) == 2)
+    assert f"the worker {stopped} did not answer for 1 s, and is killed" in caplog.text
+
+
+async def test_a_stopped_worker_does_not_hold_up_the_end(app, impatient):
+    async with live(app, workers=2, graceful_timeout_s=HANG_S) as server:
+        kill(workers_of()[0], signal.SIGSTOP)
+        server.stop.set()
+        with anyio.fail_after(HANG_S / 2):
+            await until(lambda: server.drained is not None)
+    assert workers_of() == []
+
+
+async def test_workers_live_on_while_the_servers_event_loop_is_held(app, held, impatient):
+    async with live(app, workers=2) as server:
+        workers = workers_of()
+        for _ in range(3):
+            time.sleep(1.5)  # noqa: ASYNC251 - it is held
+            await anyio.sleep(0.01)
+        held.go.set()
+        async with asking(server, 1) as [client]:
+            assert await read_answer(client) == (200, 7)
+        assert workers_of() == workers
 
 
 async def test_the_memory_shared_with_a_worker_that_is_gone_is_freed_at_once(app, held):

@@ -94,6 +94,17 @@ async def test_a_result_that_no_websocket_can_carry_is_a_failure(handler):
         assert counts(app) == (1, 1)
 
 
+@pytest.mark.real_time
+async def test_an_answer_that_code_in_a_process_has_chosen_is_given():
+    app = shoal.App()
+    app.backend("m", "serving.plain_code:refuse", placement="process")
+    app.route("m", backend="m", path="/m")
+    async with app.lifespan():
+        answer = await ask(app, "/m", item=1)
+    assert (answer.status, answer.json()["detail"]) == (418, "tea")
+    assert answer.headers["x-tea"] == "green"
+
+
 @pytest.mark.parametrize(
     ("status", "errors"), [(404, 0), (422, 0), (429, 0), (304, 0), (500, 1), (503, 1)]
 )

@@ -29,7 +29,7 @@ MISSING = object()
 
 
 class OnlyHere(Exception):
-    """Can be pickled, and not be made again: it wants two arguments, and gives on one."""
+    """Can be pickled, and not be unpickled: it wants two arguments, and gives on one."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
 
+class ByKeyword(Exception):
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+
+
 class Opaque:
     """It can't be pickled."""
 
@@ -111,6 +117,9 @@ class Model:
 
     def raises(self, errors: list[Exception]) -> list[Any]:
         raise errors[0]
+
+    def raises_by_keyword(self, items: list[Any]) -> list[Any]:
+        raise ExceptionGroup("both", [ByKeyword(code=1), ValueError(2)]) from ByKeyword(code=3)
 
     def raises_strangely(self, items: list[Any]) -> list[Any]:
         raise ValueError("at a distance", Opaque())

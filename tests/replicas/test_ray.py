@@ -17,6 +17,7 @@ import pytest
 from replicas.ray_backends import (
     AlwaysStuck,
     Box,
+    ByKeyword,
     KnownHereOnly,
     Model,
     Opaque,
@@ -494,6 +495,15 @@ async def test_an_error_whose_class_only_this_program_knows_keeps_its_type(folde
     async with playing(Model, folder.path) as played:
         with pytest.raises(Mine, match="some text"):
             await played.run("raises", [Mine("some text")])
+
+
+async def test_an_error_keeps_its_class_and_cause_whatever_its_constructor_takes(folder):
+    async with playing(Model, folder.path) as played:
+        with pytest.raises(ExceptionGroup) as raised:
+            await played.run("raises_by_keyword", [1])
+        got = raised.value
+        assert [type(member) for member in got.exceptions] == [ByKeyword, ValueError]
+        assert (got.exceptions[0].code, got.__cause__.code) == (1, 3)
 
 
 async def test_an_error_that_can_not_be_sent_is_told_as_text(folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -16,8 +15,10 @@ if TYPE_CHECKING:
 class Mortal:
     """Dies of its items."""
 
-    def __init__(self) -> None:
+    def __init__(self, flag: str) -> None:
         self._is_healthy = True
+        if os.path.exists(flag):
+            os._exit(3)
 
     @shoal.accept_batch
     def __call__(self, items: list[str]) -> list[int]:
@@ -40,10 +41,6 @@ class Mortal:
     def _die(self, how: str) -> None:
         if how == "exits":
             os._exit(3)
-        if how == "ends":
-            sys.exit(3)
-        if how == "crashes":
-            os.kill(os.getpid(), 11)
         if how == "hangs":
             time.sleep(1000)
         if how == "is unhealthy":

@@ -4,6 +4,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 import shoal
@@ -19,6 +20,10 @@ async def double(number):
 async def steps(counts):
     for step in range(max(counts)):
         yield [step if step < count else shoal.END for count in counts]
+
+
+def refuse(item):
+    raise HTTPException(status_code=418, detail="tea", headers={"X-Tea": "green"})
 
 
 def greet(request):

@@ -10,6 +10,7 @@ import pytest
 import shoal
 from serving import composed_code
 from shoal import errors
+from shoal.serving.clients.in_replica import ChildClient
 from shoal.serving.controller.controller import Controller
 
 # Replicas load their code in threads and processes.
@@ -141,3 +142,10 @@ async def test_calls_of_code_in_a_process_have_the_deadline_of_its_batch(code):
         assert 900 < await outer.options(timeout_s=1000.0).call(1) <= 1000.01
         shorter = await client.get_handle("shorter")
         assert 0 < await shorter.options(timeout_s=1000.0).call(1) <= 50.01
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("client", [ChildClient(), ChildClient().sync])
+async def test_the_client_in_a_process_says_where_the_other_verbs_are(client):
+    with pytest.raises(AttributeError, match=r"only has get_handle\(\).*'list_backends'"):
+        client.list_backends  # noqa: B018 - it raises

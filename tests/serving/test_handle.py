@@ -221,6 +221,30 @@ async def test_code_is_told_that_a_call_came_from_python_and_by_which_endpoint()
         asking = handle.options(http_method="PUT", http_headers={"a": "b"})
         assert await asking.call(0) == {**python, **more}
         assert await asking.options(timeout_s=5).call(0) == {**python, **more}
+        keyed = await handle.options(shard_key="ann").call(0)
+        assert keyed == {**python, "shard_key": "ann"}
+
+
+async def test_code_is_told_which_of_its_methods_is_called() -> None:
+    class Code:
+        async def __call__(self, item: int) -> Any:
+            return item
+
+        async def other(self, item: int) -> Any:
+            return shoal.current_batch().requests[0].metadata.get("method_name")
+
+    async with serving(Code) as (_, handle, _):
+        assert await handle.options(method_name="other").call(0) == "other"
+
+
+async def test_keyword_arguments_are_the_query_of_code_without_annotations() -> None:
+    async def greet(request: Any) -> Any:
+        return request.query_params["name"]
+
+    async with serving(greet) as (_, handle, _):
+        assert await handle.remote(name="dace") == "dace"
+        with pytest.raises(TypeError, match="put both into one item"):
+            await handle.remote(1, name="dace")
 
 
 async def test_what_waits_keeps_what_it_is_told_with_when_the_backend_changes() -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -22,15 +22,15 @@ from shoal.replicas.process.worker import Worker
 from shoal.serving.controller.controller import Controller
 from shoal.serving.replica_set.managed import ManagedReplica
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 OF_A_REPLICA = (ManagedReplica, ProcessReplica, Conversation, Worker, SharedMemory)
 
 
-WAYS = [
-    *("exits", "ends", "crashes", "hangs", "nothing", "is unhealthy"),
-    *("a stream of exits", "a stream of hangs", "a config of exits"),
-]
+WAYS = ("exits", "hangs", "nothing", "is unhealthy", "a stream of exits", "a config of exits")
 
 
 def alive() -> dict[str, int]:
@@ -66,22 +66,34 @@ async def read(handle: Any, item: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("retries", [0, 1])
 async def test_a_dead_replica_is_freed_without_a_collection(
-    retries: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    retries: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
+    flag = tmp_path / "no replica can start"
     caplog.set_level(logging.CRITICAL, logger="shoal")  # the log of a test keeps errors
     monkeypatch.setitem(Restarts.__init__.__kwdefaults__, "max_s", 0.02)
     config = {"placement": "process", "retries": retries, "cancel_grace_s": 0.05}
     config |= {"health_check_period_s": 0.1, "handler_timeout_s": 1, "max_memory_bytes": 10**9}
     async with Controller() as client:
-        await client.create_backend("b", Mortal, config=config)
+        await client.create_backend("b", Mortal, str(flag), config=config)
         await client.create_endpoint("e", backend="b")
         handle = await client.get_handle("e")
         pid = await handle.call("lives")
         gc.collect()
         gc.disable()
         try:
-            for how in WAYS if retries == 0 else ["exits", "a stream of exits"]:
+            for how in WAYS if retries == 0 else ("exits", "a stream of exits"):
+                if how == "nothing":
+                    flag.touch()
                 await dies(client, handle, how)
+                if how == "nothing":
+                    failures = client.backends["b"].supervisor.failures
+                    while not failures.start_failures:  # noqa: ASYNC110 - nothing tells it
+                        await anyio.sleep(0.01)
+                    assert alive().get("Conversation", 0) <= 1  # that of a start, at most
+                    flag.unlink()
                 while (survivor := await lives(handle)) in (None, pid):  # noqa: ASYNC110 - see `lives`
                     await anyio.sleep(0.01)
                 pid = survivor

@@ -9,6 +9,7 @@ import pickle
 from typing import Any
 
 import pytest
+from starlette.requests import Request  # noqa: TC002 - the annotation is read
 
 from shoal.http.requests.results import encoded
 from shoal.serving.query import Query, item_without_data, takes_query
@@ -43,6 +44,23 @@ def test_it_can_be_sent_to_other_processes(again):
     assert query.getlist("name") == ["cod", "dåce x"]
 
 
+def test_keyword_arguments_are_the_query_of_a_call():
+    query = item_without_data(signature(lambda request: 0), None, None, {"name": "cod", "n": 2})
+    assert type(query) is Query
+    assert (query.query_params["name"], query["n"]) == ("cod", 2)
+
+
+@pytest.mark.parametrize("code", [lambda name: 0, lambda **more: 0, lambda a, b: 0])
+def test_keyword_arguments_that_fit_the_code_are_no_query(code):
+    assert item_without_data(signature(code), None, None, {"name": "cod"}) is None
+
+
+def test_a_request_of_a_call_has_the_keyword_arguments_as_its_query():
+    request = item_without_data(signature(asking), "GET", None, {"name": "d å"})
+    assert request.query_params["name"] == "d å"
+
+
+def asking(request: Request): ...
 def signature(code):
     return inspect.signature(code, eval_str=True)
 

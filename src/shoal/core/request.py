@@ -218,7 +218,8 @@ class Request:
         """What the caller passed as ``options(metadata=...)``; empty by default.
 
         In a backend it describes the request: ``"endpoint"``, the endpoint's name; ``"context"``,
-        which is ``"http"`` or ``"python"``; and ``"method"`` and ``"headers"`` if it has them.
+        which is ``"http"`` or ``"python"``; and, if it has them, ``"method_name"`` (the code's
+        method), ``"shard_key"``, ``"shadow"`` (True for a copy), ``"method"`` and ``"headers"``.
         """
         return NOTHING if self.options is None else self.options.metadata
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, NoReturn, Self
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
+
+from shoal.core.request import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
 
 
 class Query(dict[str, str]):
-    """The query parameters of a request without a body; empty for a call without arguments.
+    """The query parameters of a request without a body.
 
+    For a call from Python these are its keyword arguments, as they are.
     As a dict it maps each name to its last value.
     """
 
-    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, pairs: Iterable[tuple[str, Any]] = ()) -> None:
         self._pairs = tuple(pairs)
         super().__init__(self._pairs)
 
@@ -67,31 +70,39 @@ def takes_query(signature: Signature) -> bool:
 
 
 def item_without_data(
-    signature: Signature, method: str | None, headers: Mapping[str, str] | None
+    signature: Signature,
+    method: str | None,
+    headers: Mapping[str, str] | None,
+    given: Mapping[str, Any] = NOTHING,
 ) -> Any:
-    """Returns the item of a call without arguments, for code that takes a request.
+    """Returns the item of a call without positional arguments, for code that takes a request.
 
     Args:
         signature: The signature of a call with one item.
         method: The call's HTTP method.
         headers: The call's headers.
+        given: The keyword arguments, which are the query parameters, as in Ray Serve 1.x.
 
     Returns:
-        An empty query, or a Starlette request; None for code that takes something else.
+        A query, or a Starlette request; None for code that takes something else.
     """
     parameters = list(signature.parameters.values())
-    if len(parameters) != 1 or parameters[0].default is not Parameter.empty:
+    if len(parameters) != 1 or parameters[0].kind is Parameter.VAR_KEYWORD:
         return None
-    annotation = parameters[0].annotation
+    [parameter] = parameters
+    if parameter.name in given or (not given and parameter.default is not Parameter.empty):
+        return None
+    annotation = parameter.annotation
     if takes_query(signature):
-        return Query()
+        return Query(given.items())
     # Compared by name, since Starlette need not be installed for other code.
     if getattr(annotation, "__module__", None) == "starlette.requests":
-        return annotation(_scope(method or "GET", headers or {}), _no_body)
+        query = urlencode(given, doseq=True)
+        return annotation(_scope(method or "GET", headers or {}, query), _no_body)
     return None
 
 
-def _scope(method: str, headers: Mapping[str, str]) -> dict[str, Any]:
+def _scope(method: str, headers: Mapping[str, str], query: str) -> dict[str, Any]:
     raw = [(name.lower().encode("latin-1"), headers[name].encode("latin-1")) for name in headers]
     return {
         "type": "http",
@@ -99,7 +110,7 @@ def _scope(method: str, headers: Mapping[str, str]) -> dict[str, Any]:
         "method": method,
         "scheme": "http",
         "path": "/",
-        "query_string": b"",
+        "query_string": query.encode("ascii"),
         "headers": raw,
     }
 

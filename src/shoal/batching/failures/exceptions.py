@@ -157,7 +157,7 @@ def _copied(error: Exception) -> Exception:
         # A user-defined constructor could have any effect, so it is not called again.
         twin = cls.__new__(cls, *error.args)
         twin.args = error.args
-        for name in _slots(cls):
+        for name in slots_of(cls):
             if hasattr(error, name):
                 setattr(twin, name, getattr(error, name))
         twin.__dict__.update(error.__dict__)
@@ -167,7 +167,8 @@ def _copied(error: Exception) -> Exception:
     return twin
 
 
-def _slots(cls: type) -> Iterable[str]:
+def slots_of(cls: type) -> Iterable[str]:
+    """Yields the names of a class's slots."""
     for base in cls.__mro__:
         slots: Any = base.__dict__.get("__slots__", ())
         yield from (slots,) if isinstance(slots, str) else slots

@@ -93,7 +93,7 @@ async def _serve(
         _raise,
     )
     counts = ConnectionCounts(options.max_connections)
-    front_end = FrontEnd(channel, counts.totals)
+    front_end = FrontEnd(channel, counts.totals, options.retry_after_s)
     code = 0
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_heed_sigterm, front_end)

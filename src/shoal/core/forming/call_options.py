@@ -141,7 +141,11 @@ class RequestOptionsFactory:
         )
         asked.cost = 1
         if self._cost_of is not None:
-            cost = self._cost_of(item)
+            try:
+                cost = self._cost_of(item)
+            except Exception as error:
+                self._check_is_of_one(item, error)
+                raise
             if type(cost) is not int or cost < 0:
                 cost = self._checked_cost(cost)
             if cost > self._most:
@@ -196,6 +200,22 @@ class RequestOptionsFactory:
             asked.delayed_at = before.delayed_at
         request.options = asked
         return self.refusal(asked.cost) if asked.cost > self._options.max_batch_size else None
+
+    def _check_is_of_one(self, item: Any, error: Exception) -> None:
+        """Checks that a ``batch_size_fn`` that raised is not one of a list, as Ray Serve's is.
+
+        Raises:
+            TypeError: It is.
+        """
+        assert self._cost_of is not None
+        try:
+            self._checked_cost(self._cost_of([item]))
+        except Exception:
+            return
+        raise TypeError(
+            f"batch_size_fn of {self._name} raised {type(error).__name__} for one item, and takes "
+            "a list of items; write batch_size_fn=shoal.of_list(function)"
+        ) from error
 
     def _checked_cost(self, given: Any) -> float:
         # Other number types are accepted, such as those of numpy.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
+from json import dumps as dumps_json
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,9 +18,11 @@ from shoal.http.front_ends.wire import (
     NUMBER,
     REFUSAL,
     FrontKind,
+    Refusal,
     RequestHead,
     sendable,
 )
+from shoal.http.requests.problem import PROBLEM_JSON, ended
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -41,6 +44,7 @@ class FrontEnd:
     Args:
         channel: The channel to the server's process.
         connections: Returns the counts of the connections.
+        retry_after_s: The ``Retry-After`` of requests that are refused, in seconds.
 
     Attributes:
         may_serve: Set when clients may be accepted.
@@ -48,12 +52,19 @@ class FrontEnd:
         must_end: Set when all connections must be closed by force.
     """
 
-    def __init__(self, channel: Channel, connections: Callable[[], ConnectionTotals]) -> None:
+    def __init__(
+        self, channel: Channel, connections: Callable[[], ConnectionTotals], retry_after_s: int
+    ) -> None:
         self.may_serve = anyio.Event()
         self.must_drain = anyio.Event()
         self.must_end = anyio.Event()
         self._channel = channel
         self._connections = connections
+        problem = ended(retry_after_s)
+        headers = [(b"content-type", PROBLEM_JSON), *problem.headers]
+        members = problem.members("")
+        del members["instance"]  # it has no id here
+        self._refusal = Refusal(headers, dumps_json(members).encode())
         self._parking = parking_of_this_loop()
         self._requests: dict[int, PassedRequest] = {}
         self._ids = itertools.count(1)
@@ -64,18 +75,17 @@ class FrontEnd:
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
         """Answers a request of this package's server; see `shoal.http.direct_call`."""
+        if self._channel.is_closed:
+            call.answer(503, self._refusal.lines, self._refusal.body)
+            return None
         number = self._head_of(call)
         body = call.whole_body()
         id_, request = self._new(call, {})
         if body is None:
             self._channel.post(FrontKind.OPEN, id_, NUMBER.pack(number))
-            if self._channel.is_closed:
-                request.lose()
             return request.run(call.receive, call.send)
         self._channel.post(FrontKind.REQUEST, id_, NUMBER.pack(number), body)
         request.wait(call)
-        if self._channel.is_closed:
-            request.lose()
         return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,7 +146,7 @@ class FrontEnd:
     ) -> tuple[int, PassedRequest]:
         id_ = next(self._ids)
         self._requests[id_] = request = PassedRequest(
-            self._parking, self._channel, id_, self._ended, call, offered, kind
+            self._parking, self._channel, id_, self._ended, self._refusal, call, offered, kind
         )
         return id_, request
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.batching.loops.parking import Parking
     from shoal.http.direct_call import DirectCall
     from shoal.http.front_ends.channel import Channel
+    from shoal.http.front_ends.wire import Refusal
 
 _REPORTED: Final = WINDOW // 2
 
@@ -34,6 +35,7 @@ class PassedRequest:
         channel: The channel to the server's process.
         id_: The number of the request.
         ended: Called with the number at the end.
+        refusal: The answer if the server's process can't give one.
         call: The request as this package's server has it; None for one that comes by ASGI only.
         offered: What the server offers beyond ASGI, by its extension of ASGI, and ``note_trace``;
             empty if there is a call.
@@ -53,6 +55,7 @@ class PassedRequest:
         channel: Channel,
         id_: int,
         ended: Callable[[int], object],
+        refusal: Refusal,
         call: DirectCall | None,
         offered: Mapping[str, Any],
         kind: str = "http",
@@ -61,6 +64,7 @@ class PassedRequest:
         self._channel = channel
         self._id = id_
         self._ended = ended
+        self._refusal = refusal
         self._call = call
         self._offered = offered
         self._kind = kind
@@ -85,7 +89,7 @@ class PassedRequest:
         if kind in (FrontKind.LEFT, FrontKind.ENDED, FrontKind.CUT):
             self._ended(self._id)
             if kind is FrontKind.CUT:
-                call.answer(503, b"", b"")
+                call.answer(503, self._refusal.lines, self._refusal.body)
             return None
         return self._relay_to(call.send)
 
@@ -265,10 +269,11 @@ class PassedRequest:
     async def _refuse(self, send: Send) -> None:
         """Answers 503, unless the answer has begun."""
         if not self._has_begun:
-            headers = [(b"content-length", b"0")]
+            headers, body = self._refusal
+            headers = [*headers, (b"content-length", b"%d" % len(body))]
             start = f"{self._kind}.response.start"
             await send({"type": start, "status": 503, "headers": headers})
-            await send({"type": f"{self._kind}.response.body", "body": b""})
+            await send({"type": f"{self._kind}.response.body", "body": body})
 
     def _count(self, size: int) -> None:
         """Counts bytes that the client has taken, and reports them now and then."""

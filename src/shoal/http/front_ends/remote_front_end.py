@@ -31,6 +31,13 @@ _log: Final = logging.getLogger("shoal.server")
 
 _SOCKET_BUFFER: Final = 2**20
 
+_ASKED_EVERY_S: Final = 2.0
+"""How often a process is asked for a sign of life."""
+_LOOKS: Final = 10
+_LOOK_S: Final = 0.5
+"""How often the answer is looked for, and for how long. A single long wait would be wrong: if this
+event loop is held, the wait is over before the loop has read the answer."""
+
 
 class RemoteFrontEnd:
     """A front end: like a connection of the server, but one for the clients of a process.
@@ -105,6 +112,7 @@ class RemoteFrontEnd:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._channel.run, self._take)
                 tasks.start_soon(self._kill_at_end)
+                tasks.start_soon(self._kill_if_silent)
                 await wait_ended(self.pid)
                 tasks.cancel_scope.cancel()
         finally:
@@ -122,6 +130,22 @@ class RemoteFrontEnd:
             await anyio.sleep_forever()
         finally:
             self.kill()
+
+    async def _kill_if_silent(self) -> None:
+        """Kills the process if it does not run: if it is stopped, or stuck in C code."""
+        await self.is_ready.wait()
+        while True:
+            told = self.ask_connections()
+            for _ in range(_LOOKS):
+                with anyio.move_on_after(_LOOK_S):
+                    await told.wait()
+                    break
+            else:
+                break
+            await anyio.sleep(_ASKED_EVERY_S)
+        silent_s = _LOOKS * _LOOK_S
+        _log.error("the worker %d did not answer for %g s, and is killed", self.pid, silent_s)
+        self.kill()
 
     def how_it_ended(self) -> str:
         """Returns how its process ended, for messages."""

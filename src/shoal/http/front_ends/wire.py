@@ -103,6 +103,23 @@ class FrontKind(IntEnum):
     """A request was answered that is not passed on: `REFUSAL`."""
 
 
+class Refusal(NamedTuple):
+    """The answer to requests that the server's process can't answer, because it ends or is gone.
+
+    Attributes:
+        headers: Its headers, but for the length.
+        body: Its body.
+    """
+
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    @property
+    def lines(self) -> bytes:
+        """The lines of the headers."""
+        return b"".join(b"\r\n%b: %b" % header for header in self.headers)
+
+
 class RequestHead(NamedTuple):
     """What requests with the same head share.
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from copy import copy
+from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.responses import Response
+import anyio
+from starlette.responses import FileResponse, Response
 from typing_extensions import override
 
+from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.requests.accept import VARIES
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
@@ -20,6 +25,8 @@ from shoal.http.requests.stream_forms import form_for
 if TYPE_CHECKING:
     from inspect import Signature
 
+    from starlette.types import Message
+
     from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
 
@@ -30,6 +37,9 @@ _ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
 
 # A browser must not take bytes for a page, whatever they look like.
 _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
+
+
+_ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
 
 
 class JsonCodec(Codec):
@@ -83,17 +93,56 @@ class JsonCodec(Codec):
 async def _answer_with_response(exchange: Exchange, response: Response) -> None:
     """Sends a response that a handler has returned: its status, headers and body."""
     body: Any = getattr(response, "body", None)
-    if body is None:
-        raise TypeError(
-            f"the result is a {type(response).__name__}, which has no body of its own; return a "
-            "Response, or write the handler as a generator to stream"
-        )
     status: Any = response.status_code
     if not isinstance(status, int) or not 200 <= status <= 599:
         raise TypeError(f"a Response has a status from 200 to 599, not {status!r}")
+    if body is None:  # a StreamingResponse or a FileResponse
+        await _answer_by_asgi(exchange, response)
+        return
     headers = headers_of_code(response.raw_headers)
     media_type = dict(headers).get(b"content-type", b"")
     headers = [pair for pair in headers if pair[0] != b"content-type"]
     await exchange.answer(status, media_type, bytes(body), headers)
+    if response.background is not None:
+        await response.background()
+
+
+async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
+    """Has a response send itself, until it has ended or its client has left."""
+    # From this version of ASGI on, Starlette's responses don't watch for the client's leaving.
+    scope = {**exchange.scope, "asgi": _ASGI, "extensions": {}}
+    pieces: Any = getattr(response, "body_iterator", None)
+    sending = copy(response)
+    sending.background = None
+    last = b""
+
+    async def send(message: Message) -> None:
+        nonlocal last
+        if message["type"] == "http.response.start":
+            headers = headers_of_code(message["headers"])
+            # That of a file is Starlette's, and tells clients how far they are.
+            if isinstance(response, FileResponse):
+                headers += [one for one in message["headers"] if one[0] == b"content-length"]
+            await exchange.begin(message["status"], headers)
+        elif message.get("more_body", False):
+            with anyio.move_on_after(exchange.send_timeout_s) as scope:
+                await exchange.piece(bytes(message["body"]))
+            if scope.cancelled_caught:
+                raise exchange.gave_up()
+        else:  # sent once nobody watches the client any more
+            last = bytes(message.get("body", b""))
+
+    try:
+        if pieces is not None and exchange.wants_no_body:
+            headers = headers_of_code(response.raw_headers)
+            await exchange.answer_without_body(response.status_code, headers)
+        else:
+            run = partial(sending, scope, exchange.receive, send)
+            await run_unless_left(exchange.departure, run)
+            await exchange.end(last)
+    finally:
+        if isinstance(pieces, AsyncGenerator):  # Starlette leaves it open
+            with anyio.CancelScope(shield=True):
+                await pieces.aclose()
     if response.background is not None:
         await response.background()

@@ -17,6 +17,8 @@ class HttpMetadata(Mapping[str, Any]):
     Its keys are ``endpoint``, ``context`` (``"http"``), ``request_id``, ``method``, ``path``,
     ``path_params`` (the values of the route's parameters), ``headers`` (a Starlette `Headers`); and
     ``user`` and ``auth``, which authentication middleware has put into the scope, None without it.
+    If the request names them, ``method_name`` and ``shard_key`` (``X-Serve-Call-Method``,
+    ``X-Serve-Shard-Key``); for a shadow's copy, ``shadow``.
     """
 
     __slots__ = ("_caller", "_endpoint")
@@ -47,7 +49,12 @@ class HttpMetadata(Mapping[str, Any]):
             case "headers":
                 return Headers(scope=self._caller.scope)
             case _:
-                raise KeyError(key)
+                return self._of_ray[key]
+
+    @property
+    def _of_ray(self) -> dict[str, str]:
+        headers = self._caller.scope["headers"]
+        return {_OF_RAY[name]: v.decode("latin-1") for name, v in headers if name in _OF_RAY}
 
     @property
     def user_context(self) -> Hashable:
@@ -66,10 +73,10 @@ class HttpMetadata(Mapping[str, Any]):
         )
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_KEYS)
+        return iter((*_KEYS, *self._of_ray))
 
     def __len__(self) -> int:
-        return len(_KEYS)
+        return len(_KEYS) + len(self._of_ray)
 
 
 _OF_USERS: Final = (b"authorization", b"cookie", b"proxy-authorization", b"x-api-key")
@@ -77,3 +84,4 @@ _KEYS: Final = (
     *("endpoint", "context", "request_id", "method", "path", "path_params"),
     *("headers", "user", "auth"),
 )
+_OF_RAY: Final = {b"x-serve-call-method": "method_name", b"x-serve-shard-key": "shard_key"}

@@ -295,6 +295,13 @@ def not_open(settings: HttpOptions) -> Problem:
     )
 
 
+def ended(retry_after_s: int) -> Problem:
+    """Returns the problem of a request whose server ends before the answer."""
+    retry = ((b"retry-after", str(retry_after_s).encode("ascii")),)
+    detail = "The server has ended before its answer. The call may be retried."
+    return Problem(503, "closed", "The server has ended", detail, retry)
+
+
 def no_such_method() -> Problem:
     """Returns the problem of a request for a method that the backend's code does not have.
 

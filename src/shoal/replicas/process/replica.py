@@ -254,7 +254,8 @@ class ProcessReplica(Replica):
                 last_lines = worker.stderr.last_lines()
                 if last_lines:
                     how = f"{how}; its stderr ended with:\n{last_lines}"
-            raise ReplicaNotStarted(how) from error
+            # The frames of its traceback would keep the worker's objects alive with the error.
+            raise ReplicaNotStarted(how) from error.with_traceback(None)
         path = self.blueprint.definition.import_path
         return found.as_description(None if path is None else split_import_path(path)[0])
 

@@ -42,7 +42,7 @@ from shoal.replicas.process.child.endpoints import (
     current_cancel_token,
     parent_channel,
 )
-from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_data
+from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.signatures import Defaults, DescriptionAsData, description_as_data
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
 from shoal.replicas.ray.carrier import ActorCarrier
@@ -159,6 +159,7 @@ class ReplicaActor:
                     results = found.plain.results(items)
                 else:
                     results = self._portal.call(work.results, found.handler, items)
+                check_may_leave(results)
                 return slots_as_data(results), None
         except BaseException as error:
             return None, _told(error)
@@ -176,6 +177,7 @@ class ReplicaActor:
                     step = DONE if work.is_cancelled else steps.next()
                 try:
                     while step is not DONE:
+                        check_may_leave(step)
                         yield slots_as_data(step), None
                         step = DONE if work.is_cancelled else steps.next()
                 finally:
@@ -327,14 +329,5 @@ def _of_the_code(error: BaseException) -> BaseException:
 def _sendable(error: BaseException) -> ErrorAsData:
     """Converts an exception to data, even if its class is in the caller's ``__main__``."""
     error = _of_the_code(error)
-    found = as_data(error)
-    if found.pickled is None:
-        cloudpickle: Any = import_module("ray.cloudpickle")
-        try:
-            data = cloudpickle.dumps(error)
-            again = cloudpickle.loads(data)
-            if type(again) is type(error) and str(again) == str(error):
-                return found._replace(pickled=data)
-        except BaseException:  # noqa: S110 - a foreign class may raise anything; its text is sent
-            pass
-    return found
+    cloudpickle: Any = import_module("ray.cloudpickle")
+    return as_data(error, cloudpickle.dumps)

@@ -144,7 +144,7 @@ class RayReplica(Replica):
             with self._starting:
                 return await self._begin(tasks)
         except Exception as error:
-            cause = error
+            cause = error.with_traceback(None)  # its frames would keep the link alive
         if self._link.end is not None:
             why, cause = self._link.end
         elif self._was_stopped:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from shoal.batching.current import time_left
 from shoal.errors import NoSuchName
@@ -85,7 +85,23 @@ class ChildHandle(AsyncHandle):
         return handle_again, (self.endpoint, self.handle_options)
 
 
-class ChildClient:
+class _OnlyHandles:
+    """Its missing verbs raise an error that says where they are."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"a client has no attribute {name!r}")
+            raise AttributeError(
+                f"the client in a replica's process only has get_handle(), not {name!r}; to "
+                "operate the server, connect to it:\n"
+                "    async with shoal.connect(url) as client: ...",
+                name=name,
+            )
+
+
+class ChildClient(_OnlyHandles):
     """The client for code in a replica's process; it only gives handles of endpoints."""
 
     async def __aenter__(self) -> Self:
@@ -112,7 +128,7 @@ class ChildClient:
         return _handle_of(channel, endpoint, is_there=is_there, missing_ok=missing_ok)
 
 
-class ChildSyncClient:
+class ChildSyncClient(_OnlyHandles):
     """The client for plain code in a replica's process."""
 
     def __enter__(self) -> Self:

@@ -17,10 +17,11 @@ from shoal.core.request_times import LEFT, status_of
 from shoal.serving.clients.handles import AsyncHandle
 from shoal.serving.clients.sync import SyncHandleFace
 from shoal.serving.endpoints.compared_stream import ComparedStream
-from shoal.serving.query import item_without_data
+from shoal.serving.query import item_without_data, takes_query
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from inspect import Signature
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.stream import ResultStream
@@ -45,6 +46,10 @@ class EndpointHandle(AsyncHandle):
 
     def __post_init__(self) -> None:
         metadata: dict[str, Any] = {"context": "python", "endpoint": self.endpoint}
+        options = self.handle_options.changed()
+        metadata |= {
+            name: options[name] for name in ("method_name", "shard_key") if name in options
+        }
         method, headers = self.handle_options.http_method, self.handle_options.http_headers
         if method is not None or headers is not None:
             metadata |= {"method": method or "", "headers": headers or {}}
@@ -142,13 +147,33 @@ class EndpointHandle(AsyncHandle):
             )
             raise TypeError(f"{batcher.name} {advice}")
         entry, item = method_batcher.entry(), None
-        if not args and not kwargs:
-            item = item_without_data(batcher.signature, chosen.http_method, chosen.http_headers)
+        if not args:
+            item = item_without_data(
+                batcher.signature, chosen.http_method, chosen.http_headers, kwargs
+            )
         if item is None:
-            item = entry.item(args, kwargs)
+            item = self._item(entry, batcher.signature, args, kwargs)
         if method_batcher.check_arrays is not None:
             item = method_batcher.check_arrays(item)
         return method_batcher, entry, item, self._call_options(spent_s)
+
+    def _item(
+        self, entry: Entry, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Returns the item of a call.
+
+        Raises:
+            TypeError: The arguments don't fit the code.
+        """
+        try:
+            return entry.item(args, kwargs)
+        except TypeError as error:
+            if not kwargs or not takes_query(signature):
+                raise
+            raise TypeError(
+                f"{error}; a call has an item, or keyword arguments as query parameters: "
+                "put both into one item"
+            ) from error
 
     def _call_options(self, spent_s: float) -> CallOptions | None:
         """Returns the options of a call whose routing took this long, in seconds."""

@@ -14,7 +14,7 @@ from shoal.batching.current import running_batch
 from shoal.batching.trace import continued
 from shoal.replicas.code.jobs import PlainMethod
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
-from shoal.replicas.process.wire.errors import as_data, slots_as_data
+from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.messages import packed, places_of, unpickled
 from shoal.replicas.process.wire.signatures import Defaults
 from shoal.replicas.process.wire.start import why_unsendable
@@ -178,6 +178,7 @@ class CallAnswers:
         Raises:
             TypeError: The results can't be sent.
         """
+        check_may_leave(results)
         try:
             message = packed(slots_as_data(results))
         except Exception as error:

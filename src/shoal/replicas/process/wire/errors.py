@@ -1,24 +1,41 @@
 """Conversion of exceptions to data and back, to send them between processes safely.
 
-An exception may fail to be pickled, or fail to be unpickled. So the worker tries both before it
-sends one, and the parent handles one whose class it can't find. In these cases the type's name and
-the text are sent, and become a `HandlerFailed`. In all cases the worker's traceback is a note on
-the error.
+An exception may fail to be pickled, or fail to be unpickled: pickle calls its class with ``args``,
+which fails where ``__init__`` takes others. So the worker tries both before it sends one. If that
+fails, it sends the class, the ``args`` and the attributes, and the other end makes the exception
+without calling ``__init__``. If that fails too, or the parent can't find the class, the type's name
+and the text are sent, and become a `HandlerFailed`. An exception group is treated member by member.
+
+In all cases the worker's traceback is a note on the error, and its causes cross in the same way.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
 import traceback
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from shoal.batching.failures.exceptions import slots_of
 from shoal.batching.failures.frames import users_part
+from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
 from shoal.replicas.code import jobs
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_LONGEST_CHAIN: Final = 10
+"""How many causes of an error are sent, with itself."""
+
+Dumps = Callable[[object], bytes]
+
+
+def _dumps(content: object) -> bytes:
+    return pickle.dumps(content, 5)
 
 
 class ErrorAsData(NamedTuple):
@@ -29,12 +46,16 @@ class ErrorAsData(NamedTuple):
         type_name: The name of its type.
         text: Its text.
         traceback: Its traceback, as text.
+        cause: Its cause, or else its context if that is shown.
+        is_raised_from: Whether that is its cause.
     """
 
     pickled: bytes | None
     type_name: str
     text: str
     traceback: str
+    cause: ErrorAsData | None = None
+    is_raised_from: bool = False
 
     def as_exception(self, where: str, name: str = jobs.HANDLER) -> Exception:
         """Returns the exception, or a `HandlerFailed` in its place.
@@ -45,10 +66,16 @@ class ErrorAsData(NamedTuple):
         """
         found = self._loaded()
         if found is None:
-            said = f": {self.text}" if self.text else ""
-            found = HandlerFailed(f"{name} raised {self.type_name}{said}")
+            found = _failed(name, self.type_name, self.text)
         if self.traceback:
-            found.add_note(f"In {where}:\n{self.traceback}")
+            with suppress(TypeError):  # its notes are no list
+                found.add_note(f"In {where}:\n{self.traceback}")
+        if self.cause is not None:
+            before = self.cause.as_exception(where, name)
+            if self.is_raised_from:
+                found.__cause__ = before
+            else:
+                found.__context__ = before
         return found
 
     def _loaded(self) -> Exception | None:
@@ -61,13 +88,29 @@ class ErrorAsData(NamedTuple):
         return found if isinstance(found, Exception) else None
 
 
-def as_data(error: BaseException) -> ErrorAsData:
-    """Converts an exception to data."""
-    kind = type(error)
-    name = kind.__qualname__
-    if kind.__module__ != "builtins":
-        name = f"{kind.__module__}.{name}"
-    return ErrorAsData(_pickled(error), name, _text(error), _traceback_text(error))
+def as_data(error: BaseException, dumps: Dumps = _dumps) -> ErrorAsData:
+    """Converts an exception to data.
+
+    Args:
+        error: The exception.
+        dumps: Pickles an object.
+    """
+    # The text of its traceback has those of its causes.
+    return _chained(error, dumps, _LONGEST_CHAIN)._replace(traceback=_traceback_text(error))
+
+
+def _chained(error: BaseException, dumps: Dumps, left: int) -> ErrorAsData:
+    before = error.__cause__
+    if before is None and not error.__suppress_context__:
+        before = error.__context__
+    return ErrorAsData(
+        _pickled(error, dumps),
+        _type_name(error),
+        _text(error),
+        "",
+        _chained(before, dumps, left - 1) if before is not None and left > 1 else None,
+        error.__cause__ is not None,
+    )
 
 
 class SlotError(NamedTuple):
@@ -86,6 +129,24 @@ def slots_as_data(results: Any) -> Any:
     return [SlotError(as_data(s)) if isinstance(s, BaseException) else s for s in slots]
 
 
+def check_may_leave(results: Any) -> None:
+    """Checks that no result is a response that only the server's process can send.
+
+    Raises:
+        TypeError: One is.
+    """
+    responses: Any = sys.modules.get("starlette.responses")
+    if responses is None or type(results) not in (list, tuple):
+        return
+    for kind in kinds_of(results):
+        if issubclass(kind, (responses.StreamingResponse, responses.FileResponse)):
+            raise TypeError(
+                f"a {kind.__name__} can't leave its process; write the handler as a generator to "
+                "stream, return a Response with all of the bytes, or run the code with "
+                "placement='task' or 'thread'"
+            )
+
+
 def slots_as_exceptions(results: Any, where: str) -> Any:
     """Reverses `slots_as_data`."""
     if not issubclass(type(results), list):
@@ -96,14 +157,82 @@ def slots_as_exceptions(results: Any, where: str) -> Any:
     return [s.error.as_exception(where) if isinstance(s, SlotError) else s for s in slots]
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def _pickled(error: BaseException, dumps: Dumps) -> bytes | None:
+    return _surviving(error, error, dumps) or _surviving(_Rebuilt(error, dumps), error, dumps)
+
+
+def _surviving(form: object, error: BaseException, dumps: Dumps) -> bytes | None:
+    """Returns a form of an error, pickled; None if it does not become that error again."""
     try:
-        data = pickle.dumps(error, 5)
+        data = dumps(form)
         again = unpickled(data)
-        same = type(again) is type(error) and str(again) == str(error)
+        return data if _are_alike(again, error, deep=form is error) else None
     except BaseException:  # a foreign class may raise anything
         return None
-    return data if same else None
+
+
+def _are_alike(one: object, other: BaseException, *, deep: bool) -> bool:
+    if type(one) is not type(other) or str(one) != str(other):
+        return False
+    if not deep or not isinstance(other, BaseExceptionGroup):
+        return True
+    pairs = zip(cast("Any", one).exceptions, cast("Any", other).exceptions, strict=True)
+    return all(_are_alike(member, of_other, deep=True) for member, of_other in pairs)
+
+
+class _Rebuilt:
+    """The form of an error that is made again without calling its ``__init__``."""
+
+    def __init__(self, error: BaseException, dumps: Dumps) -> None:
+        self._error = error
+        self._dumps = dumps
+
+    def __reduce__(self) -> Any:
+        error, cls = self._error, type(self._error)
+        args: Any = error.args
+        slots = {name: getattr(error, name) for name in slots_of(cls) if hasattr(error, name)}
+        if isinstance(error, BaseExceptionGroup):
+            group = cast("BaseExceptionGroup[BaseException]", error)
+            args = group.message, [_Member(member, self._dumps) for member in group.exceptions]
+        return _made_again, (cls, args, error.__dict__, slots)
+
+
+class _Member:
+    """The form of a member of a group; that of a `HandlerFailed` if it can't be sent."""
+
+    def __init__(self, error: BaseException, dumps: Dumps) -> None:
+        self._error = error
+        self._data = _pickled(error, dumps)
+
+    def __reduce__(self) -> Any:
+        if self._data is not None:
+            return unpickled, (self._data,)
+        return _failed, (jobs.HANDLER, _type_name(self._error), _text(self._error))
+
+
+def _made_again(
+    cls: type[BaseException],
+    args: tuple[Any, ...],
+    attributes: dict[str, Any],
+    slots: dict[str, Any],
+) -> BaseException:
+    found = cls.__new__(cls, *args)
+    found.args = args
+    found.__dict__.update(attributes)
+    for name, value in slots.items():
+        setattr(found, name, value)
+    return found
+
+
+def _failed(name: str, type_name: str, text: str) -> HandlerFailed:
+    return HandlerFailed(f"{name} raised {type_name}" + (f": {text}" if text else ""))
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    if kind.__module__ == "builtins":
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _text(error: BaseException) -> str:

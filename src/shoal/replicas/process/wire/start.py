@@ -106,14 +106,8 @@ def why_unsendable(name: str, contents: list[Any], error: Exception) -> TypeErro
         try:
             pickle.dumps(content, 5)
         except Exception as own:
-            # A streaming Starlette response; this check does not import Starlette.
-            hint = (
-                "; write the handler as a generator to stream"
-                if hasattr(content, "body_iterator")
-                else ""
-            )
             return TypeError(
                 f"{name.format(nth=nth)} can't be sent between processes ({own}): "
-                f"{type(content).__qualname__}{hint}"
+                f"{type(content).__qualname__}"
             )
     return TypeError(f"{name.format(nth=0)} can't be sent between processes: {error}")
