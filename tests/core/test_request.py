@@ -9,7 +9,7 @@ import pytest
 
 from shoal.core.request import TRANSITIONS, Request, RequestOptions, State
 
-ENDS = {State.FINISHED, State.FAILED, State.CANCELLED}
+ENDS = {State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED}
 
 
 def test_the_table_names_every_state_and_the_birth() -> None:
@@ -80,7 +80,7 @@ def test_a_call_is_due_at_its_deadline_unless_something_else_is_said() -> None:
 
 @pytest.mark.parametrize("state", State)
 def test_a_request_is_cancelled_when_nobody_waits_for_more(state: State) -> None:
-    assert request(state=state).cancelled == (state in {State.CANCELLED, State.FAILED})
+    assert request(state=state).cancelled == (state in ENDS - {State.FINISHED})
 
 
 def test_its_text_shows_the_state_and_the_start_of_the_item() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
+import anyio
 import pytest
+from live_server import Http2Client, live, request
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 
 import shoal
@@ -80,3 +85,117 @@ def test_the_application_is_found_within_its_middleware():
     assert within(object(), shoal.App) is None
     wrapped.app = wrapped
     assert within(wrapped, shoal.App) is None
+
+
+class Passing(BaseHTTPMiddleware):
+    async def dispatch(self, request, call_next):
+        return await call_next(request)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("path", ["/hold", "/steps", "/site"])
+async def test_a_client_that_leaves_behind_starlettes_middleware_is_no_error(version, path, caplog):
+    caplog.set_level("INFO")
+    began, left = anyio.Event(), anyio.Event()
+    app = shoal.App(middleware=[Middleware(Passing)])
+
+    async def hold(items: list[int]) -> list[int]:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            left.set()
+        return items
+
+    @app.endpoint("/steps")
+    async def steps(items: list[int]):
+        yield items
+        await hold(items)
+
+    app.endpoint("/hold")(hold)
+
+    async def site(scope, receive, send):
+        while (await receive())["type"] != "http.disconnect":
+            began.set()
+        left.set()
+
+    app.mount("/site", site)
+    async with live(app) as server:
+        stream = await server.connect()
+        if version == 1:
+            await stream.send_all(request(path, method="POST", body=b"1"))
+        else:
+            client = Http2Client(stream)
+            number = client.ask(path.encode(), method=b"POST", end=False)
+            client.connection.send_data(number, b"1", end_stream=True)
+            await client.flush()
+        await began.wait()
+        await stream.aclose()
+        await left.wait()
+        assert (await server.talk(request("/-/healthz", close=True))).startswith(b"HTTP/1.1 200")
+    assert not [one for one in caplog.records if one.levelno >= logging.WARNING or one.exc_info]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("version", [1, 2])
+async def test_an_application_that_fails_once_its_client_left_is_a_line(version, caplog):
+    caplog.set_level("INFO")
+    began, left = anyio.Event(), anyio.Event()
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            raise RuntimeError
+        await receive()
+        began.set()
+        assert (await receive())["type"] == "http.disconnect"
+        left.set()
+        raise KeyError("secret")
+
+    async with live(app) as server:
+        stream = await server.connect()
+        if version == 1:
+            await stream.send_all(request("/a"))
+        else:
+            client = Http2Client(stream)
+            client.ask(b"/a")
+            await client.flush()
+        await began.wait()
+        await stream.aclose()
+        await left.wait()
+    found = [one for one in caplog.records if "application" in one.getMessage()]
+    assert [(one.levelname, one.getMessage(), one.exc_info) for one in found] == [
+        ("INFO", "the application failed on b'/a' after its client left: KeyError", None)
+    ]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("version", [1, 2])
+async def test_what_fails_after_the_answer_is_an_error_though_its_client_has_left(version, caplog):
+    ended, left = anyio.Event(), anyio.Event()
+
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            raise RuntimeError
+        await receive()
+        headers = [(b"content-length", b"0")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+        ended.set()
+        await left.wait()
+        raise KeyError("in the background")
+
+    async with live(app) as server:
+        stream = await server.connect()
+        if version == 1:
+            await stream.send_all(request("/a"))
+        else:
+            client = Http2Client(stream)
+            client.ask(b"/a")
+            await client.flush()
+        await ended.wait()
+        await stream.aclose()
+        await anyio.wait_all_tasks_blocked()
+        left.set()
+    (found,) = [one for one in caplog.records if "application" in one.getMessage()]
+    assert (found.levelname, found.exc_info[0]) == ("ERROR", KeyError)

@@ -123,8 +123,19 @@ async def test_an_answer_that_code_has_chosen_is_no_failure_below_500(status, er
         watching = viewer(app)
         async with calling(watching):
             await watching.until(lambda call: call.body)
-        shown = [one["error"] for one in state_of(messages_of(watching))["failures"]]
-        assert shown == ["HTTPException"] * 2 * errors
+        # Equal failures are shown together.
+        failures = state_of(messages_of(watching))["failures"]
+        shown = [(one["error"], one["count"]) for one in failures]
+        assert shown == [("HTTPException", 2)] * errors
+        (statistics,) = app.controller.backends["m"].statistics()
+        assert (statistics.failed, statistics.declined) == (2 * errors, 2 - 2 * errors)
+        metrics = (await ask(app, "/-/metrics", method="GET")).body.decode()
+        for outcome in ("failed", "declined"):
+            count = getattr(statistics, outcome)
+            where = f'backend="m",method="__call__",outcome="{outcome}"'
+            assert f"shoal_requests_total{{{where}}} {count}" in metrics
+        status = (await app.controller.status()).backends["m"]
+        assert (status.requests, status.errors) == (2, 2 * errors)
 
 
 async def test_failures_beside_a_chosen_answer_are_shown():

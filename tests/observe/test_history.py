@@ -182,12 +182,20 @@ async def test_failures_of_an_open_batch_are_kept_together_and_bounded():
         first, second = failures.kept
         assert (first.error, first.count, first.ids) == ("<script>" + "y" * 56, 2, [])
         assert (second.error, second.count) == ("KeyError", 1)
+        for item in (4, 5):
+            with pytest.raises((Ugly, KeyError)):
+                await call.options(metadata={"request_id": f"r-{item}"})(item)
+        second, first = failures.kept  # equal ones are together, and the last one is last
+        assert (first.count, first.ids, second.count) == (4, ["r-4", "r-5"], 1)
         for item in range(3 * MOST_KEPT):
+            Ugly.__name__ = f"Ugly{item}"
             with pytest.raises((Ugly, KeyError)):
                 await call(item)
         last = failures.kept[-1]
+        count = last.count
     assert len(failures.kept) == MOST_KEPT
-    assert failures.kept[-1] is last  # the end of the batch tells nothing new
+    # The end of the batch tells nothing new.
+    assert (failures.kept[-1], failures.kept[-1].count) == (last, count)
 
 
 async def test_what_is_kept_keeps_no_item_and_no_error(history):

@@ -12,6 +12,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
+from opentelemetry.trace import StatusCode
+from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.observe import instrument
@@ -419,3 +421,22 @@ async def test_what_observes_does_not_keep_the_batchers_of_instances_that_are_go
 def test_only_what_has_batches_can_be_instrumented():
     with pytest.raises(TypeError, match=r"(?s)takes a shoal.Batcher, .*not function"):
         instrument(test_only_what_has_batches_can_be_instrumented)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("raises", [True, False])
+async def test_a_declined_request_is_no_error_of_its_span_or_its_batch(spans, raises):
+    async def refuse(items: list[int]) -> list[object]:
+        if raises:
+            raise HTTPException(404)
+        return [HTTPException(404 if item else 503) for item in items]
+
+    batcher = shoal.Batcher(refuse, max_batch_size=1, name="refuse")
+    instrument(batcher, tracer_provider=spans.provider)
+    async with batcher as call:
+        with pytest.raises(HTTPException):
+            await call(1)
+    request, batch = spans.one("refuse"), spans.ending("batch")[0]
+    assert request.attributes["shoal.request.outcome"] == "declined"
+    for span in (request, batch):
+        assert span.status.status_code is not StatusCode.ERROR
+        assert "error.type" not in span.attributes

@@ -375,7 +375,8 @@ class Session:
 
     def _ended_so_far(self) -> tuple[int, int, int]:
         counters = self._counters
-        return counters.finished, counters.failed, counters.cancelled + counters.expired
+        failed, left = counters.failed + counters.declined, counters.cancelled + counters.expired
+        return counters.finished, failed, left
 
 
 def _with_what_holds_at_once(in_force: BatchOptions, wanted: BatchOptions) -> BatchOptions:

@@ -59,6 +59,7 @@ class BatcherStatistics:
         batches_running: Batches in the handler.
         finished: Requests that ended with a result.
         failed: Requests that ended with an error of the handler or of the batcher.
+        declined: Requests that the handler declined, by an ``HTTPException`` below 500.
         cancelled: Requests whose callers left.
         expired: Requests that ran out of time.
         rejected: Calls that were refused because the queue was full.
@@ -98,6 +99,7 @@ class BatcherStatistics:
     batches_running: int
     finished: int
     failed: int
+    declined: int
     cancelled: int
     expired: int
     rejected: int
@@ -130,6 +132,7 @@ class Counters:
         "batches",
         "cache_hits",
         "cancelled",
+        "declined",
         "expired",
         "failed",
         "finished",
@@ -151,6 +154,7 @@ class Counters:
         self.observers = Observers() if observers is None else observers
         self.finished = 0
         self.failed = 0
+        self.declined = 0
         self.cancelled = 0
         self.expired = 0
         self.rejected = 0
@@ -240,6 +244,7 @@ class Counters:
             batches_running=len(batches),
             finished=self.finished,
             failed=self.failed,
+            declined=self.declined,
             cancelled=self.cancelled,
             expired=self.expired,
             rejected=self.rejected,

@@ -43,11 +43,12 @@ class BatchRecord:
         began_at: When it was given to the handler.
         ended_at: When the handler had ended.
         finished: How many of its requests ended with a result.
-        failed: How many ended with an error.
+        failed: How many failed.
         cancelled: How many were cancelled by their callers, or ran out of time.
-        error: The first error that one of them ended with; None if none did, or if only the end of
-            the batcher failed them.
+        error: The first error that failed one of them; None if none did, or if only the end of the
+            batcher failed them.
         trace: The headers by which a call continues its trace; None where it is not traced.
+        declined: How many the handler declined, by an ``HTTPException`` below 500.
     """
 
     batcher: str
@@ -65,6 +66,7 @@ class BatchRecord:
     cancelled: int
     error: BaseException | None
     trace: Mapping[str, str] | None = None
+    declined: int = 0
 
     @property
     def wait_s(self) -> float:
@@ -83,11 +85,13 @@ class Outcomes:
 
     Attributes:
         finished: How many ended with a result.
-        failed: How many ended with an error.
+        failed: How many failed.
+        declined: How many the handler declined.
     """
 
     finished: int = 0
     failed: int = 0
+    declined: int = 0
 
     def count(self, request: Request) -> None:
         """Counts a request, which has ended."""
@@ -95,6 +99,8 @@ class Outcomes:
             self.finished += 1
         elif request.state is State.FAILED:
             self.failed += 1
+        elif request.state is State.DECLINED:
+            self.declined += 1
 
 
 class BatchObserver:

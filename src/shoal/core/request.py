@@ -4,7 +4,7 @@
 this is on the hot path; the tests check every change against the table::
 
     parked ──> queued ──> running ──> finished
-      │          │           ├──────> failed
+      │          │           ├──────> failed, declined
       │          │           └──────> cancelled
       └──────────┴──────────────────> failed, cancelled
 
@@ -48,11 +48,13 @@ class State(Enum):
     """Ended with a result, or with the end of its stream."""
     FAILED = "failed"
     """Ended with an error."""
+    DECLINED = "declined"
+    """Ended with an ``HTTPException`` below 500, a response that the code chose."""
     CANCELLED = "cancelled"
     """Its caller left."""
 
 
-_ENDS = frozenset({State.FINISHED, State.FAILED, State.CANCELLED})
+_ENDS = frozenset({State.FINISHED, State.FAILED, State.DECLINED, State.CANCELLED})
 
 TRANSITIONS: Final[Mapping[State | None, frozenset[State]]] = {
     None: frozenset({State.PARKED, State.QUEUED}),
@@ -61,8 +63,11 @@ TRANSITIONS: Final[Mapping[State | None, frozenset[State]]] = {
     State.RUNNING: _ENDS,
     State.FINISHED: frozenset(),
     State.FAILED: frozenset(),
+    State.DECLINED: frozenset(),
     State.CANCELLED: frozenset(),
 }
+
+_WITHOUT_RESULT: Final = _ENDS - {State.FINISHED}
 
 
 class RequestBatch:
@@ -241,7 +246,7 @@ class Request:
     @property
     def cancelled(self) -> bool:
         """Whether the request was cancelled or failed, so that its results are not needed."""
-        return self.state is State.CANCELLED or self.state is State.FAILED
+        return self.state in _WITHOUT_RESULT
 
     def __repr__(self) -> str:
         return f"<Request {self.state.value} item={self.item!r:.60}>"

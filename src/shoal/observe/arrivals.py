@@ -219,6 +219,8 @@ class ArrivalRecorder(BatchObserver):
 def _outcome(request: Request, now: float) -> str:
     if request.state is State.FAILED:
         return "failed"
+    if request.state is State.DECLINED:
+        return "declined"
     # One that ran out of time is cancelled while its batch goes on.
     return "expired" if request.deadline is not None and request.deadline <= now else "cancelled"
 

@@ -238,7 +238,7 @@ def _add(
     family.add_metric(where, buckets, histogram.sum)
 
 
-_OUTCOMES: Final = ("finished", "failed", "cancelled", "expired", "rejected", "shed")
+_OUTCOMES: Final = ("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed")
 
 _OF_BATCHERS: Final[
     Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics], float | None]]]

@@ -6,7 +6,6 @@ results are never kept: they may have anything in them.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,14 +15,14 @@ from shoal.core.events import BatchObserver
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
 
 MOST_KEPT: Final = 50
-"""How many failures are kept."""
+"""How many failures are kept that differ in batcher or error."""
 
 MOST_IDS: Final = 8
 """How many ids of requests are kept of one failure."""
@@ -33,15 +32,15 @@ _LONGEST: Final = 64
 
 @dataclass(slots=True)
 class Failure:
-    """Requests of one batch that failed.
+    """Requests of one batcher that failed with errors of one class.
 
     Attributes:
         at: When the last of them failed, in seconds on the event loop's clock.
         batcher: The batcher's name.
-        batch: The batch's number.
+        batch: The number of the last one's batch.
         error: The name of the error's class.
         count: How many failed.
-        ids: The ids of the first ones that have an id.
+        ids: The ids of the last ones that have an id.
     """
 
     at: float
@@ -55,49 +54,43 @@ class Failure:
 class FailureLog(BatchObserver):
     """Keeps the last failures.
 
-    Args:
-        is_failure: Returns whether an error of code is one; an answer that it chose is none.
-
-    Attributes:
-        kept: These failures, the oldest first.
+    Failures are kept together that have one batcher and one class of error.
     """
 
-    def __init__(self, is_failure: Callable[[BaseException], bool] = lambda _: True) -> None:
-        self._is_failure = is_failure
-        self.kept: deque[Failure] = deque(maxlen=MOST_KEPT)
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], Failure] = {}
+
+    @property
+    def kept(self) -> list[Failure]:
+        """These failures, the oldest first."""
+        return list(self._kept.values())
 
     @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
         if record.error is None or record.is_open:  # those of open batches were told one by one
             return
-        errors = [
-            (request, request.error or record.error)
-            for request in requests
-            if request.state is State.FAILED
-        ]
-        failed = [(request, error) for request, error in errors if self._is_failure(error)]
-        if not failed:
-            return
-        failure = Failure(record.ended_at, record.batcher, record.id, name_of(failed[0][1]))
-        failure.count = len(failed)
-        failure.ids = [found for request, _ in failed if (found := id_of(request))][:MOST_IDS]
-        self.kept.append(failure)
+        for request in requests:
+            if request.state is State.FAILED:
+                error = request.error or record.error
+                self._add(record.batcher, record.id, request, error, record.ended_at)
 
     @override
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
-        if request.state is not State.FAILED:
-            return
-        if request.error is not None and not self._is_failure(request.error):
-            return
-        error = name_of(request.error)
-        last = self.kept[-1] if self.kept else None
-        if last is None or (last.batcher, last.batch, last.error) != (batcher, batch.id, error):
-            last = Failure(now, batcher, batch.id, error)
-            self.kept.append(last)
-        last.at = now
-        last.count += 1
-        if len(last.ids) < MOST_IDS and (found := id_of(request)):
-            last.ids.append(found)
+        if request.state is State.FAILED:
+            self._add(batcher, batch.id, request, request.error, now)
+
+    def _add(
+        self, batcher: str, batch: int, request: Request, error: BaseException | None, at: float
+    ) -> None:
+        key = batcher, name_of(error)
+        failure = self._kept.pop(key, None) or Failure(at, batcher, batch, key[1])
+        self._kept[key] = failure  # as the last one
+        failure.at, failure.batch = at, batch
+        failure.count += 1
+        if found := id_of(request):
+            failure.ids = [*failure.ids, found][-MOST_IDS:]
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
 
 
 def name_of(error: Any) -> str:

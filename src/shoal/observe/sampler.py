@@ -132,7 +132,7 @@ class Sampler:
         )
 
 
-_OUTCOMES: Final = ("finished", "failed", "left", "refused")
+_OUTCOMES: Final = ("finished", "failed", "declined", "left", "refused")
 
 
 def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: float) -> Sample:
@@ -152,6 +152,7 @@ def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: f
     return {
         "finished": rate("finished"),
         "failed": rate("failed"),
+        "declined": rate("declined"),
         "left": rate("cancelled", "expired"),
         "refused": rate("rejected", "shed"),
         "batches": round(batches / passed_s, 3),

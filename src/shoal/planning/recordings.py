@@ -158,7 +158,7 @@ class RecordedBatcher:
         return left_out
 
 
-OUTCOMES: Final = ("finished", "failed", "cancelled", "expired", "rejected", "shed")
+OUTCOMES: Final = ("finished", "failed", "declined", "cancelled", "expired", "rejected", "shed")
 """How a recorded request may have ended."""
 
 

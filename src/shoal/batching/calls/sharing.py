@@ -254,6 +254,8 @@ class Sharing:
         counters = self._counters
         if error is None:
             counters.finished += len(requests) - 1  # the leader was counted
+        elif leader.state is State.DECLINED:
+            counters.declined += len(requests) - 1
         else:
             counters.failed += len(requests) - 1
         buffer, flight.buffer = flight.buffer, None
@@ -269,7 +271,7 @@ class Sharing:
             if error is None:
                 request.state, request.value = State.FINISHED, value
             else:
-                request.state, request.error = State.FAILED, own_copy(error)
+                request.state, request.error = leader.state, own_copy(error)
         self._intake.parking.wake_all(requests)
 
     def _remove(self, flight: Flight) -> None:

@@ -24,6 +24,7 @@ from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
 from shoal.batching.handlers.own_context import in_own_context
 from shoal.core.batch import Batch
+from shoal.core.chosen_status import is_declined
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State
 from shoal.errors import DeadlineExceeded, HandlerFailed, HandlerTimeout, WrongResultType
@@ -268,11 +269,15 @@ class Run(ABC):
 
     def _fail(self, request: Request, error: BaseException) -> None:
         request.error = error
-        batch = cast("Batch", request.batch)
-        if batch.failure is None:
-            batch.failure = error
-        self._end(request, State.FAILED)
-        self.counters.failed += 1
+        if is_declined(error):
+            self._end(request, State.DECLINED)
+            self.counters.declined += 1
+        else:
+            batch = cast("Batch", request.batch)
+            if batch.failure is None:
+                batch.failure = error
+            self._end(request, State.FAILED)
+            self.counters.failed += 1
         self.parking.wake_all((request,))
 
     def _finish_all(self, requests: Sequence[Request]) -> None:

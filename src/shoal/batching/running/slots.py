@@ -325,7 +325,8 @@ class Slots(ABC, Generic[RunT]):
             ended_at=now,
             finished=outcomes.finished,
             failed=outcomes.failed,
-            cancelled=batch.size - outcomes.finished - outcomes.failed,
+            declined=outcomes.declined,
+            cancelled=batch.size - outcomes.finished - outcomes.failed - outcomes.declined,
             error=batch.failure,
             trace=batch.trace,
         )

@@ -212,7 +212,12 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
     text = Text()
     text.append(_rate(now["finished"]), "bold")
     text.append(" answered a second")
-    for name, style in (("failed", "red"), ("refused", "yellow"), ("left", "dim")):
+    for name, style in (
+        ("failed", "red"),
+        ("declined", "dim"),
+        ("refused", "yellow"),
+        ("left", "dim"),
+    ):
         if now[name]:
             text.append(f"  {_rate(now[name])} {name}", style)
     times = "  ".join(f"{name} {_time(now[name])}" for name in ("p50", "p95", "p99"))

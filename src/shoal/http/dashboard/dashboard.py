@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.http.admin.guard import Guard
 from shoal.http.openapi.page import HTML
 from shoal.http.requests.exchange import DISCONNECT
-from shoal.http.requests.problem import Problem, Refused, is_failure
+from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.routing import Page
 from shoal.observe.failures import FailureLog
 from shoal.serving.names import RESERVED
@@ -65,7 +65,7 @@ class Dashboard:
     def __init__(self, settings: HttpOptions, controller: Callable[[], Controller | None]) -> None:
         self._settings = settings
         self._controller = controller
-        self._failures = FailureLog(is_failure)
+        self._failures = FailureLog()
         self.pages: Mapping[str, Page] = {
             DASHBOARD: Page(self._answer_page),
             _FEED: Page(self._answer_feed),

@@ -63,12 +63,12 @@ class RemoteCall:
         now, is_loop_time: The clock for the times of requests; see `Shared`.
         answered_at: When the whole answer was given at once, on that clock; 0 before.
         suspended: What the application goes on with after it has returned; None if it does not.
-        has_left: Whether the client is gone.
+        has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         refused_with: The status that the server has answered with in place of the application.
     """
 
     answered_at = 0.0
-    has_left = False
+    has_left = was_left = False
     refused_with = 0
     suspended: Callable[[], Awaitable[None] | None] | None = None
     _answer = _NOT_BEGUN
@@ -337,7 +337,7 @@ class RemoteCall:
     def leave(self, status: int = 0) -> None:
         """Handles that the client is gone; or was answered by the server, with this status."""
         self.refused_with = status or self.refused_with
-        self.has_left = True
+        self.has_left, self.was_left = True, self.was_left or self._answer != _COMPLETE
         self._call_back()
         self._wake()
 

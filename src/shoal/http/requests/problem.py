@@ -8,7 +8,6 @@ internal: its text may contain anything, so it is sent only with `debug`.
 from __future__ import annotations
 
 import logging
-import sys
 import traceback
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from pydantic_core import to_json
 
+from shoal.core.chosen_status import chosen_status, is_declined
 from shoal.errors import (
     BackendUnavailable,
     BatcherClosed,
@@ -141,12 +141,7 @@ def is_failure(error: BaseException) -> bool:
     """
     if isinstance(error, Refused):
         return error.problem.status >= 500
-    if "starlette.exceptions" in sys.modules:  # else nobody has raised one
-        from starlette.exceptions import HTTPException
-
-        if isinstance(error, HTTPException):
-            return (_chosen_status(error) or 500) >= 500
-    return not isinstance(error, ItemTooLarge)
+    return not is_declined(error)
 
 
 def problem_of(error: Exception, settings: HttpOptions) -> Problem:
@@ -211,7 +206,7 @@ def _internal(error: Exception, *, debug: bool) -> Problem:
 
 
 def _of_http_exception(error: HTTPException) -> Problem:
-    status = _chosen_status(error)
+    status = chosen_status(error)
     if status is None:
         raise ValueError(
             f"an HTTPException has a status from 300 to 599, not {error.status_code!r}"
@@ -237,12 +232,6 @@ def _of_http_exception(error: HTTPException) -> Problem:
     text = _json_of(detail)
     more = {} if text is None else {"detail": orjson.Fragment(text)}
     return Problem(status, "", title, (text or b"").decode(), headers, more)
-
-
-def _chosen_status(error: HTTPException) -> int | None:
-    """Returns the status of an exception; None if a refusal can't have it."""
-    status: object = getattr(error, "status_code", None)
-    return int(status) if isinstance(status, int) and 300 <= status <= 599 else None
 
 
 def _json_of(detail: object) -> bytes | None:

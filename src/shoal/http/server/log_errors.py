@@ -7,21 +7,40 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 _log = logging.getLogger("shoal.server")
 
 
+def log_failure(error: BaseException, message: str, *args: object, has_left: bool = False) -> None:
+    """Logs an error with this message: in one line if the client had left before it.
+
+    Middleware such as Starlette's raises if an application does not answer, which it need not do
+    once its client has left.
+    """
+    if has_left:
+        name = type(error).__name__
+        _log.info(f"{message} after its client left: %s", *args, name)
+    else:
+        _log.error(message, *args, exc_info=error)
+
+
 @contextmanager
-def contained(message: str, *args: object) -> Generator[None]:
-    """Logs an `Exception` with this message and suppresses it; a `BaseException` propagates."""
+def contained(message: str, *args: object, has_left: Callable[[], bool] = bool) -> Generator[None]:
+    """Logs an `Exception` with this message and suppresses it; a `BaseException` propagates.
+
+    Args:
+        message: The message.
+        args: What it is formatted with.
+        has_left: Returns whether the client has left; see `log_failure`.
+    """
     try:
         yield
     except Exception as error:
-        _log.error(message, *args, exc_info=error)
+        log_failure(error, message, *args, has_left=has_left())
     except BaseExceptionGroup as group:
         failures, passing = group.split(Exception)
         if failures is not None:
-            _log.error(message, *args, exc_info=failures)
+            log_failure(failures, message, *args, has_left=has_left())
         if passing is not None:
             raise passing from None

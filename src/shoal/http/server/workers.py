@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import anyio.lowlevel
 
 from shoal.batching.failures.exceptions import goes_on
+from shoal.http.server.log_errors import log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -45,7 +46,13 @@ class Served(Protocol):
 
 
 class CallToMake(Protocol):
-    """What a worker needs of a call."""
+    """What a worker needs of a call.
+
+    Attributes:
+        was_left: Whether the client left before the end of the answer.
+    """
+
+    was_left: bool
 
     @property
     def suspended(self) -> object:
@@ -214,7 +221,8 @@ class Workers:
                         await rest
                 except Exception as error:
                     # The raw path is printable ASCII, so it can't forge a line of the log.
-                    _log.error("the application failed on %r", call.raw_path, exc_info=error)
+                    path, has_left = call.raw_path, call.was_left
+                    log_failure(error, "the application failed on %r", path, has_left=has_left)
                 except BaseException:
                     call.abort()
                     raise

@@ -50,7 +50,9 @@ def status_of(backend: Backend) -> BackendStatus:
         ],
         queued=backend.queued,
         ongoing=backend.ongoing,
-        requests=sum([e.finished + e.failed + e.cancelled + e.expired for e in batchers]),
+        requests=sum(
+            [e.finished + e.failed + e.declined + e.cancelled + e.expired for e in batchers]
+        ),
         errors=sum([each.failed for each in batchers]),
         starts=failures.starts,
         deaths=failures.deaths,

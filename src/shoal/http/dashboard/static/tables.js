@@ -14,7 +14,7 @@ export function showFigures(place, sample) {
     ["Mean batch", all.batches ? mean(all.size) : "–", all.batches ? `of ${count(most)} · ${count(all.batches)} batches / s` : "no batch ended"],
     ["Waiting", count(all.queued), `${count(all.running)} running`],
     ["Streams open", count(all.streams), "at this moment"],
-    ["Failed / s", count(all.failed), `${count(all.refused)} refused · ${count(all.left)} left`],
+    ["Failed / s", count(all.failed), `${count(all.declined)} declined · ${count(all.refused)} refused · ${count(all.left)} left`],
   ];
   if (place.childElementCount !== figures.length) {
     place.replaceChildren(...figures.map(([name]) => (

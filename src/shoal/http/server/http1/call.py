@@ -59,14 +59,14 @@ class Call:
         suspended: What the application goes on with after it has returned; None if it does not.
         trace_ids: The ids of its trace and span, for the access log; None if it has none.
         keeps_alive: Whether the client may send another request on the connection.
-        has_left: Whether the client is gone.
+        has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         refused_with: The status that the server has answered with in place of the application.
         is_sent: Set once the kernel has taken an answer for which it had no room at first.
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
     answered_at = 0.0
-    has_left = False
+    has_left = was_left = False
     refused_with = 0
     is_sent = False
     _gave_disconnect = False
@@ -304,7 +304,7 @@ class Call:
 
     def leave(self) -> None:
         """Handles that the client is gone."""
-        self.has_left = True
+        self.has_left, self.was_left = True, self.was_left or self._answer != _COMPLETE
         self._end_heartbeat()
         self._call_back()
         self.wake()

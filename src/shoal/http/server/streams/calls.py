@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # A client that opens streams and resets them at once leaves calls that have not noticed the reset.
 _CALLS_PER_STREAM: Final = 2
+_FAILED: Final = "the application failed on %r"
 _NOT_BEGUN: Final = frozenset({ASGIHTTPState.REQUEST, ASGIWebsocketState.HANDSHAKE})
 
 
@@ -223,7 +224,8 @@ class StreamCalls:
         try:
             try:
                 # The raw path is printable ASCII, so it can't forge a line of the log.
-                with contained("the application failed on %r", app_scope.get("raw_path")):
+                path = app_scope.get("raw_path")
+                with contained(_FAILED, path, has_left=partial(_was_left, stream, inbox)):
                     receive, send_it = cast("Receive", inbox.receive), cast("Send", send_or_stop)
                     await app(app_scope, receive, send_it)
             except BaseException:
@@ -242,6 +244,11 @@ class StreamCalls:
             del self._running[inbox]
             self._shared.finished += 1
             self._ended()
+
+
+def _was_left(stream: Any, inbox: Inbox) -> bool:
+    """Returns whether a client has left before the end of its answer."""
+    return inbox.is_over and stream.state is not ASGIHTTPState.CLOSED
 
 
 async def _send_texts(stream: Any, texts: Iterable[bytes]) -> None:

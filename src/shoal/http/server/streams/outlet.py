@@ -37,6 +37,7 @@ class SocketWork:
     """
 
     suspended: object = True  # the call has not ended, whatever is done for it
+    was_left = False
 
     def __init__(self, raw_path: bytes, abort: Callable[[], None]) -> None:
         self.raw_path = raw_path

@@ -1,0 +1,31 @@
+"""The HTTP status that code chooses for a request, by an ``HTTPException`` of Starlette."""
+
+from __future__ import annotations
+
+import sys
+
+from shoal.errors import ItemTooLarge
+
+
+def chosen_status(error: BaseException) -> int | None:
+    """Returns the status that an ``HTTPException`` chooses; None for others, and for no status.
+
+    It is from 300 to 599: a success is a result.
+    """
+    starlette = sys.modules.get("starlette.exceptions")  # else nobody has raised one
+    if starlette is None or not isinstance(error, starlette.HTTPException):
+        return None
+    try:
+        status: object = error.status_code
+    except Exception:  # of a subclass, which need not have it
+        return None
+    return int(status) if isinstance(status, int) and 300 <= status <= 599 else None
+
+
+def is_declined(error: BaseException) -> bool:
+    """Returns whether an error is a response below 500 that the code chose, and no failure.
+
+    It is an ``HTTPException``, or `ItemTooLarge`, which is answered with 413.
+    """
+    status = chosen_status(error)
+    return status < 500 if status is not None else isinstance(error, ItemTooLarge)

@@ -1,0 +1,122 @@
+"""What code declines by an ``HTTPException`` below 500 is an outcome of its own, and no failure."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from starlette.exceptions import HTTPException
+
+import shoal
+from shoal.core.events import BatchObserver
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+DECLINED = {"no": HTTPException(404), "large": shoal.ItemTooLarge("x"), "moved": HTTPException(308)}
+FAILED = {"bad": HTTPException(503), "odd": HTTPException(200), "bug": KeyError("x")}
+ITEMS = [*DECLINED, *FAILED, "fine"]
+
+
+def outcome_of(item):
+    return (DECLINED | FAILED).get(item, item)
+
+
+async def plain(items: list[str]) -> list[str | Exception]:
+    return [outcome_of(item) for item in items]
+
+
+async def raising(items: list[str]) -> list[str]:
+    if isinstance(error := outcome_of(items[0]), Exception):
+        raise error
+    return items
+
+
+async def streamed(items: list[str]):
+    yield [outcome_of(item) for item in items]
+
+
+async def opened(batch: shoal.OpenBatch[str, str]) -> None:
+    async for request in batch:
+        outcome = outcome_of(request.item)
+        if isinstance(outcome, Exception):
+            request.fail(outcome)
+        else:
+            request.finish(outcome)
+
+
+class Records(BatchObserver):
+    def __init__(self):
+        self.records = []
+
+    def batch_ended(self, record, requests):
+        self.records.append(record)
+
+
+async def read(call, item):
+    result = call(item)
+    if not hasattr(result, "__aiter__"):
+        return await result
+    async with result as stream:
+        return [one async for one in stream]
+
+
+@pytest.mark.parametrize(
+    ("handler", "options"),
+    [
+        (plain, {"max_batch_size": 1}),
+        (plain, {"max_batch_size": 7, "batch_wait_timeout_s": 1}),
+        (raising, {"max_batch_size": 1}),
+        (raising, {"max_batch_size": 1, "isolate_errors": True}),
+        (streamed, {"max_batch_size": 7, "batch_wait_timeout_s": 1}),
+        (opened, {"fill": "open", "max_batch_size": 1}),
+        (opened, {"fill": "continuous", "max_batch_size": 7}),
+    ],
+)
+async def test_what_the_handler_declines_is_counted_apart(handler, options):
+    batcher = shoal.Batcher(handler, **options)
+    seen = Records()
+    batcher.observers.add(seen)
+    errors = {}
+
+    async def ask(item):
+        try:
+            await read(call, item)
+        except Exception as error:
+            errors[item] = type(error)
+
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for item in ITEMS:
+            tasks.start_soon(ask, item)
+    found = batcher.statistics()
+    assert (found.finished, found.declined, found.failed, found.cancelled) == (1, 3, 3, 0)
+    assert errors == {item: type(error) for item, error in (DECLINED | FAILED).items()}
+    for name in ("finished", "declined", "failed", "cancelled"):
+        assert sum(getattr(one, name) for one in seen.records) == getattr(found, name)
+    for record in seen.records:  # an error is what failed a request
+        assert (record.error is None) == (not record.failed)
+
+
+async def test_all_calls_that_share_a_declined_one_are_declined():
+    go = anyio.Event()
+
+    async def held(items: list[str]) -> list[str]:
+        await go.wait()
+        raise HTTPException(404)
+
+    batcher = shoal.Batcher(held, dedupe=True)
+    caught = []
+
+    async def ask():
+        try:
+            await call("a")
+        except HTTPException as error:
+            caught.append(error)
+
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(ask)
+        await settle()
+        go.set()
+    found = batcher.statistics()
+    assert (found.declined, found.failed, found.shared) == (3, 0, 2)
+    assert len(set(map(id, caught))) == 3
