@@ -113,6 +113,17 @@ def test_a_handler_that_leaves_its_own_block_is_refused_at_once(backend: str, fo
     wait_for_portals_to_end()
 
 
+def test_a_handler_that_calls_itself_is_refused_at_once(backend: str) -> None:
+    def handler(items: list[int]) -> list[int]:
+        return [call(item) for item in items]
+
+    with (
+        shoal.blocking(shoal.Batcher(handler), backend=backend) as call,
+        pytest.raises(shoal.WouldDeadlock),
+    ):
+        call(1)
+
+
 def test_a_handler_that_another_handler_calls_is_refused_as_well(backend: str) -> None:
     leaving = Leaving()
 

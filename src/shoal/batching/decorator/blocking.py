@@ -27,10 +27,11 @@ from anyio.from_thread import start_blocking_portal
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.calls.threads import ThreadStream
-from shoal.batching.current import running_batch
+from shoal.batching.current import calls_from_thread, running_batch
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.loops.event_loop import EventLoop
+from shoal.batching.setting import setting
 from shoal.errors import BatcherClosed, NotOpen, WouldDeadlock
 
 if TYPE_CHECKING:
@@ -347,7 +348,8 @@ class _PortalRun:
     def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
         self._check_process()
         try:
-            future: Future[T] = self._portal.start_task_soon(function)
+            with setting(calls_from_thread, True):  # a handler that calls itself would hang
+                future: Future[T] = self._portal.start_task_soon(function)
         except RuntimeError as error:
             raise self._closed(error) from error
         try:
