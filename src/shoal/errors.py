@@ -43,7 +43,11 @@ class NotOpen(ShoalError, RuntimeError):
 
 
 class WouldDeadlock(ShoalError, RuntimeError):
-    """A handler called its own batcher, whose only worker slot runs that handler's batch."""
+    """A handler waits for itself.
+
+    It called its own batcher, whose only worker slot runs its batch; or it left the block of
+    `shoal.blocking` in which it runs.
+    """
 
 
 class DeadlineExceeded(ShoalError, TimeoutError):

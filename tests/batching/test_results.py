@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Any
+import re
+import time
+from collections import UserDict, UserString, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pytest
 
 import shoal
 from batching.scenes import OfUnhashableKind, outcome, outcomes, outcomes_in_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.anyio
 
@@ -103,6 +108,132 @@ async def test_what_is_not_one_result_for_each_is_a_type_error_of_every_caller(
             assert isinstance(error, TypeError)
             assert type(results).__name__ in str(error)
             assert "2 items" in str(error)
+
+
+class Pair(NamedTuple):
+    values: list[int]
+    indices: list[int]
+
+
+class Triple(tuple[int, ...]):  # noqa: SLOT001
+    """A tuple of its own kind, without names."""
+
+
+class Frame:
+    """Has what pandas' tables have: the length is that of the rows, the elements are columns."""
+
+    columns: Any = None
+
+    def __init__(self, columns: dict[str, list[int]]) -> None:
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def to_dict(self, _orient: str) -> list[dict[str, int]]:
+        raise NotImplementedError
+
+
+class Exchanged(Frame):
+    """A table that has no more in common with others than the protocol of tables."""
+
+    def __dataframe__(self) -> None:
+        raise NotImplementedError
+
+
+class PolarsFrame(Frame):
+    to_dicts = None
+
+
+class ArrowTable:
+    column_names: Any = None
+    to_pylist = None
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> list[int]:
+        return [1, 2]
+
+
+class Rows:
+    """Has the names of its columns, as Hugging Face's datasets have, and holds rows."""
+
+    column_names = ("a", "b")
+
+    def __init__(self, items: list[int]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._items)
+
+    def to_dict(self) -> None:
+        raise NotImplementedError
+
+
+TWO_COLUMNS = {"a": [1, 2], "b": [3, 4]}
+NOT_RESULTS = [
+    (
+        Frame(TWO_COLUMNS),
+        r"Frame; a table has columns: use `\.to_dict\('records'\)` or a list of rows",
+    ),
+    (Exchanged(TWO_COLUMNS), r"`\.to_dict\('records'\)` or a list of rows"),
+    (PolarsFrame(TWO_COLUMNS), r"`\.to_dicts\(\)` or a list of rows"),
+    (ArrowTable(), r"`\.to_pylist\(\)` or a list of rows"),
+    (Pair([1, 2], [0, 1]), r"Pair; a named tuple has fields.* list\(zip\(\*results\)\)"),
+    (time.gmtime(0), "struct_time; a named tuple has fields"),  # torch.max returns such a tuple
+    (TWO_COLUMNS, "dict; a mapping has keys, not rows"),
+    (UserDict(TWO_COLUMNS), "UserDict; a mapping has keys, not rows"),
+    (TWO_COLUMNS.keys(), "dict_keys; a set has no order"),
+    (frozenset({1, 2}), "frozenset; a set has no order"),
+    ("ab", "str; put it into a list"),
+    (UserString("ab"), "UserString; put it into a list"),
+    (memoryview(b"ab"), "memoryview; put it into a list"),
+    (zip([1, 2], [3, 4], strict=True), r"zip; use list\(\.\.\.\) of it"),
+]
+
+
+@pytest.mark.parametrize(("results", "advice"), NOT_RESULTS)
+async def test_a_container_of_something_else_is_refused_with_advice(
+    results: Any, advice: str
+) -> None:
+    async def in_steps(items: list[Any]) -> Any:
+        yield results
+
+    async with shoal.Batcher(returning(lambda _: results)) as call:
+        for error in await outcomes(call(1), call(2)):
+            assert type(error) is shoal.WrongResultType
+            assert re.search(advice, str(error))
+    async with shoal.Batcher(in_steps) as stream:
+        with pytest.raises(shoal.WrongResultType, match=advice) as caught:
+            async with stream(1) as steps:
+                await anext(steps)
+        assert "yield a list of 1 slots" in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [Triple, Rows, lambda items: dict(enumerate(items)).values()])
+async def test_containers_that_hold_results_are_no_tables(make: Any) -> None:
+    async with shoal.Batcher(returning(make), batch_wait_timeout_s=1) as call:
+        assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
+async def test_tables_are_refused_and_columns_are_results(library: str) -> None:
+    module = pytest.importorskip(library)
+    table = module.table if library == "pyarrow" else module.DataFrame
+    column = module.array if library == "pyarrow" else module.Series
+    async with shoal.Batcher(returning(lambda _: table(TWO_COLUMNS))) as call:
+        for error in await outcomes(call(1), call(2)):
+            assert type(error) is shoal.WrongResultType
+            assert "or a list of rows" in str(error)
+    async with shoal.Batcher(returning(column)) as call:
+        assert [int(str(got)) for got in await outcomes(call(1), call(2))] == [1, 2]
 
 
 async def test_the_batcher_goes_on_after_wrong_results() -> None:

@@ -402,7 +402,7 @@ class Batcher(Generic[C_co]):
 
     def runs(self, batch: Batch) -> bool:
         """Returns whether this batcher's handler is running a batch."""
-        return self._session is not None and batch in self._session.slots.batches
+        return self._session is not None and self._session.slots.is_running(batch)
 
     @property
     def failure(self) -> BaseException | None:

@@ -180,7 +180,8 @@ class Session:
             if self.state == "draining":
                 self._fail_queue()
         self.stop()
-        if running_batch.get(None) in self.slots.batches:  # our own handler must not await itself
+        batch = running_batch.get(None)
+        if batch is not None and self.slots.is_running(batch):  # a handler must not await itself
             await anyio.lowlevel.checkpoint()
         else:
             await self._closed.wait()

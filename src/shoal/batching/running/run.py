@@ -14,20 +14,19 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
+from shoal.batching.handlers.batch_results import not_results
 from shoal.batching.handlers.own_context import in_own_context
 from shoal.core.batch import Batch
 from shoal.core.chosen_status import is_declined
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State
-from shoal.errors import DeadlineExceeded, HandlerFailed, HandlerTimeout, WrongResultType
+from shoal.errors import DeadlineExceeded, HandlerFailed, HandlerTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -295,24 +294,16 @@ class Run(ABC):
 
     def _counted(self, results: Any, wanted: int) -> int:
         """Returns the length of what a handler returned."""
-        if results is None or isinstance(results, (str, bytes, bytearray, Mapping, AbstractSet)):
-            raise self._not_results(results, wanted)
         try:
             return len(results)
         except TypeError:
-            raise self._not_results(results, wanted) from None
+            raise not_results(self.handler.name, wanted, results) from None
 
     def _listed(self, results: Any, count: int) -> list[Any]:
         """Returns what a handler returned as a list, whose length may still differ from `count`."""
         if getattr(results, "__iter__", None) is not None:
             return list(results)
         return [results[index] for index in range(count)]
-
-    def _not_results(self, results: Any, wanted: int) -> WrongResultType:
-        return WrongResultType(
-            f"the handler of {self.name} was given {wanted} items and must give back a list of "
-            f"{wanted} results, not {type(results).__name__}"
-        )
 
 
 def kinds_of(values: Iterable[Any]) -> Iterable[type]:

@@ -208,10 +208,10 @@ class Slots(ABC, Generic[RunT]):
         if not self.batches or self._most > 1 or self.run.handler.fill != "closed":
             return False
         if calls_from_thread.get():
-            return self.run.handler.threaded and self._is_running(batch)
+            return self.run.handler.threaded and self.is_running(batch)
         return self._parking.is_waited_for_by(self.coroutines)
 
-    def _is_running(self, batch: Batch) -> bool:
+    def is_running(self, batch: Batch) -> bool:
         """Returns whether a batch, or one of which it is a part, is running."""
         return batch in self.batches or any(r.batch in self.batches for r in batch.members)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP, Mark
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
+from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
 from shoal.batching.stream_buffer import offer_all, too_slow, wait_for_readers
@@ -160,6 +161,7 @@ class StreamRun(Run):
         Returns:
             The requests whose buffer is full; and whether none will be full after another step.
         """
+        check_results(self.handler.name, width, step, is_step=True)
         got = self._counted(step, width)
         slots: list[Any] = self._listed(step, got)
         if got != width or len(slots) != width:

@@ -6,6 +6,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from shoal.batching.failures.exceptions import own_copy
+from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.running.run import RUNNING, Run, kinds_of, still_running
 from shoal.errors import WrongBatchSize, WrongResultType
 
@@ -44,6 +45,7 @@ class UnaryRun(Run):
     def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
         if results.__class__ is list and len(results) == wanted:
             return list(results)  # the usual case; the handler may change its list
+        check_results(self.handler.name, wanted, results)
         got = self._counted(results, wanted)
         values: list[Any] = self._listed(results, got)
         if got != wanted or len(values) != wanted:

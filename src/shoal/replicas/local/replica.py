@@ -11,8 +11,6 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -23,6 +21,7 @@ import anyio.to_thread
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
+from shoal.batching.handlers.batch_results import advice_on
 from shoal.batching.handlers.own_context import HoldLogs, in_own_context
 from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 logger: Final = logging.getLogger("shoal.replicas")
-
-_REFUSED: Final = (str, bytes, bytearray, Mapping, AbstractSet)
-"""Types that can't be results; the batcher rejects them."""
 
 
 class LocalReplica(Replica):
@@ -396,8 +392,8 @@ def _as_plain(results: Any) -> Any:
     Raises:
         BaseException: What the class of the results raised.
     """
-    if type(results) in (list, tuple) or isinstance(results, _REFUSED):
-        return results  # pyright: ignore[reportUnknownVariableType]
+    if type(results) in (list, tuple) or advice_on(results) is not None:
+        return results
     try:
         count = len(results)
     except TypeError:

@@ -33,6 +33,7 @@ from shoal.batching.current import running_batch
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import ends_the_program
 from shoal.batching.failures.held import shown
+from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.trace import continued
 from shoal.replicas.code.current import Identity, running_replica
 from shoal.replicas.code.instance import Instance
@@ -159,8 +160,7 @@ class ReplicaActor:
                     results = found.plain.results(items)
                 else:
                     results = self._portal.call(work.results, found.handler, items)
-                check_may_leave(results)
-                return slots_as_data(results), None
+                return found.slots_of(items, results), None
         except BaseException as error:
             return None, _told(error)
 
@@ -177,8 +177,7 @@ class ReplicaActor:
                     step = DONE if work.is_cancelled else steps.next()
                 try:
                     while step is not DONE:
-                        check_may_leave(step)
-                        yield slots_as_data(step), None
+                        yield found.slots_of(items, step), None
                         step = DONE if work.is_cancelled else steps.next()
                 finally:
                     steps.close()
@@ -303,6 +302,18 @@ class _Method:
         self.handler = handler
         self.plain = plain
         self.defaults = defaults
+
+    def slots_of(self, items: list[Any], results: Any) -> Any:
+        """Returns what it returned or yielded for a batch as `slots_as_data`.
+
+        Raises:
+            WrongResultType: They are not one result for each item.
+        """
+        if results is not None:  # as work that was cancelled returns
+            is_step = self.handler.streams
+            check_results(self.handler.name, len(items), results, is_step=is_step)
+        check_may_leave(results)
+        return slots_as_data(results)
 
 
 async def _awaited(awaitable: Any) -> Any:

@@ -164,7 +164,7 @@ class AsyncWork:
                 results = await in_own_context(
                     work.handler.results(work.items), self._hold_log_of(work)
                 )
-        return self._answers.packed(work.method, results)
+        return self._answers.packed(work, results)
 
     def _hold_log_of(self, work: Work) -> HoldLog:
         return self._hold_logs[f"the handler {work.handler.name} of {self._tag}"]
@@ -173,7 +173,7 @@ class AsyncWork:
         with work.is_running() if not work.handler.threaded else nullcontext():
             async with aclosing(self._steps(work)) as steps:
                 async for step in steps:
-                    self.send(Kind.PART, frame.id, self._answers.packed(work.method, step))
+                    self.send(Kind.PART, frame.id, self._answers.packed(work, step))
                     call.credit -= 1
                     while call.credit == 0:
                         call.has_credit = anyio.Event()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.current import running_batch
+from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.trace import continued
 from shoal.replicas.code.jobs import PlainMethod
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
@@ -172,12 +173,15 @@ class CallAnswers:
             batched=method.batched,
         )
 
-    def packed(self, method: str, results: Any) -> Message:
+    def packed(self, work: Work, results: Any) -> Message:
         """Returns the content of an answer; uses shared memory if there is room.
 
         Raises:
+            WrongResultType: They are not one result for each item.
             TypeError: The results can't be sent.
         """
+        is_step = work.handler.streams
+        check_results(work.handler.name, len(work.items), results, is_step=is_step)
         check_may_leave(results)
         try:
             message = packed(slots_as_data(results))
@@ -185,7 +189,7 @@ class CallAnswers:
             listed: list[Any] = [results]
             if isinstance(results, (list, tuple)):
                 listed = list(cast("list[Any]", results))
-            raise why_unsendable(f"result {{nth}} of {method}()", listed, error) from error
+            raise why_unsendable(f"result {{nth}} of {work.method}()", listed, error) from error
         if self.codec.reserve(message):
             self.codec.write(message)
         return message

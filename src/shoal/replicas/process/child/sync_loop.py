@@ -98,7 +98,7 @@ class SyncWork:
     def _call(self, frame: Frame) -> tuple[Kind, Message]:
         try:
             work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
-            return Kind.RESULT, self._answers.packed(work.method, work.plain_results())
+            return Kind.RESULT, self._answers.packed(work, work.plain_results())
         except BaseException as error:
             return self._failed(error)
 
@@ -115,7 +115,7 @@ class SyncWork:
                     step = work.next_of(steps)
                     if step is DONE:
                         break
-                    self._send(Kind.PART, frame.id, self._answers.packed(work.method, step))
+                    self._send(Kind.PART, frame.id, self._answers.packed(work, step))
                     credit -= 1
             finally:
                 steps.close()

@@ -1,0 +1,193 @@
+"""How blocks of `shoal.blocking` end: at Ctrl-C, in their own handlers, and when dropped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio
+import pytest
+
+import shoal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.parametrize("backend", ["trio", "asyncio"]),
+]
+
+HANG_S = 10
+
+
+def portals() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "portal" in thread.name]
+
+
+def wait_for_portals_to_end() -> None:
+    for thread in portals():
+        thread.join(HANG_S)
+    assert not portals()
+
+
+async def interrupt() -> None:
+    """Sends a Ctrl-C to the main thread, and takes a while."""
+    os.kill(os.getpid(), signal.SIGINT)
+    await anyio.sleep(0.1)
+
+
+class Interrupting(shoal.Batcher[Any]):
+    """A batcher during whose opening or closing the user presses Ctrl-C."""
+
+    when: ClassVar[str]
+
+    async def __aenter__(self) -> Any:
+        if self.when == "entering":
+            await interrupt()
+        return await super().__aenter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        if self.when == "leaving":
+            await interrupt()
+        await super().__aexit__(*error)
+
+
+@pytest.mark.parametrize("when", ["entering", "leaving"])
+def test_ctrl_c_ends_the_block_at_once(
+    backend: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def handler(items: list[int]) -> list[int]:
+        return items
+
+    monkeypatch.setattr(Interrupting, "when", when, raising=False)
+    with pytest.raises(KeyboardInterrupt), shoal.blocking(Interrupting(handler), backend=backend):
+        assert when == "leaving"
+    wait_for_portals_to_end()
+
+
+class Leaving:
+    """Handlers that leave the block in which they run."""
+
+    def __init__(self) -> None:
+        self.stack = ExitStack()
+
+    def plain(self, items: list[int]) -> list[int]:
+        self.stack.close()
+        return items
+
+    def plain_steps(self, items: list[int]) -> Iterator[list[int]]:
+        self.stack.close()
+        yield items
+
+    async def coroutine(self, items: list[int]) -> list[int]:
+        self.stack.close()
+        return items
+
+    async def in_a_thread(self, items: list[int]) -> list[int]:
+        await anyio.to_thread.run_sync(self.stack.close)
+        return items
+
+    async def open_batch(self, batch: shoal.OpenBatch[int, int]) -> None:
+        self.stack.close()
+
+
+@pytest.mark.parametrize("form", ["plain", "plain_steps", "coroutine", "in_a_thread", "open_batch"])
+def test_a_handler_that_leaves_its_own_block_is_refused_at_once(backend: str, form: str) -> None:
+    leaving = Leaving()
+    fill: Any = "open" if form == "open_batch" else "closed"
+    batcher: Any = shoal.Batcher(getattr(leaving, form), fill=fill)
+    block = shoal.blocking(batcher, backend=backend)
+    with block as call:
+        # A copy, since a stack forgets what it has closed.
+        leaving.stack.push(block.__exit__)
+        ask = (lambda: list(call(1).__enter__())) if form == "plain_steps" else (lambda: call(1))
+        with pytest.raises(shoal.WouldDeadlock, match="leave it in another thread"):
+            ask()
+        assert call.statistics().state == "open"
+    wait_for_portals_to_end()
+
+
+def test_a_handler_that_calls_itself_is_refused_at_once(backend: str) -> None:
+    def handler(items: list[int]) -> list[int]:
+        return [call(item) for item in items]
+
+    with (
+        shoal.blocking(shoal.Batcher(handler), backend=backend) as call,
+        pytest.raises(shoal.WouldDeadlock),
+    ):
+        call(1)
+
+
+def test_a_handler_that_another_handler_calls_is_refused_as_well(backend: str) -> None:
+    leaving = Leaving()
+
+    @shoal.batch
+    def inner(items: list[int]) -> list[int]:
+        leaving.stack.close()
+        return items
+
+    @shoal.batch
+    async def outer(items: list[int]) -> list[int]:
+        return [await inner(item) for item in items]
+
+    block = shoal.blocking(outer, backend=backend)
+    with block as call:
+        leaving.stack.push(block.__exit__)
+        with pytest.raises(shoal.WouldDeadlock):
+            call(1)
+
+
+def test_a_handler_may_leave_the_block_of_another(backend: str) -> None:
+    other = ExitStack()
+
+    def same(items: list[int]) -> list[int]:
+        return items
+
+    call_other = other.enter_context(shoal.blocking(shoal.Batcher(same), backend=backend))
+
+    def handler(items: list[int]) -> list[int]:
+        other.close()
+        return items
+
+    with shoal.blocking(shoal.Batcher(handler), backend=backend) as call:
+        assert call(1) == 1
+        with pytest.raises(shoal.BatcherClosed):
+            call_other(1)
+
+
+PROGRAM = """
+import sys
+import shoal
+
+@shoal.batch
+def handler(items):
+    return items
+
+class Actor:
+    def __init__(self, how):
+        self.block = shoal.blocking(handler, backend=sys.argv[1])
+        self.call = self.block.__enter__()
+        self.me = self  # found by the collector alone, at the end of the interpreter
+        if how == "raises":
+            raise ValueError(self.call(1))
+
+try:
+    actor = Actor(sys.argv[2])
+except ValueError as error:
+    kept = error
+else:
+    if sys.argv[2] == "dropped":
+        del actor
+"""
+
+
+@pytest.mark.parametrize("how", ["raises", "kept", "dropped"])
+def test_a_block_that_nobody_leaves_keeps_no_process_alive(backend: str, how: str) -> None:
+    command = [sys.executable, "-c", PROGRAM, backend, how]
+    assert subprocess.run(command, timeout=HANG_S, check=True, stderr=subprocess.PIPE).stderr == b""
