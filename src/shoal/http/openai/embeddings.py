@@ -24,8 +24,8 @@ from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.metadata import HttpMetadata
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
-from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence

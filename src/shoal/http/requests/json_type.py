@@ -199,7 +199,7 @@ def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
     if hasattr(annotation, "model_config") or hasattr(annotation, "__pydantic_config__"):
         return TypeAdapter(annotation)
     # An alias, since a record that has no configuration of its own can't be given one.
-    item = cast("Any", TypeAliasType("Item", annotation))
+    item = cast("Any", TypeAliasType("Item", annotation))  # pyright: ignore[reportGeneralTypeIssues]
     return TypeAdapter[Any](item, config=ConfigDict(arbitrary_types_allowed=True))
 
 
