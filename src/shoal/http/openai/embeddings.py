@@ -103,7 +103,8 @@ class EmbeddingsRoute(BodyRoute):
     def _inputs(self, given: str | list[Any]) -> Sequence[str]:
         inputs = [given] if isinstance(given, str) else given
         if not inputs or len(inputs) > self._most:
-            raise refused(f"There must be 1 to {self._most} inputs", param="input")
+            detail = f"There must be 1 to {self._most} inputs, and there are {len(inputs)}"
+            raise refused(detail, param="input")
         if not all(isinstance(one, str) for one in inputs):
             raise refused("Inputs must be texts; tokens are not supported", param="input")
         return inputs

@@ -217,7 +217,8 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
         try:
             with EndpointCall(job.model.calls, UnwatchedCaller(job.exchange)) as call:
                 text = await _found_text(job, call, nth)
-                found[nth] = await refusing(text.collected()), text.end
+                async with job.turn(call):
+                    found[nth] = await refusing(text.collected()), text.end
         except Exception as error:
             failures.append(error)
             tasks.cancel_scope.cancel()
@@ -297,7 +298,8 @@ class MergedTexts:
         try:
             with EndpointCall(self._job.model.calls, UnwatchedCaller(self._job.exchange)) as call:
                 text = await _found_text(self._job, call, nth)
-                await refusing(self._pass_on(text, nth))
+                async with self._job.turn(call):
+                    await refusing(self._pass_on(text, nth))
         except Exception as error:
             self._failure = self._failure or error
         self._running -= 1
