@@ -10,6 +10,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.commands.support.mistake import CommandError, say
+from shoal.core.extras import needing
 from shoal.replicas.code.definition import imported_unheld
 from shoal.serving.app_file.flaws import AppFileRefused
 
@@ -132,11 +133,10 @@ def need(package: str) -> ModuleType:
         CommandError: It is not installed.
     """
     try:
-        return importlib.import_module(package)
+        with needing("serving", "serve"):
+            return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise CommandError(
-            f"serving needs {error.name}, which is not installed: pip install 'shoal[serve]'", 1
-        ) from None
+        raise CommandError(str(error), 1) from None
 
 
 def say_flaws(refused: AppFileRefused) -> CommandError:
@@ -156,7 +156,10 @@ def _of_file(spec: str) -> ASGIApp:
     except AppFileRefused as refused:
         raise say_flaws(refused) from None
     _add_current_directory()
-    return App.of_file(file)
+    try:
+        return App.of_file(file)
+    except ModuleNotFoundError as error:  # an option needs an extra
+        raise CommandError(f"{spec}: {error}", 1) from None
 
 
 def _add_current_directory() -> None:

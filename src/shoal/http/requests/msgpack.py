@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from shoal.core.extras import is_installed
 from shoal.http.requests.body_form import BodyForm
 from shoal.http.requests.json_scan import BYTES_PER_SCALAR, allowance_of, too_complex
 from shoal.http.requests.plain import packable
@@ -61,7 +61,7 @@ _SCALARS: Final = re.compile(
 @cache
 def has_msgpack() -> bool:
     """Returns whether the package is installed that reads and writes it."""
-    return find_spec("ormsgpack") is not None
+    return is_installed("ormsgpack")
 
 
 class MsgpackForm(BodyForm):
