@@ -12,6 +12,7 @@ from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.loops.forks import keep_for_ever
+from shoal.core.extras import needing
 from shoal.replicas.threads import check_may_block
 from shoal.serving.clients.in_replica import client_inside
 from shoal.serving.clients.remote_client import RemoteClient
@@ -119,20 +120,9 @@ class Starting:
 
 
 def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:
-    try:
+    with needing("serving over HTTP", "serve"):
         from shoal.http.app.embedded import EmbeddedServer
-    except ModuleNotFoundError as error:
-        raise _needs_serve(error) from error
     return EmbeddedServer, HttpOptions.of(http)
-
-
-def _needs_serve(error: ModuleNotFoundError) -> ImportError:
-    """Returns the error for a missing library; a missing module of this package is a mistake."""
-    if (error.name or "").partition(".")[0] == "shoal":
-        return error
-    return ImportError(
-        f"serving over HTTP needs {error.name!r}: pip install 'shoal[serve]'", name=error.name
-    )
 
 
 async def serve(
@@ -168,10 +158,8 @@ async def serve(
 
     Cancellation: Closes all connections at once, and cancels their calls.
     """
-    try:
+    with needing("serving over HTTP", "serve"):
         from shoal.http.server.embedding import serve_application
-    except ModuleNotFoundError as error:
-        raise _needs_serve(error) from error
     await serve_application(app, HttpOptions.of_server(options), shutdown_trigger, task_status)
 
 

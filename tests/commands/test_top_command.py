@@ -310,7 +310,7 @@ def test_why_a_server_can_not_be_watched_is_told(run, tmp_path, monkeypatch):
     assert run("--once") == (
         1,
         "",
-        "shoal: `shoal top` needs 'rich.console': pip install 'shoal[client,top]'\n",
+        "shoal: `shoal top` needs rich, which is not installed: pip install 'shoal[client,top]'\n",
     )
 
 

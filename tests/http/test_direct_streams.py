@@ -143,10 +143,10 @@ async def test_the_order_is_kept_whoever_sends(app, steps):
         assert server.counts() == (3, 3)
 
 
-async def test_a_text_that_json_can_not_hold_fails_its_stream(app, steps):
+async def test_an_item_that_json_can_not_hold_fails_its_stream(app, steps):
     async with served(app) as server:
         (client,) = await begun(server, steps)
-        await steps.step("a", "\ud800")
+        await steps.step("a", object())
         assert items_of(client) == [0, "a"]
         assert parts_of(client)[-1]["error"]["status"] == 500
         assert server.counts() == (1, 1)

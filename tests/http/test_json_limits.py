@@ -19,8 +19,8 @@ from pydantic import AllowInfNan, BaseModel
 
 import shoal
 from shoal.http.requests.payload import JsonReader
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
-from shoal.http.requests.results import encoded
 from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 

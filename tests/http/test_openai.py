@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.http.openai import OpenAI
+from shoal.http.openai.unsupported import SPECIAL
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -454,6 +455,37 @@ async def test_embeddings_are_one_batch():
     async with app.lifespan():
         await ask(app, "/v1/embeddings", {"model": "embed", "input": list("abcdefgh")})
     assert sizes == [8]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("asked", [{"n": 7}, {"prompt": ["a"] * 7}])
+async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is_stream):
+    app = shoal.App(protocols=["openai"])
+
+    async def upper(prompts: list[str]) -> list[str]:
+        await anyio.sleep(1)
+        return [prompt.upper() for prompt in prompts]
+
+    app.endpoint("/upper", name="upper", max_batch_size=2, max_queued_requests=2)(upper)
+    async with app.lifespan():
+        given = {"model": "upper", "prompt": "a", "stream": is_stream, **asked}
+        answer = await ask(app, COMPLETIONS, given)
+    assert answer.status == 200
+    if is_stream:
+        assert answer.body.count(b'"text":"A"') == 7
+    else:
+        assert [one["text"] for one in answer.json()["choices"]] == ["A"] * 7
+
+
+async def test_as_many_inputs_as_promised_are_taken_by_an_idle_server():
+    app = openai_app(models=["embed"])
+    async with app.lifespan():
+        asked = {"model": "embed", "input": ["a"] * 2048}
+        answer = await ask(app, "/v1/embeddings", asked)
+        assert (answer.status, len(answer.json()["data"])) == (200, 2048)
+        status, error = await refused(app, {**asked, "input": ["a"] * 2049}, "/v1/embeddings")
+    assert status == 400
+    assert error["message"].endswith("There must be 1 to 2048 inputs, and there are 2049")
 
 
 NOT_FOUND = "model_not_found"
@@ -979,6 +1011,11 @@ async def test_null_is_as_if_a_parameter_was_absent():
     async with app.lifespan():
         answer = await ask(app, *embedding(dimensions=None, encoding_format=None))
         assert answer.status == 200
+        special = {**dict.fromkeys(SPECIAL), "stream_options": {"include_usage": None}}
+        answer = await ask(app, CHATS, {"model": "upper", "messages": HI, **special})
+        assert answer.status == 200, answer.body
+        answer = await ask(app, *completion("upper", n=2, **special))
+        assert answer.status == 200, answer.body
         nulls = dict.fromkeys(("n", "stop", "stream", "stream_options", "seed", "temperature"))
         asked = {"model": "upper", "max_tokens": 1, "max_completion_tokens": None, **nulls}
         body = (await ask(app, CHATS, {"messages": HI, **asked})).json()

@@ -60,5 +60,5 @@ def test_without_matplotlib_it_is_told_what_to_install(monkeypatch, tmp_path):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     simulation = simulate([0], BatchOptions(), RUN_TIME)
-    with pytest.raises(ImportError, match=r"plots need 'matplotlib.*': pip install 'shoal"):
+    with pytest.raises(ImportError, match=r"a plot needs matplotlib.*: pip install 'shoal\[plot"):
         plot(simulation, tmp_path / "simulation.png")

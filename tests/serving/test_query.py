@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request  # noqa: TC002 - the annotation is read
 
-from shoal.http.requests.results import encoded
+from shoal.http.requests.plain import encoded
 from shoal.serving.query import Query, item_without_data, takes_query
 
 TWO = b"name=cod&name=d%C3%A5ce+x&empty="

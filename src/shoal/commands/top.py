@@ -13,6 +13,7 @@ from shoal.commands.server.view import ServerView
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import as_json, print_out
 from shoal.commands.support.parser import describe
+from shoal.core.extras import needing
 from shoal.errors import NotAllowed, ShutDown
 
 if TYPE_CHECKING:
@@ -48,11 +49,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     try:
-        from shoal.commands.server.screen import Screen
+        with needing("`shoal top`", "client,top"):
+            from shoal.commands.server.screen import Screen
     except ModuleNotFoundError as error:
-        raise CommandError(
-            f"`shoal top` needs {error.name!r}: pip install 'shoal[client,top]'", 1
-        ) from None
+        raise CommandError(str(error), 1) from None
     screen = Screen(arguments.url or arguments.name)
     view = ServerView()
     if arguments.json or arguments.once or not screen.is_live:

@@ -6,6 +6,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from shoal.core.extras import needing
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -27,15 +29,8 @@ def lazy_names(
         module = where.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        try:
+        with needing(f"{package}.{name}", extra):
             found = namespace[name] = getattr(import_module(module), name)
-        except ModuleNotFoundError as error:
-            if (error.name or "").partition(".")[0] == "shoal":
-                raise
-            raise ImportError(
-                f"{package}.{name} needs {error.name!r}: pip install 'shoal[{extra}]'",
-                name=error.name,
-            ) from error
         return found
 
     return load, lambda: sorted({*namespace, *where})

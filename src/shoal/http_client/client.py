@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, get_args
 import anyio
 import anyio.lowlevel
 
+from shoal.core.extras import need
 from shoal.core.options.checks import one_of, seconds, whole
 from shoal.errors import DeadlineExceeded
 from shoal.http_client.address import checked_headers, checked_method, checked_path, checked_token
 from shoal.http_client.bodies import ACCEPTED, JSON_LINES, ResultType, body_of, result_of
-from shoal.http_client.connection import SILENCE_S, Connection, needs
+from shoal.http_client.connection import SILENCE_S, Connection
 from shoal.http_client.json_lines import JsonLines
 from shoal.http_client.limits import TimeLimit, request_of, trace_of
 from shoal.http_client.problems import Failure, error_of, failure_of
@@ -294,7 +295,7 @@ class HttpClient:
         """
         checked_path(path)
         whole("max_requests", max_requests, least=1)
-        needs("wsproto")
+        need("a client on a WebSocket", "wsproto", "client")
         of_request = {**trace_of(request_of(request)), **checked_headers(headers)}
 
         async def open_(of_handshake: Mapping[str, str]) -> StreamingAnswer:

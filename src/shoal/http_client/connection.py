@@ -11,12 +11,12 @@ is cancelled, so the server would go on with the call.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import anyio
 
+from shoal.core.extras import need
 from shoal.errors import ShutDown
 from shoal.http_client.address import split_url
 from shoal.http_client.answer import StreamingAnswer
@@ -65,7 +65,7 @@ class Connection:
         tls: ssl.SSLContext | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        needs("httpx")
+        need("a client over HTTP", "httpx", "client")
         self.url = url
         self.max_answer_bytes = max_answer_bytes
         self._base, self._socket = split_url(url)
@@ -219,19 +219,3 @@ def _with_causes(error: BaseException) -> list[BaseException]:
         causes.append(cause)
         cause = cause.__cause__ or cause.__context__
     return causes
-
-
-def needs(module: str) -> None:
-    """Checks that a module is installed.
-
-    Raises:
-        ModuleNotFoundError: It is not.
-    """
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f"a client over HTTP needs {error.name}, which is not installed: pip install "
-            "'shoal[client]'",
-            name=error.name,
-        ) from None

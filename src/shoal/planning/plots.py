@@ -11,6 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.batch import DispatchReason
+from shoal.core.extras import needing
 from shoal.planning.figures import duration, percentile
 
 if TYPE_CHECKING:
@@ -62,13 +63,9 @@ def new_figure(width: float) -> Any:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
+    with needing("a plot", "plot"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            f"plots need {error.name!r}: pip install 'shoal[plot]'", name=error.name
-        ) from error
     figure = Figure(figsize=(width, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.batching.options.list_cost import adapted, adapted_to_items
+from shoal.core.extras import need
 from shoal.core.options.mixes import refused_fill
 from shoal.core.options.options import BatchOptions
 from shoal.core.policies.factory import users_own
@@ -28,6 +29,7 @@ def checked_options(
     Raises:
         TypeError: A name is no option, or a value has the wrong type.
         ValueError: A value is out of its range, or does not fit the handler or another option.
+        ModuleNotFoundError: An option needs an extra that is not installed.
     """
     if callable(given.get("batch_size_fn")):
         cost_of: Any = given["batch_size_fn"]
@@ -37,6 +39,8 @@ def checked_options(
             cost_of = adapted(cost_of, handler.function)
         given = {**given, "batch_size_fn": cost_of}
     options = BatchOptions.of(given) if before is None else before.changed(given)
+    if options.cache is not None:
+        need("cache=", "cachetools", "cache")
     refusal = refused_fill(handler.fill, options)
     if refusal is None and handler.streams and options.split is not None:
         refusal = (

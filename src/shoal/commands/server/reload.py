@@ -29,13 +29,14 @@ import sys
 from collections import deque
 from contextlib import suppress
 from functools import partial
-from importlib.util import cache_from_source, find_spec
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.commands.support.mistake import CommandError, say
+from shoal.core.extras import need
 from shoal.http.server.listeners import bind
 
 if TYPE_CHECKING:
@@ -193,10 +194,10 @@ class Reloader:
         Raises:
             CommandError: It can't listen at the address, or can't watch a directory.
         """
-        if find_spec("watchfiles") is None:
-            raise CommandError(
-                "--reload needs watchfiles, which is not installed: pip install 'shoal[reload]'", 1
-            )
+        try:
+            need("--reload", "watchfiles", "reload")
+        except ModuleNotFoundError as error:
+            raise CommandError(str(error), 1) from None
         for directory in self._directories:
             if not directory.is_dir():
                 raise CommandError(f"--reload-dir: {directory} is not a directory")

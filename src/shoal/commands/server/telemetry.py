@@ -7,6 +7,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.mistake import CommandError, as_mistakes
+from shoal.core.extras import needing
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -55,12 +56,11 @@ def exported(given: object, app: App | None) -> Generator[Telemetry]:
             f"{type(given).__name__} is not a shoal.App; leave out --otel, which needs one"
         )
     try:
-        from shoal.observe.otel.instrument import instrument
-        from shoal.observe.otel.providers import metric_exporter, set_up_traces
+        with needing("--otel", "otel"):
+            from shoal.observe.otel.instrument import instrument
+            from shoal.observe.otel.providers import metric_exporter, set_up_traces
     except ModuleNotFoundError as error:
-        raise CommandError(
-            f"--otel needs {error.name}, which is not installed: pip install 'shoal[otel]'", 1
-        ) from None
+        raise CommandError(str(error), 1) from None
     with as_mistakes():
         provider, exporter = set_up_traces(), metric_exporter()
     try:

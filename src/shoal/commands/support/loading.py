@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shoal.batching.failures.frames import users_part
 from shoal.batching.handlers.annotations import read_signature
 from shoal.commands.support.mistake import CommandError, say
+from shoal.core.extras import needing
 from shoal.replicas.code.definition import imported_unheld
 from shoal.serving.app_file.flaws import AppFileRefused
 
@@ -134,11 +135,10 @@ def need(package: str) -> ModuleType:
         CommandError: It is not installed.
     """
     try:
-        return importlib.import_module(package)
+        with needing("serving", "serve"):
+            return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise CommandError(
-            f"serving needs {error.name}, which is not installed: pip install 'shoal[serve]'", 1
-        ) from None
+        raise CommandError(str(error), 1) from None
 
 
 def say_flaws(refused: AppFileRefused) -> CommandError:
@@ -159,7 +159,10 @@ def _of_file(spec: str) -> ASGIApp:
         raise say_flaws(refused) from None
     _add_directory(os.getcwd())
     _add_directory(str(Path(spec).resolve().parent))
-    return App.of_file(file)
+    try:
+        return App.of_file(file)
+    except ModuleNotFoundError as error:  # an option needs an extra
+        raise CommandError(f"{spec}: {error}", 1) from None
 
 
 def _add_directory(directory: str) -> None:

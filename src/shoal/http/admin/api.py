@@ -24,8 +24,8 @@ from shoal.http.admin.guard import Guard
 from shoal.http.admin.recordings import Recordings
 from shoal.http.admin.verbs import AdminRequest, Verbs
 from shoal.http.requests.exchange import JSON, split_path
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
-from shoal.http.requests.results import encoded
 from shoal.http.requests.routing import PathTable
 from shoal.serving.clients.protocol import VERBS
 from shoal.serving.clients.wire_errors import RAISED

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.batching.failures.frames import in_one_line
+from shoal.core.extras import need
 from shoal.errors import NameTaken, NoSuchName
 from shoal.http.openapi.served import Documented
 from shoal.http.requests.routing import PathTable, Route
@@ -83,7 +84,12 @@ class Declarations:
 
         Raises:
             NameTaken: The tag is taken.
+            ModuleNotFoundError: An option needs an extra that is not installed.
         """
+        if config.batching.get("cache") is not None:
+            need("cache=", "cachetools", "cache")
+        if config.placement == "ray":
+            need("placement='ray'", "ray", "ray")
         if tag in self.backends:
             raise NameTaken(f"a backend {tag!r} is declared already; choose another tag")
         self.backends[tag] = definition, config

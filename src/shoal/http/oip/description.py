@@ -35,21 +35,22 @@ Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST_DIMENSION)]
 Yes = Annotated[bool, Field(strict=True)]
 
 
+# As null, each of what may be left out is not given.
 class _OfInput(TypedDict):
-    binary_data_size: NotRequired[Whole]
+    binary_data_size: NotRequired[Whole | None]
     shared_memory_region: NotRequired[Any]
 
 
 class _OfOutput(TypedDict):
-    binary_data: NotRequired[Yes]
+    binary_data: NotRequired[Yes | None]
     classification: NotRequired[Any]
     shared_memory_region: NotRequired[Any]
 
 
 class _OfRequest(TypedDict):
-    binary_data_output: NotRequired[Yes]
-    priority: NotRequired[Whole]
-    timeout: NotRequired[Whole]
+    binary_data_output: NotRequired[Yes | None]
+    priority: NotRequired[Whole | None]
+    timeout: NotRequired[Whole | None]
     sequence_id: NotRequired[Any]
 
 
@@ -57,20 +58,22 @@ class _Input(TypedDict):
     name: Name
     shape: Annotated[list[Whole], Field(max_length=_MOST_DIMENSIONS, fail_fast=True)]
     datatype: str
-    parameters: NotRequired[_OfInput]
-    data: NotRequired[list[Any]]
+    parameters: NotRequired[_OfInput | None]
+    data: NotRequired[list[Any] | None]
 
 
 class _Output(TypedDict):
     name: Name
-    parameters: NotRequired[_OfOutput]
+    parameters: NotRequired[_OfOutput | None]
 
 
 class _Request(TypedDict):
-    id: NotRequired[Annotated[str, Field(max_length=1024)]]
-    parameters: NotRequired[_OfRequest]
+    id: NotRequired[Annotated[str, Field(max_length=1024)] | None]
+    parameters: NotRequired[_OfRequest | None]
     inputs: Annotated[list[_Input], Field(max_length=_MOST_TENSORS, fail_fast=True)]
-    outputs: NotRequired[Annotated[list[_Output], Field(max_length=_MOST_TENSORS, fail_fast=True)]]
+    outputs: NotRequired[
+        Annotated[list[_Output], Field(max_length=_MOST_TENSORS, fail_fast=True)] | None
+    ]
 
 
 _VALIDATOR: Final = TypeAdapter(_Request).validator
@@ -116,9 +119,9 @@ class Description:
 
     def _take_options(self, given: Mapping[str, Any]) -> None:
         self.id = given.get("id")
-        self.parameters = given.get("parameters", _NONE)
+        self.parameters = given.get("parameters") or _NONE
         check_supported("The request", self.parameters)
-        self.is_binary = self.parameters.get("binary_data_output", False)
+        self.is_binary = self.parameters.get("binary_data_output") or False
         if wanted := given.get("outputs"):
             self.outputs = {one["name"]: self._is_binary(one) for one in wanted}
 
@@ -135,10 +138,10 @@ class Description:
             names.add(one.name)
 
     def _is_binary(self, output: Mapping[str, Any]) -> bool:
-        parameters: Mapping[str, Any] = output.get("parameters", _NONE)
+        parameters: Mapping[str, Any] = output.get("parameters") or _NONE
         check_supported(f"The output {output['name']!r}", parameters)
-        is_binary: bool = parameters.get("binary_data", self.is_binary)
-        return is_binary
+        is_binary: bool | None = parameters.get("binary_data")
+        return self.is_binary if is_binary is None else is_binary
 
 
 class Descriptions:

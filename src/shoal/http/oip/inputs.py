@@ -164,10 +164,19 @@ class _ArrayValues(_Column):
     def __init__(self, annotation: Any) -> None:
         self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
         self._arrays = ArrayType(annotation)
+        # Its metadata gives a dimension besides the number of rows.
+        self._needs_dimension = form_of(annotation).dimensions is None
         self._takes_text = form_of(annotation).datatype in (None, BYTES)
 
     @override
     def values(self, tensor: Tensor) -> list[Any]:
+        if len(tensor.shape) == 1 and self._needs_dimension:
+            sizes = tensor.shape
+            detail = (
+                f"The input {tensor.name!r} has the shape {sizes}, whose only dimension is the "
+                f"number of rows. For one row send the shape {[1, *sizes]}."
+            )
+            raise Refused(not_fitting(detail))
         try:
             array = self._array(tensor).reshape(tensor.shape)
             self._arrays.check_shape(array.shape[1:])

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from pydantic import BaseModel
+from pydantic_core import from_json
 
 from shoal.batching.handlers.list_types import is_unannotated
 from shoal.http.oip.datatypes import BYTES, DATATYPES
 from shoal.http.oip.forms import Form, datatype_of_dtype, fields_of, form_of, is_mapping
 from shoal.http.oip.tensor import not_fitting
+from shoal.http.requests.plain import encoded, whole_text
 from shoal.http.requests.problem import Refused
-from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:
     from inspect import Signature
@@ -118,7 +119,7 @@ def _binary(datatype: str, elements: Any) -> bytes:
         return data
     flat: list[Any] = elements
     if datatype == BYTES:
-        texts = [one.encode() if isinstance(one, str) else one for one in flat]
+        texts = [whole_text(one).encode() if isinstance(one, str) else one for one in flat]
         return b"".join(chain.from_iterable([(len(t).to_bytes(4, "little"), t) for t in texts]))
     return DATATYPES[datatype].written(flat)
 
@@ -130,7 +131,7 @@ def _json(name: str, datatype: str, elements: Any) -> Any:
         return elements
     flat: list[Any] = elements
     try:
-        return [one.decode() if isinstance(one, bytes) else one for one in flat]
+        return [one.decode() if isinstance(one, bytes) else whole_text(one) for one in flat]
     except UnicodeDecodeError:
         detail = f"The output {name!r} is no UTF-8; ask for it as binary data."
         raise Refused(not_fitting(detail)) from None
@@ -164,7 +165,7 @@ def _columns(results: list[Any]) -> dict[str, list[Any]]:
         raise TypeError("the results of a request have different names")
     if any(type(name) is not str for name in first):
         raise TypeError("the names of results must be text")
-    return {name: [row[name] for row in rows if row is not None] for name in first}
+    return {whole_text(name): [row[name] for row in rows if row is not None] for name in first}
 
 
 def _named(result: Any) -> Mapping[Any, Any] | None:
@@ -216,7 +217,7 @@ def _joined(values: list[Any], form: Form, *, is_plain: bool = False) -> tuple[s
     if is_plain:
         raise TypeError(f"a result is no tensor: {', '.join(sorted(k.__name__ for k in kinds))}")
     # Of other types, such as numpy's numbers in a list: as the values that JSON would have.
-    return _joined(orjson.loads(encoded(values)), form, is_plain=True)
+    return _joined(from_json(encoded(values)), form, is_plain=True)
 
 
 def _of_numbers(
@@ -236,6 +237,8 @@ def _of_numbers(
 
 def _of_arrays(values: list[Any]) -> tuple[str, list[int], Any]:
     np: Any = importlib.import_module("numpy")  # installed: there is an array
+    if any(np.ma.is_masked(value) for value in values):
+        raise TypeError("a masked array is no tensor; give its masked elements a value")
     try:
         array = np.stack([np.asarray(value) for value in values])
     except ValueError as error:

@@ -43,7 +43,7 @@ class Tensor:
 
     def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
         self.name: str = given["name"]
-        if "parameters" in given or "data" not in given:
+        if given.get("parameters") is not None or given.get("data") is None:
             self.size = self._size_in(given)
         datatype = DATATYPES.get(given["datatype"])
         if datatype is None:
@@ -121,10 +121,10 @@ class Tensor:
 
     def _size_in(self, given: Mapping[str, Any]) -> int | None:
         """Returns the size of its elements as bytes; None if they are in its description."""
-        parameters: Mapping[str, Any] = given.get("parameters", {})
+        parameters: Mapping[str, Any] = given.get("parameters") or {}
         check_supported(f"The input {self.name!r}", parameters)
         size: int | None = parameters.get("binary_data_size")
-        if (size is None) == ("data" not in given):
+        if (size is None) == (given.get("data") is None):
             raise Refused(malformed(f"The input {self.name!r} needs data, or a binary_data_size."))
         return size
 
@@ -205,8 +205,8 @@ def check_supported(what: str, parameters: Mapping[str, Any]) -> None:
     Raises:
         Refused: They have.
     """
-    if not _NOT_SUPPORTED.isdisjoint(parameters):
-        name = min(_NOT_SUPPORTED & parameters.keys())
+    if names := [one for one in _NOT_SUPPORTED if parameters.get(one) is not None]:
+        name = min(names)
         raise Refused(malformed(f"{what} has the parameter {name}, which is not supported."))
 
 

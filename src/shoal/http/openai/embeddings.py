@@ -24,8 +24,8 @@ from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.metadata import HttpMetadata
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
-from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -103,7 +103,8 @@ class EmbeddingsRoute(BodyRoute):
     def _inputs(self, given: str | list[Any]) -> Sequence[str]:
         inputs = [given] if isinstance(given, str) else given
         if not inputs or len(inputs) > self._most:
-            raise refused(f"There must be 1 to {self._most} inputs", param="input")
+            detail = f"There must be 1 to {self._most} inputs, and there are {len(inputs)}"
+            raise refused(detail, param="input")
         if not all(isinstance(one, str) for one in inputs):
             raise refused("Inputs must be texts; tokens are not supported", param="input")
         return inputs

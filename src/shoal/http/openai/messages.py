@@ -15,6 +15,7 @@ from typing_extensions import override
 from shoal.http.openai.errors import error_json
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.one_line import in_one_line
+from shoal.http.requests.plain import whole_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,27 +78,15 @@ class NotText(TypeError):
         super().__init__(f"the model gives no text, but results of {type(result).__name__}")
 
 
-def checked_text(result: Any) -> str:
-    """Returns a result of a model, which must be text that can be written.
+def text_of(result: Any) -> str:
+    """Returns a result of a model, which must be text, without halves of surrogate pairs.
 
     Raises:
         NotText: It is not text.
-        TypeError: It can't be written.
-    """
-    text = text_of(result)
-    orjson.dumps(text)  # raises for half of a surrogate pair
-    return text
-
-
-def text_of(result: Any) -> str:
-    """Returns a result of a model, which must be text.
-
-    Raises:
-        NotText: It is not.
     """
     if not isinstance(result, str):
         raise NotText(result)
-    return result
+    return whole_text(result)
 
 
 class AnswerForms:
@@ -218,9 +207,9 @@ class ChoiceMessages:
         """Returns the message with a piece; with the first and the last one, if it is that piece.
 
         Raises:
-            TypeError: The piece is no text, or can't be written.
+            TypeError: The piece is no text.
         """
-        return self._message(self.end.take(checked_text(piece)))
+        return self._message(self.end.take(text_of(piece)))
 
     def ended(self) -> bytes:
         """Returns the rest of the messages, once the model has ended the text."""
@@ -312,7 +301,8 @@ class OneText(_Events):
         text = self._text
         tokens = text.tokens + 1
         if tokens < self._plain_below and type(value) is str and text.is_clear(value):
-            message = self._before + in_one_line(orjson.dumps(value)) + self._after
+            piece = in_one_line(orjson.dumps(whole_text(value)))
+            message = self._before + piece + self._after
             text.tokens = tokens
             return message
         message = self._choice.piece(value)

@@ -12,7 +12,7 @@ from shoal.batching.calls.leaving import Departure
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.openai.errors import refused
-from shoal.http.openai.messages import ChoiceMessages, NotText, checked_text, text_of
+from shoal.http.openai.messages import ChoiceMessages, NotText, text_of
 from shoal.http.requests.call import EndpointCall
 from shoal.http.requests.endpoint import call_headers
 from shoal.serving.endpoints.compared_stream import ComparedStream
@@ -136,14 +136,14 @@ class TextCall:
                 results.pass_on(take)
             async for piece in stream:
                 for one in (piece, *stream.ready()):
-                    texts.append(end.take(checked_text(one)))
+                    texts.append(end.take(text_of(one)))
                     tick()
                     if end.reason is not None:
                         break
                 if end.reason is not None:
                     break
         texts.append(end.rest())
-        return checked_text("".join(texts))
+        return text_of("".join(texts))
 
 
 async def _found_text(job: TextJob, call: EndpointCall, nth: int) -> TextCall:
@@ -217,7 +217,8 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
         try:
             with EndpointCall(job.model.calls, UnwatchedCaller(job.exchange)) as call:
                 text = await _found_text(job, call, nth)
-                found[nth] = await refusing(text.collected()), text.end
+                async with job.turn(call):
+                    found[nth] = await refusing(text.collected()), text.end
         except Exception as error:
             failures.append(error)
             tasks.cancel_scope.cancel()
@@ -300,7 +301,8 @@ class MergedTexts:
         try:
             with EndpointCall(self._job.model.calls, UnwatchedCaller(self._job.exchange)) as call:
                 text = await _found_text(self._job, call, nth)
-                await refusing(self._pass_on(text, nth))
+                async with self._job.turn(call):
+                    await refusing(self._pass_on(text, nth))
         except Exception as error:
             self._failure = self._failure or error
         self._running -= 1

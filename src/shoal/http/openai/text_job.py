@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from shoal.http.openai.messages import NotText
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.openai.unsupported import SPECIAL, check_supported
@@ -51,7 +53,7 @@ class TextJob:
 
     __slots__ = (
         *("_chat_prompt", "_given", "_messages", "_n", "_prompts", "_stops", "exchange", "forms"),
-        *("metadata", "model", "streams", "texts"),
+        *("_turns", "metadata", "model", "streams", "texts"),
     )
 
     def __init__(
@@ -77,6 +79,7 @@ class TextJob:
         self._chat_prompt: str | None = None
         self._n = n
         self._stops = stops
+        self._turns: anyio.CapacityLimiter | None = None
 
     @property
     def with_usage(self) -> bool:
@@ -88,6 +91,16 @@ class TextJob:
     def times(self) -> ItemTimes:
         """Where the times of the pieces are counted."""
         return self.exchange.item_times(self.model.endpoint.name)
+
+    def turn(self, call: EndpointCall) -> anyio.CapacityLimiter:
+        """Returns what a call for one of several texts waits for: no more than the queue may hold.
+
+        Args:
+            call: The call, whose batcher was found.
+        """
+        if self._turns is None:
+            self._turns = anyio.CapacityLimiter(call.most_at_once)
+        return self._turns
 
     def form(self) -> MessageForm:
         """Returns the form of the messages of a stream."""

@@ -122,13 +122,15 @@ class TextReader:
         texts = n * max(1, prompts)
         if texts > self._most_choices:
             param = "n" if n > 1 else "prompt"
-            raise refused(f"An answer has {self._most_choices} choices at most", param=param)
+            detail = f"An answer has {self._most_choices} choices at most, and {texts} are wanted"
+            raise refused(detail, param=param)
         return texts
 
     def _messages(self, given: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         messages: list[dict[str, Any]] = given["messages"]
-        if len(messages) > self._most_messages:
-            raise refused(f"A chat has {self._most_messages} messages at most", param="messages")
+        if (count := len(messages)) > self._most_messages:
+            detail = f"A chat has {self._most_messages} messages at most, and there are {count}"
+            raise refused(detail, param="messages")
         for message in messages:
             if type(message.get("content")) is not str:
                 _make_texts(messages)

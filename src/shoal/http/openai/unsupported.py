@@ -24,6 +24,8 @@ SPECIAL: Final = _NEVER | _BY_MODEL
 
 def _changes_nothing(name: str, value: Any, n: int) -> bool:
     """Returns whether an answer without the parameter is what was asked for."""
+    if value is None:  # not given
+        return True
     if name == "response_format":
         return bool(value == {"type": "text"})
     if name == "modalities":
@@ -33,7 +35,7 @@ def _changes_nothing(name: str, value: Any, n: int) -> bool:
     if name == "best_of":
         return type(value) is int and value == n
     # A number that says how many logprobs of a completion are wanted may be 0, and means some.
-    return value is False or value in ("", [], {}, None) or (name == "top_logprobs" and value == 0)
+    return value is False or value in ("", [], {}) or (name == "top_logprobs" and value == 0)
 
 
 def check_supported(given: Mapping[str, Any], n: int, fields: frozenset[str]) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from shoal.http.openapi.answers import ALLOW, REQUEST_ID, RETRY_AFTER, Answers, Problems
 from shoal.http.openapi.inputs import Inputs, path_of, path_parameters
 from shoal.http.openapi.schemas import Schemas
-from shoal.http.requests.results import encoded
+from shoal.http.requests.plain import encoded
 from shoal.serving.names import without_names
 
 if TYPE_CHECKING:

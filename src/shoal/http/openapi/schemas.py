@@ -21,7 +21,7 @@ from typing_extensions import override
 from shoal.batching.calls.stream import Mark
 from shoal.batching.handlers.array_types import is_array
 from shoal.http.openapi.problems import SCHEMA
-from shoal.http.requests.results import encoded
+from shoal.http.requests.plain import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -42,10 +42,13 @@ def as_npy(value: Any) -> bytes | None:
     if not any(kind.__module__ == "numpy" for kind in type(value).__mro__):
         return None
     np: Any = importlib.import_module("numpy")  # installed: the value is its object
-    array = np.asarray(value)
-    if array.dtype.hasobject:  # it would be pickled
+    dtype, form = value.dtype, np.lib.format
+    # Objects would be pickled. A mask, and a dtype of another package, would be lost.
+    if dtype.hasobject or hasattr(value, "mask"):
         return None
-    return npy.npy_of(array)
+    if form.descr_to_dtype(form.dtype_to_descr(dtype)) != dtype:
+        return None
+    return npy.npy_of(np.asarray(value))
 
 
 class NpyForm(BodyForm):

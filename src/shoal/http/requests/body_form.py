@@ -5,6 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
+from shoal.core.extras import advice
+from shoal.http.requests.problem import Problem, Refused
+
 if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.json_scan import Costs
@@ -19,7 +24,7 @@ class BodyForm(ABC):
     """
 
     media_type: ClassVar[bytes]
-    names: ClassVar[frozenset[bytes]]
+    names: frozenset[bytes]
 
     @abstractmethod
     def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
@@ -33,3 +38,22 @@ class BodyForm(ABC):
         Raises:
             Refused: The body is malformed, or too large.
         """
+
+
+class NotInstalled(BodyForm):
+    """Refuses bodies of a form whose package is not installed.
+
+    Args:
+        names: The media types of the form.
+    """
+
+    media_type = b""
+
+    def __init__(self, names: frozenset[bytes]) -> None:
+        self.names = names
+
+    @override
+    def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
+        detail = f"The server needs {advice('bodies')} for bodies of {min(self.names).decode()}."
+        title = "The media type is not supported"
+        raise Refused(Problem(415, "unsupported-media-type", title, detail))

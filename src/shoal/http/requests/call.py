@@ -8,6 +8,7 @@ counted. None of this depends on the protocol.
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
@@ -280,7 +281,10 @@ class EndpointCall:
         return result
 
     async def results(self, items: list[Any], metadata: Mapping[str, Any]) -> list[Any]:
-        """Makes a call for each item, as `UnaryCall.map` does; all are queued, or none is.
+        """Makes a call for each item, as `UnaryCall.map` does.
+
+        All are queued, or none is. More than the queue may hold are made in turns: each as many as
+        it may hold, once the last ones have ended.
 
         Args:
             items: The items; at least one.
@@ -296,11 +300,9 @@ class EndpointCall:
         copies: list[PrimaryAnswer | None] = []
         if self._endpoint.shadows:
             copies = [self._endpoint.copied(self._method_batcher, i, metadata) for i in items]
-        options = self._call_options._replace(metadata=metadata)
         try:
             results = await run_unless_left(
-                self._caller.departure,
-                lambda: self._entry.begin_all(items, options, return_exceptions=False),
+                self._caller.departure, partial(self._in_turns, items, metadata)
             )
             for copy, result in zip(copies, results, strict=False):
                 if copy is not None:
@@ -310,6 +312,25 @@ class EndpointCall:
             for copy in copies:
                 if copy is not None:
                     copy.end()
+
+    @property
+    def most_at_once(self) -> int:
+        """How many calls can be made at the same time, if there are no others."""
+        options = self._method_batcher.batcher.options
+        most = options.max_queued_requests
+        return sys.maxsize if most is None else max(most, options.max_batch_size)
+
+    async def _in_turns(self, items: list[Any], metadata: Mapping[str, Any]) -> list[Any]:
+        options, most = self._call_options._replace(metadata=metadata), self.most_at_once
+        began_at, limit_s = anyio.current_time(), options.deadline_s
+        results: list[Any] = []
+        for at in range(0, len(items), most):
+            if at and limit_s is not None:
+                left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
+                options = options._replace(deadline_s=left_s)
+            turn = items[at : at + most] if len(items) > most else items
+            results += await self._entry.begin_all(turn, options, return_exceptions=False)
+        return results
 
     def is_suspended(self, item: Any, metadata: Mapping[str, Any]) -> bool:
         """Makes a call with one result for which no task waits, if the server allows that.

@@ -10,9 +10,9 @@ import sys
 import zlib
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from shoal.core.extras import advice, is_installed
 from shoal.http.requests.accept import weights
 from shoal.http.requests.body import too_large
 from shoal.http.requests.problem import Problem, Refused
@@ -64,7 +64,7 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
     elif coding == b"zstd" and has_zstd():
         found = _members(body, most, _zstd_decompressor)
     else:
-        raise _unknown_coding()
+        raise _unknown_coding(coding)
     if found is not None:
         return found
     if most == max_bytes:
@@ -125,10 +125,7 @@ def _is_zlib(body: bytes) -> bool:
 @cache
 def has_zstd() -> bool:
     """Returns whether zstd is installed: part of Python since 3.14, before that a package."""
-    try:
-        return find_spec(_ZSTD) is not None
-    except ModuleNotFoundError:  # not even the package that it is in
-        return False
+    return is_installed(_ZSTD)
 
 
 def _zstd_decompressor() -> Any:
@@ -218,14 +215,16 @@ def _codings() -> tuple[bytes, ...]:
     return (b"zstd", b"gzip") if has_zstd() else (b"gzip",)
 
 
-def _unknown_coding() -> Refused:
+def _unknown_coding(coding: bytes) -> Refused:
     names = "gzip, deflate, zstd" if has_zstd() else "gzip, deflate"
+    is_missing = coding == b"zstd" and not has_zstd()
+    hint = f" The server needs {advice('bodies')} for zstd." if is_missing else ""
     return Refused(
         Problem(
             415,
             "unsupported-content-coding",
             "The content coding is not supported",
-            f"A body may have one Content-Encoding of {names}, or none.",
+            f"A body may have one Content-Encoding of {names}, or none.{hint}",
             ((b"accept-encoding", names.encode("ascii")),),
         )
     )

@@ -18,8 +18,9 @@ from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.header_check import headers_of_code
 from shoal.http.requests.marks import media_type_of
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.queries import ItemReader
-from shoal.http.requests.results import BYTES, BYTES_TYPES, encoded, written
+from shoal.http.requests.results import BYTES, BYTES_TYPES, written
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:

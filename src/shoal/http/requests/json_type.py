@@ -19,6 +19,7 @@ from typing_extensions import TypeAliasType
 
 from shoal.batching.handlers.array_types import has_arrays
 from shoal.http.requests.arrays import with_arrays
+from shoal.http.requests.body_form import NotInstalled
 from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_scan import Costs, check_json, encoding_flaw
@@ -69,7 +70,8 @@ class JsonType:
         forms: Sequence[BodyForm] = (),
     ) -> None:
         self._forms = {name: form for form in forms for name in form.names}
-        self.media_types = ("application/json", *(form.media_type.decode() for form in forms))
+        installed = [form for form in forms if not isinstance(form, NotInstalled)]
+        self.media_types = ("application/json", *(one.media_type.decode() for one in installed))
         others = ", ".join(self.media_types[1:])
         self._takes = f"{takes}, or {others}" if others else takes
         self._schema: Any = adapter.core_schema
@@ -202,7 +204,7 @@ def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
     if hasattr(annotation, "model_config") or hasattr(annotation, "__pydantic_config__"):
         return TypeAdapter(annotation)
     # An alias, since a record that has no configuration of its own can't be given one.
-    item = cast("Any", TypeAliasType("Item", annotation))
+    item = cast("Any", TypeAliasType("Item", annotation))  # pyright: ignore[reportGeneralTypeIssues]
     return TypeAdapter[Any](item, config=ConfigDict(arbitrary_types_allowed=True))
 
 

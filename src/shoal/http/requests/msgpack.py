@@ -10,18 +10,17 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
+from shoal.core.extras import is_installed
 from shoal.http.requests.body_form import BodyForm
 from shoal.http.requests.json_scan import BYTES_PER_SCALAR, allowance_of, too_complex
+from shoal.http.requests.plain import packable
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.json_scan import Costs
 
@@ -62,7 +61,7 @@ _SCALARS: Final = re.compile(
 @cache
 def has_msgpack() -> bool:
     """Returns whether the package is installed that reads and writes it."""
-    return find_spec("ormsgpack") is not None
+    return is_installed("ormsgpack")
 
 
 class MsgpackForm(BodyForm):
@@ -82,12 +81,8 @@ class MsgpackForm(BodyForm):
             raise _malformed(str(error)) from None
 
 
-def packed(value: Any, default: Callable[[Any], Any]) -> bytes:
+def packed(value: Any) -> bytes:
     """Writes a result.
-
-    Args:
-        value: The result.
-        default: Makes what can be written of what can't.
 
     Raises:
         TypeError: It can't be written, such as a number of more than 64 bits.
@@ -95,7 +90,10 @@ def packed(value: Any, default: Callable[[Any], Any]) -> bytes:
     import ormsgpack
 
     options = ormsgpack.OPT_SERIALIZE_NUMPY | ormsgpack.OPT_NON_STR_KEYS
-    return ormsgpack.packb(value, default=default, option=options)
+    try:
+        return ormsgpack.packb(packable(value), option=options)
+    except RecursionError:
+        raise TypeError("the result is nested too deeply, or contains itself") from None
 
 
 def _check(body: bytes, max_elements: int, costs: Costs) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic_core import from_json
 from typing_extensions import override
 
+from shoal.core.extras import is_installed
 from shoal.http.requests.body_form import BodyForm
 from shoal.http.requests.json_scan import check_json
 from shoal.http.requests.marks import element_of
@@ -113,6 +113,7 @@ class FormType(BodyForm):
 
     Attributes:
         has_files: Whether a field is a file.
+        needs_form: Whether a field is an `Upload`, which no other form of a body has.
     """
 
     media_type = FORM
@@ -120,6 +121,7 @@ class FormType(BodyForm):
 
     def __init__(self, annotations: Mapping[str, Any]) -> None:
         self._fields = {name: _field(one) for name, one in annotations.items()}
+        self.needs_form = any(one.as_upload for one in self._fields.values())
         self.has_files = any(one.as_upload or one.as_bytes for one in self._fields.values())
 
     @override
@@ -239,7 +241,7 @@ def _parts(content_type: bytes, body: bytes) -> Iterable[_Part]:
 @cache
 def has_multipart() -> bool:
     """Returns whether the package is installed that reads forms."""
-    return find_spec("python_multipart") is not None
+    return is_installed("python_multipart")
 
 
 def _field(annotation: Any) -> _Field:

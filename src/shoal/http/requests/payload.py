@@ -36,7 +36,9 @@ from starlette.requests import Request
 from typing_extensions import TypedDict, override
 
 from shoal.batching.handlers.array_types import choices, has_arrays, is_array
+from shoal.core.extras import need
 from shoal.http.requests.arrays import NpyForm
+from shoal.http.requests.body_form import NotInstalled
 from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.foreign_marks import check_no_foreign_marks
 from shoal.http.requests.json_type import JsonType, adapter_of, keys_of
@@ -369,10 +371,12 @@ def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapt
 
 def _forms(fields: Mapping[str, Any]) -> list[BodyForm]:
     """Returns the forms that a body with these fields may have besides JSON."""
-    forms: list[BodyForm] = [MsgpackForm()] if has_msgpack() else []
+    forms: list[BodyForm] = [MsgpackForm() if has_msgpack() else NotInstalled(MsgpackForm.names)]
     form = FormType(fields)
-    if form.has_files and has_multipart():
-        forms.append(form)
+    if form.needs_form:
+        need("an endpoint that takes an Upload", "python_multipart", "bodies")
+    if form.has_files:
+        forms.append(form if has_multipart() else NotInstalled(FormType.names))
     return forms
 
 

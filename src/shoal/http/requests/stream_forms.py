@@ -28,8 +28,8 @@ from typing_extensions import override
 from shoal.http.requests.accept import VARIES, weights
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.one_line import in_one_line
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused
-from shoal.http.requests.results import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

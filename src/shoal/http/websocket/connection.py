@@ -31,8 +31,8 @@ from shoal.errors import ShutDown
 from shoal.http.direct_call import TRACE
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.metadata import HttpMetadata
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused, explained
-from shoal.http.requests.results import encoded
 from shoal.http.websocket.items import item_of
 from shoal.http.websocket.messages import (
     RESTART,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.batching.calls.stream import ResultStream
-from shoal.http.requests.results import encoded
+from shoal.http.requests.plain import encoded
 from shoal.http.requests.streaming import PLAIN
 
 if TYPE_CHECKING:

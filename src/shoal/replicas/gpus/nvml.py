@@ -9,8 +9,9 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Final
+
+from shoal.core.extras import is_installed
 
 _MODULE: Final = "pynvml"
 _MOST_DEVICES: Final = 64
@@ -45,7 +46,7 @@ def is_there(library: str | None = "libnvidia-ml.so.1") -> bool:
         library: The file of NVML; None for any.
     """
     try:
-        if find_spec(_MODULE) is None:
+        if not is_installed(_MODULE):
             return False
         ctypes.CDLL(library)
     except (ValueError, OSError):

@@ -13,14 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 
+from shoal.core.extras import needing
 from shoal.errors import HandlerFailed, Overloaded, WrongResultType
 
-try:
+with needing("placement='ray'", "ray"):
     ray: Any = import_module("ray")
-except ModuleNotFoundError as missing:
-    raise ModuleNotFoundError(
-        "placement='ray' needs Ray: pip install 'shoal[ray]'", name=missing.name
-    ) from missing
 
 from shoal.replicas.ray.actor import GROUPS, WORK_THREADS, ReplicaActor
 from shoal.replicas.ray.options import RayOptions

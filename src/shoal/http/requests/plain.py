@@ -1,0 +1,282 @@
+"""Values that the JSON and MessagePack libraries can write, from values that they can't.
+
+orjson refuses a whole result for one text with half of a surrogate pair, one integer beyond 64
+bits, or one key of another type. Of numpy's times it writes NaT as a time of 1677 or 1970, or as
+what is no JSON. ormsgpack writes the bytes of an array as if they had the machine's order. Such
+values are replaced here; all others are left to the libraries, so they are written as always.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import orjson
+from pydantic_core import PydanticSerializationError, from_json, to_jsonable_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# Types that both libraries write, whatever the value.
+_ALWAYS_PLAIN: Final = frozenset({float, bool, type(None)})
+_LOWEST: Final = -(2**63)
+_HIGHEST: Final = 2**64 - 1
+# Of memoryviews whose elements are bytes.
+_BYTE_FORMATS: Final = frozenset("Bbc")
+_TIMES_WITHOUT_LENGTH: Final = frozenset({"Y", "M"})
+
+
+def encoded(value: Any) -> bytes:
+    """Writes a handler's result as JSON.
+
+    It accepts JSON types, with integers of any size, numpy arrays and scalars, pydantic models,
+    dataclasses, times, and all else that pydantic can serialize. A float that is not finite, and
+    numpy's NaT, become ``null``; half of a surrogate pair becomes U+FFFD.
+
+    Raises:
+        TypeError: The value can't be written.
+    """
+    try:
+        return orjson.dumps(value, default=_jsonable, option=orjson.OPT_NON_STR_KEYS)
+    except orjson.JSONEncodeError as error:
+        failure = error
+    try:
+        return orjson.dumps(_repaired(value), default=_jsonable, option=orjson.OPT_NON_STR_KEYS)
+    except (RecursionError, ValueError):  # it contains itself, or an integer of 5,000 digits
+        raise failure from None
+
+
+def whole_text(text: str) -> str:
+    """Returns a text with U+FFFD in the place of each half of a surrogate pair."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def packable(value: Any) -> Any:
+    """Returns a value that ormsgpack writes correctly, whose bytes stay bytes."""
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind in _ALWAYS_PLAIN or kind is int or kind is bytes:
+        return value
+    if _is_of_numpy(kind):
+        return _packable_of_numpy(value)
+    if isinstance(value, Enum):
+        return packable(value.value)
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, dict):
+        given: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {_key(key): packable(one) for key, one in given.items()}
+    if kind in (tuple, set, frozenset) or isinstance(value, list):
+        elements = cast("list[Any]", value)
+        if set(map(type, elements)) <= _ALWAYS_PLAIN:
+            return list(elements)
+        return [packable(one) for one in elements]
+    if kind is memoryview:
+        return _of_memoryview(value)
+    if _is_record(value):
+        return {name: packable(one) for name, one in _attributes(value).items()}
+    dump = getattr(value, "model_dump", None)
+    if dump is not None:
+        return packable(dump(by_alias=True))
+    return value if kind is bytearray else packable(from_json(encoded(value)))
+
+
+def _packable_of_numpy(value: Any) -> Any:
+    dtype = value.dtype
+    if _is_plain_number(value):
+        if not value.ndim:
+            return value[()] if hasattr(value, "__setitem__") else value
+        np: Any = importlib.import_module("numpy")
+        return np.ascontiguousarray(value, dtype.newbyteorder("="))
+    if dtype.names:
+        return [packable(one) for one in _of_structure(value)]
+    if dtype.kind in "OSUV" and dtype.isbuiltin != 2:
+        return packable(value.tolist())
+    return from_json(encoded(value))
+
+
+def _jsonable(value: Any) -> Any:
+    """Returns a form of a value that JSON can represent.
+
+    Raises:
+        TypeError: There is none.
+    """
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    return _form_of(kind)(value)
+
+
+@lru_cache(256)
+def _form_of(kind: Any) -> Callable[[Any], Any]:
+    """Returns what makes JSON of values of a type, since there may be many in a result."""
+    if not _is_of_numpy(kind):
+        return _of_any
+    np: Any = importlib.import_module("numpy")
+    if issubclass(kind, (np.float16, np.float32)):
+        return _fragment  # as short as a float of its size can be
+    if issubclass(kind, (np.bool_, np.integer, np.float64)) and kind is not np.timedelta64:
+        return cast("Callable[[Any], Any]", kind.item)
+    return _of_numpy
+
+
+def _of_any(value: Any) -> Any:
+    if isinstance(value, memoryview):
+        elements: Any = _of_memoryview(value)  # pyright: ignore[reportUnknownArgumentType]
+        return _jsonable(elements) if isinstance(elements, bytes) else elements
+    as_list = getattr(value, "tolist", None)
+    if as_list is not None:  # an array, or a scalar, of another library
+        return as_list()
+    try:
+        return to_jsonable_python(value, fallback=_within_a_model)
+    except UnicodeDecodeError as error:
+        raise TypeError(f"bytes that are not UTF-8 can't be written as JSON: {error}") from error
+    except PydanticSerializationError as error:
+        raise TypeError(str(error)) from error
+
+
+def _within_a_model(value: Any) -> Any:
+    """Returns the JSON value of a part of a model for which pydantic has none, as of an array."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
+    return from_json(encoded(value))
+
+
+def _of_numpy(value: Any) -> Any:
+    """Returns a form that JSON can represent of an array, or of an array scalar."""
+    dtype = value.dtype
+    if dtype.names:
+        return _of_structure(value)
+    if not value.ndim:
+        return _of_scalar(value)
+    np: Any = importlib.import_module("numpy")
+    if dtype.kind in "mM":
+        if value.ndim > 1 or np.isnat(value).any():
+            return list(value)
+        return _of_times(value)
+    if not _is_plain_number(value):
+        return value.tolist()
+    return _fragment(np.ascontiguousarray(value, dtype.newbyteorder("=")))
+
+
+def _of_scalar(scalar: Any) -> Any:
+    if hasattr(scalar, "__setitem__"):  # an array of no dimensions
+        return scalar[()]
+    if scalar.dtype.kind in "mM":
+        return None if str(scalar) == "NaT" else _of_times(scalar)
+    made = scalar.item()
+    if type(made) is not type(scalar):
+        return made
+    # A number of more than 64 bits, for which Python has no type.
+    return complex(made) if made.dtype.kind == "c" else float(made)
+
+
+def _of_times(value: Any) -> Any:
+    """Returns what JSON has for times or durations, in an array of one dimension or alone.
+
+    Raises:
+        TypeError: They are months or years, which have no length.
+    """
+    np: Any = importlib.import_module("numpy")
+    if value.dtype.kind == "M":
+        try:
+            return _fragment(np.ascontiguousarray(value) if value.ndim else value)
+        except orjson.JSONEncodeError:  # it has a year of more than four digits
+            return list(value) if value.ndim else str(value)
+    unit, _ = np.datetime_data(value.dtype)
+    if unit in _TIMES_WITHOUT_LENGTH:
+        raise TypeError(f"a {value.dtype} can't be written as JSON; convert it to days")
+    return value.tolist() if unit == "generic" else value.astype("m8[us]").tolist()
+
+
+def _of_structure(value: Any) -> list[Any]:
+    """Returns the fields of a structure, or those of each structure in an array."""
+    if value.ndim:
+        return [_of_structure(one) for one in value]
+    return [value[name] for name in value.dtype.names]
+
+
+def _fragment(value: Any) -> Any:
+    return orjson.Fragment(orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
+@lru_cache(256)
+def _is_of_numpy(kind: Any) -> bool:
+    """Returns whether a type is that of an array or of an array scalar."""
+    return any(base.__module__ == "numpy" for base in kind.__mro__) and hasattr(kind, "dtype")
+
+
+def _is_plain_number(value: Any) -> bool:
+    """Returns whether an array, or an array scalar, has numbers that both libraries have."""
+    dtype = value.dtype
+    return dtype.kind in "biuf" and dtype.itemsize <= 8 and not hasattr(value, "mask")
+
+
+def _repaired(value: Any) -> Any:
+    """Returns a value without what orjson refuses."""
+    kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+    if kind in _ALWAYS_PLAIN:
+        return value
+    if isinstance(value, Enum):
+        return _repaired(value.value)
+    if isinstance(value, str):
+        return whole_text(value)
+    if isinstance(value, int):
+        return value if _LOWEST <= value <= _HIGHEST else orjson.Fragment(b"%d" % value)
+    if isinstance(value, dict):
+        given: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
+        return {_key(key): _repaired(one) for key, one in given.items()}
+    if kind is tuple or isinstance(value, list):
+        return [_repaired(one) for one in cast("list[Any]", value)]
+    if _is_record(value):
+        return {name: _repaired(one) for name, one in _attributes(value).items()}
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        return _repaired(_jsonable(value))
+    return value
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, Enum):
+        return _key(key.value)
+    if isinstance(key, str):
+        return whole_text(key)
+    kind: Any = type(key)  # pyright: ignore[reportUnknownVariableType]
+    if _is_of_numpy(kind):
+        return str(key) if key.dtype.kind in "mM" else _key(key.item())
+    if isinstance(key, int) and not _LOWEST <= key <= _HIGHEST:
+        return str(key)
+    return key
+
+
+def _of_memoryview(view: memoryview) -> Any:
+    """Returns the bytes of a memoryview, or its elements in lists if they are no bytes.
+
+    Raises:
+        TypeError: Python can't read its elements.
+    """
+    if view.format in _BYTE_FORMATS and view.ndim == 1:
+        return bytes(view)
+    try:
+        return view.tolist()
+    except NotImplementedError as error:
+        raise TypeError(f"a memoryview can't be written: {error}") from None
+
+
+def _is_record(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    """Returns the attributes of a dataclass that both libraries write."""
+    found: dict[str, Any] | None = getattr(value, "__dict__", None)
+    if found is None:
+        found = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    return {name: one for name, one in found.items() if not name.startswith("_")}

@@ -1,0 +1,242 @@
+"""Results that the JSON and MessagePack libraries refuse, or write wrongly, are written right."""
+
+import array
+import collections
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import uuid
+from typing import Any
+
+import numpy as np
+import ormsgpack
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from shoal.core.npy import array_of
+from shoal.http.requests.plain import encoded
+from shoal.http.requests.results import written
+
+HALF = "a\ud800b"
+WHOLE = "a\N{REPLACEMENT CHARACTER}b"
+BIG = 2**70
+UNITS = ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns"]
+NAT = np.datetime64("NaT")
+
+
+class Fish(BaseModel):
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    vector: np.ndarray = Field(serialization_alias="Vector")
+    name: str = "cod"
+    size: int = 1
+
+
+class Named(BaseModel):
+    first: int = Field(alias="First")
+
+
+@dataclasses.dataclass
+class Point:
+    x: Any
+    _hidden: int = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    x: Any
+    _hidden: int = 1
+
+
+class Text(enum.Enum):
+    HALF = HALF
+
+
+Pair = collections.namedtuple("Pair", "a b")  # noqa: PYI024 - as users have them
+
+
+def as_type(value, accept):
+    media_type, body = written(value, accept, b"application/octet-stream")
+    if media_type == b"application/msgpack":
+        return ormsgpack.unpackb(body, option=ormsgpack.OPT_NON_STR_KEYS)
+    if media_type == b"application/x-npy":
+        return array_of(body)
+    return json.loads(body)
+
+
+def packed(value):
+    return as_type(value, b"application/msgpack")
+
+
+REFUSED_BY_ORJSON = {
+    "half a pair": (HALF, WHOLE),
+    "two halves": ("\ud83d\ude00", "\N{GRINNING FACE}"),
+    "a key": ({HALF: 1}, {WHOLE: 1}),
+    "an enum": (Text.HALF, WHOLE),
+    "a set": ({HALF}, [WHOLE]),
+    "an array of texts": (np.array([HALF]), [WHOLE]),
+    "an array of objects": (np.array([HALF, BIG], object), [WHOLE, BIG]),
+    "a dataclass": (Point(HALF), {"x": WHOLE}),
+    "slots": (Slotted([BIG]), {"x": [BIG]}),
+    "a named tuple": (Pair(HALF, 1), [WHOLE, 1]),
+    "a big integer": (-BIG, -BIG),
+    "a big key": ({BIG: 1}, {str(BIG): 1}),
+    "a model": (
+        Fish(vector=np.array([0.1], "f4"), name=HALF, size=BIG),
+        {"Vector": [0.1], "name": WHOLE, "size": BIG},
+    ),
+    "numpy's keys": (
+        {np.int64(1): 1, np.float64(1.5): 2, np.str_("a"): 3, np.datetime64("2026-01-02"): 4},
+        {"1": 1, "1.5": 2, "a": 3, "2026-01-02": 4},
+    ),
+    "no time": (NAT, None),
+    **{
+        f"no time in {u}": (np.datetime64("NaT", u), None)
+        for u in ["Y", "M", "W", "D", "h", "m", "s", "ms", "us", "ns"]
+    },
+    "no times of nanoseconds": (
+        [{"a": np.array(["NaT", "2026"], "M8[ns]")}],
+        [{"a": [None, "2026-01-01T00:00:00"]}],
+    ),
+    "no times": (np.array(["2026", "NaT"], "M8[s]"), ["2026-01-01T00:00:00", None]),
+    "no times in rows": (
+        {"a": np.array([["NaT"], ["2026"]], "M8[s]")},
+        {"a": [[None], ["2026-01-01T00:00:00"]]},
+    ),
+    "a far time": (np.datetime64("12026-01-02"), "12026-01-02"),
+    "another byte order": (np.array([1.5, 2], ">f4"), [1.5, 2]),
+}
+
+AS_ALWAYS = [
+    np.float32(0.1),
+    np.array([0.1, 0.2], "f4"),
+    np.datetime64("2026-01-02"),
+    dt.datetime(2026, 1, 2, tzinfo=dt.UTC),
+    dt.timedelta(days=1),
+    decimal.Decimal("1.5"),
+    uuid.UUID(int=1),
+    {2: 2, 1.5: 3, True: 4, None: 5},
+    float("nan"),
+    1e16,
+    b"ab",
+    Point(1),
+    Fish(vector=np.array([0.1], "f4")),
+    (1, 2),
+]
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_ORJSON)
+def test_what_orjson_refuses_is_written_and_all_else_as_always(name):
+    value, expected = REFUSED_BY_ORJSON[name]
+    assert json.loads(encoded(value)) == expected
+    others = b",".join(map(encoded, AS_ALWAYS))
+    assert encoded([*AS_ALWAYS, value]) == b"[%b,%b]" % (others, encoded(value))
+
+
+@pytest.mark.parametrize("value", [object(), {"a": object()}, {(1, 2): 3}, b"\xff", {b"a": BIG}])
+def test_what_nothing_can_write_is_a_type_error(value):
+    with pytest.raises(TypeError):
+        encoded([value, HALF])
+
+
+def test_a_result_that_contains_itself_is_a_type_error():
+    value: list[Any] = []
+    value.append(value)
+    for accept in (b"", b"application/msgpack"):
+        with pytest.raises(TypeError):
+            written(value, accept, b"")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (np.array([1, 2], ">i2"), [1, 2]),
+        (np.array([[1.5], [2]], ">f8"), [[1.5], [2.0]]),
+        (np.array(3, ">i4"), 3),
+        (np.arange(6)[::-2], [5, 3, 1]),
+        (np.asfortranarray(np.arange(4).reshape(2, 2)), [[0, 1], [2, 3]]),
+        (np.array([(1, 2.5)], [("a", "i4"), ("b", ">f4")]), [[1, 2.5]]),
+        (np.array([1, "a", None, np.array([1], ">i2")], object), [1, "a", None, [1]]),
+        (np.array(["2026-01-02", "NaT"], "M8[D]"), ["2026-01-02T00:00:00", None]),
+        (np.array([1, "NaT"], "m8[s]"), ["PT1S", None]),
+        (np.array([True, False]), [True, False]),
+        (np.array([1 + 2j], ">c8"), ["1+2j"]),
+        (np.array(["a", HALF]), ["a", WHOLE]),
+        (np.zeros((2, 0), ">i4"), [[], []]),
+        (np.float16(1.5), 1.5),
+        (np.array([0.25, 0.5], "f4")[::-1], [0.5, 0.25]),
+        (np.array([[0.25], [0.5]], "f2").T, [[0.25, 0.5]]),
+        (np.array(0.25, "f4"), 0.25),
+        (np.bytes_(b"ab"), b"ab"),
+        (np.array([1500, "NaT"], "m8[ns]"), ["PT0.000001S", None]),
+        (np.array([1, 2], "m8"), [1, 2]),
+        (
+            np.array([("2026-01-02", 0.5)], [("t", "M8[ns]"), ("x", "f4")]),
+            [["2026-01-02T00:00:00", 0.5]],
+        ),
+        (np.ma.array([1, 2], mask=[0, 1]), [1, None]),
+        (memoryview(b"abcd")[::2], b"ac"),
+        (memoryview(array.array("d", [1.5, 2])), [1.5, 2.0]),
+        (memoryview(np.arange(4).reshape(2, 2)), [[0, 1], [2, 3]]),
+        (bytearray(b"ab"), b"ab"),
+        (Point(np.array([1], ">i2")), {"x": [1]}),
+        (Fish(vector=np.array([1], ">i2")), {"Vector": [1], "name": "cod", "size": 1}),
+        (RootModel[list[Named]]([Named(First=1)]), [{"First": 1}]),
+    ],
+)
+def test_a_value_is_the_same_in_messagepack_as_in_json(value, expected):
+    assert packed([value]) == [expected]
+    if not isinstance(expected, bytes):
+        assert json.loads(encoded([value])) == [expected]
+    else:
+        assert json.loads(encoded([value])) == [expected.decode()]
+
+
+@pytest.mark.parametrize("layout", [lambda a: a, lambda a: a[::-1][::-1], list, lambda a: a.T])
+def test_a_float_of_32_bits_is_as_short_in_json_as_it_can_be(layout):
+    assert encoded(layout(np.array([0.1, 0.7], "f4"))) == b"[0.1,0.7]"
+
+
+def test_a_float_of_32_bits_stays_one_in_messagepack():
+    _, body = written(np.array([0.5], "f4"), b"application/msgpack", b"")
+    assert len(body) == 6
+
+
+@pytest.mark.parametrize("name", REFUSED_BY_ORJSON)
+def test_what_messagepack_has_no_form_for_is_sent_as_json(name):
+    value, expected = REFUSED_BY_ORJSON[name]
+    made = packed(value)
+    assert made == expected or {str(key): one for key, one in made.items()} == expected
+
+
+def test_types_of_other_packages_are_numbers_or_not_in_a_file():
+    types = pytest.importorskip("ml_dtypes")
+    for dtype in (types.bfloat16, types.float8_e4m3fn):
+        value = np.array([1.5], dtype)
+        assert json.loads(encoded(value)) == packed(value) == [1.5]
+        assert as_type(value, b"application/x-npy") == [1.5]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([1, 2], ">i2"),
+        np.array(3.5),
+        np.asfortranarray(np.arange(4).reshape(2, 2)),
+        np.array(["2026-01-02", "NaT"], "M8[D]"),
+        np.array([1 + 2j]),
+        np.zeros((0, 3)),
+        np.array([(1, 2.5)], [("a", "i4"), ("b", ">f4")]),
+        np.int64(3),
+    ],
+)
+def test_a_file_has_the_dtype_of_the_array(value):
+    made = as_type(value, b"application/x-npy")
+    assert made.dtype == value.dtype
+    np.testing.assert_array_equal(made, value)
+
+
+@pytest.mark.parametrize("value", [np.ma.array([1, 2], mask=[0, 1]), np.array([1, None])])
+def test_an_array_that_a_file_would_change_is_sent_as_json(value):
+    assert as_type(value, b"application/x-npy") == [1, None]
