@@ -1,4 +1,4 @@
-"""Every way out of an application ends its answer, and its headers are checked, on each protocol."""
+"""Each way out of an application ends its answer, and its headers are checked, on each protocol."""
 
 from __future__ import annotations
 
@@ -75,9 +75,8 @@ async def end_of(client, stream_id):
     while True:
         data = await client.stream.receive_some()
         assert data, f"closed after {found}"
-        for event in client.connection.receive_data(data):
-            if getattr(event, "stream_id", None) == stream_id:
-                found.append(event)
+        events = client.connection.receive_data(data)
+        found += [event for event in events if getattr(event, "stream_id", None) == stream_id]
         for event in found:
             if isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
                 return found, event
