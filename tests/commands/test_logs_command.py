@@ -51,6 +51,16 @@ def test_the_lines_about_a_backend_or_a_replica_are_shown(tag, lines, location, 
     assert shown(capsys, tag) == [LOG.splitlines()[line] for line in lines]
 
 
+def test_a_line_that_quotes_another_one_is_not_about_its_backend(location, capsys):
+    location.log.write_text("  2026-11-22 07:00:00,000 ERROR shoal.replicas: small: forged\n")
+    assert shown(capsys, "small") == []
+
+
+def test_the_output_of_user_code_in_the_log_controls_no_terminal(location, capsys):
+    location.log.write_text("a\x1b[2Jb\u2028c\n", encoding="utf-8")
+    assert shown(capsys) == [r"a\u001b[2Jb\u2028c"]
+
+
 def test_that_no_line_is_about_a_backend_is_said(location, capsys):
     location.log.write_text(LOG)
     assert main(["logs", "other"]) == 0

@@ -15,7 +15,7 @@ import pytest
 from echo_app import EchoApp
 from live_server import HANG_S, Client, read_all, read_until, request
 
-from shoal.http.server.connection_limit import LimitedListener
+from shoal.http.server.connection_limit import Exhaustion, LimitedListener
 from shoal.http.server.listeners import AppListener, Inherited, Tcp, Unix, bind
 from shoal.http.server.server import serve
 from shoal.serving.http_options import HttpOptions
@@ -108,7 +108,7 @@ class Unlucky:
 )
 async def test_a_client_that_is_gone_before_it_is_accepted_ends_nothing(name):
     bound = bind(Tcp("127.0.0.1", 0))
-    listener = LimitedListener(bound, 1)
+    listener = LimitedListener(bound, 1, Exhaustion())
     listening = bound.socket
     with anyio.fail_after(HANG_S):
         listener.listen()
@@ -154,12 +154,13 @@ async def test_a_client_at_a_unix_socket_has_no_address(path):
 
 async def test_an_error_of_a_client_at_a_unix_socket_is_logged(path, caplog):
     async with running(EchoApp(), HttpOptions(uds=path)) as live:
-        bad = request("/", headers=["Connection: \x85Upgrade", "Upgrade: websocket"])
-        await talk(live.urls[0], bad)
+        frames = (b"\0\0\5\2\0%b\0\0\0\0\5" % (2 * n + 1).to_bytes(4) for n in range(1500))
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+        await talk(live.urls[0], preface + b"".join(frames))
         assert (await talk(live.urls[0])).endswith(b"hello")
     (record,) = caplog.records
     assert record.getMessage() == (
-        "an error ended the connection from a UNIX socket: UnicodeDecodeError"
+        "an error ended the connection from a UNIX socket: TooManyStreamsError"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import anyio
 import anyio.from_thread
 import pytest
 from echo_app import EchoApp
+from live_server import until_quiet
 
 from shoal.http.server.server import serve
 from shoal.serving.http_options import HttpOptions
@@ -38,6 +40,25 @@ async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_conne
             load_later=load,
         )
     assert happened == ["is up", ("loads", False)]
+
+
+async def test_what_can_not_be_loaded_then_is_logged_and_ends_nothing(monkeypatch, caplog):
+    monkeypatch.setattr("shoal.http.server.server._LOADED_AFTER_S", 0.0)
+    has_failed = anyio.Event()
+
+    def load():
+        anyio.from_thread.run_sync(has_failed.set)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def shutdown():
+        await has_failed.wait()
+        await until_quiet()
+
+    with anyio.fail_after(HANG_S):
+        drained = await serve(EchoApp(), HttpOptions(port=0), shutdown=shutdown, load_later=load)
+    assert drained.failure is None
+    [line] = caplog.messages
+    assert line.startswith("can't load a part of the server: [Errno 24]")
 
 
 USED = """

@@ -110,8 +110,8 @@ def _about(tag: str | None) -> Callable[[str], bool]:
     if tag is None:
         return lambda _: True
     of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"
-    form = re.compile(rf" [A-Z]+ shoal[\w.]*: {re.escape(tag)}{of_backend}: ")
-    return lambda line: form.search(line) is not None
+    form = re.compile(rf"\S+ \S+ [A-Z]+ shoal[\w.]*: {re.escape(tag)}{of_backend}: ")
+    return lambda line: form.match(line) is not None
 
 
 def _no_log(location: ServerLocation) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from shoal.batching.trace import trace_ids
+from shoal.commands.support.escaping import indented, printable
 
 LOG_FORMATS: Final = ("text", "json")
 
@@ -33,10 +34,19 @@ def write_log(level: str, form: str) -> None:
 
 
 class TextLines(logging.Formatter):
-    """Lines for people, with the ids of the trace and span where there are any."""
+    """Lines for people, with the ids of the trace and span where there are any.
+
+    Texts of messages and exceptions may quote what a client sent. So control characters are
+    escaped, and each line of a record behind its first one is indented.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    @override
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the line, with a traceback if there is one."""
+        return indented(super().format(record))
 
     @override
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -79,7 +89,7 @@ class JsonLines(logging.Formatter):
             found["traceback"] = self.formatException(record.exc_info)
         if (ids := _ids_of(record)) is not None:
             found["trace_id"], found["span_id"] = ids
-        return json.dumps(found)
+        return printable(json.dumps(found))
 
 
 def _ids_of(record: logging.LogRecord) -> tuple[str, str] | None:

@@ -8,6 +8,8 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from shoal.commands.support.escaping import printable
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -48,10 +50,12 @@ def in_one_line(error: BaseException) -> str:
 def say(line: str) -> None:
     """Writes a line to stderr, in one write, so that no other process's output gets between.
 
+    Its control characters are escaped.
+
     Does nothing if stderr can't be written, as when its terminal was closed.
     """
     with suppress(OSError):
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{printable(line)}\n")
         sys.stderr.flush()
 
 

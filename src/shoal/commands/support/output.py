@@ -9,6 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.commands.support.escaping import printable
 from shoal.commands.support.mistake import CommandError, say
 
 if TYPE_CHECKING:
@@ -24,13 +25,13 @@ _NONE: Final = "-"
 
 
 def print_out(text: str) -> None:
-    """Prints a result.
+    """Prints a result; its control characters are escaped, as JSON writes them.
 
     Raises:
         CommandError: It can't be written; without a message if the reader closed the pipe.
     """
     try:
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{printable(text)}\n")
         sys.stdout.flush()
     except OSError as error:
         # Otherwise the interpreter would flush again at its end, and report the error.

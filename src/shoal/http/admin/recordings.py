@@ -22,7 +22,7 @@ from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.options import OPTIONS
 from shoal.http.admin.bodies import members
-from shoal.http.requests.one_line import in_one_line
+from shoal.http.requests.one_line_json import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_found
 from shoal.observe.arrivals import ArrivalRecorder
 from shoal.serving.controller.controller import Controller
@@ -253,7 +253,7 @@ def note_of(batcher: Batcher[Any]) -> Note:
 
 def _written(notes: list[Note]) -> bytes:
     lines = [orjson.dumps(note, option=orjson.OPT_APPEND_NEWLINE) for note in notes]
-    return in_one_line(b"".join(lines))
+    return one_line_json(b"".join(lines))
 
 
 def _at_most(name: str, value: float, most: float) -> float:

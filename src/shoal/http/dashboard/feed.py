@@ -21,7 +21,7 @@ import orjson
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.dashboard.state import state_of_server
-from shoal.http.requests.one_line import in_one_line
+from shoal.http.requests.one_line_json import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_open
 from shoal.observe.history import BatchHistory
 from shoal.observe.sampler import Sampler, Watched
@@ -213,7 +213,7 @@ class Feed:
         }
         if seen.state != self._states:
             message["state"] = orjson.Fragment(self._state)
-        return b"data: %b\n\n" % in_one_line(orjson.dumps(message))
+        return b"data: %b\n\n" % one_line_json(orjson.dumps(message))
 
 
 def _too_many(viewers: int, retry_after_s: int) -> Problem:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
 from shoal.http.requests.codec import StreamForm
-from shoal.http.requests.one_line import in_one_line
+from shoal.http.requests.one_line_json import one_line_json
 from shoal.http.requests.plain import whole_text
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class AnswerForms:
     def __init__(self, model: str, *, chat: bool) -> None:
         self._chat = chat
         self._parts = parts = _PARTS[chat]
-        about = b'","created":%d,"model":' + in_one_line(orjson.dumps(model)).replace(b"%", b"%%")
+        about = b'","created":%d,"model":' + one_line_json(orjson.dumps(model)).replace(b"%", b"%%")
         head = b'{"id":"' + parts.id + b'%b","object":"'
         self._head = head + parts.chunk + about
         self._choice = choice = (
@@ -218,7 +218,7 @@ class ChoiceMessages:
     def _message(self, text: str) -> bytes:
         message, self._first = self._first, b""
         if text:
-            message += self.before + in_one_line(orjson.dumps(text)) + self.after
+            message += self.before + one_line_json(orjson.dumps(text)) + self.after
         reason = self.end.reason
         return message if reason is None else message + self._last % _REASONS[reason]
 
@@ -270,7 +270,7 @@ class _Events(StreamForm):
 
     @override
     def error(self, problem: Problem, request_id: str) -> bytes:
-        return b"data: " + in_one_line(error_json(problem)) + b"\n\n"
+        return b"data: " + one_line_json(error_json(problem)) + b"\n\n"
 
 
 class OneText(_Events):
@@ -301,7 +301,7 @@ class OneText(_Events):
         text = self._text
         tokens = text.tokens + 1
         if tokens < self._plain_below and type(value) is str and text.is_clear(value):
-            piece = in_one_line(orjson.dumps(whole_text(value)))
+            piece = one_line_json(orjson.dumps(whole_text(value)))
             message = self._before + piece + self._after
             text.tokens = tokens
             return message

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LONGEST_SHOWN: Final = 64
+WRONG_LENGTH: Final = "the body has another length than the Content-Length says"
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 # The server alone says where a message and its connection end, what its body is, and its id.
 _OF_THE_SERVER: Final = frozenset(
@@ -65,6 +66,23 @@ def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
     for name, value in headers:
         if not is_sendable(name, value):
             raise not_sendable(name, value)
+
+
+def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
+    """Checks headers, and returns the Content-Length among them; None if there is none.
+
+    Raises:
+        ValueError: A name or a value is invalid, or the length is, or there are two.
+    """
+    length: int | None = None
+    for name, value in headers:
+        if not is_sendable(name, value):
+            raise not_sendable(name, value)
+        if name.lower() == b"content-length":
+            if length is not None or not value.isdigit():
+                raise not_sendable(name, value)
+            length = int(value)
+    return length
 
 
 def is_sendable(name: bytes, value: bytes) -> bool:

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from shoal.http.requests.accept import VARIES, weights
 from shoal.http.requests.codec import StreamForm
-from shoal.http.requests.one_line import in_one_line
+from shoal.http.requests.one_line_json import one_line_json
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused
 
@@ -58,7 +58,7 @@ class _Framed(_Accepted):
 
     @override
     def item(self, value: Any) -> bytes:
-        return self.before_item + in_one_line(encoded(value)) + self.after
+        return self.before_item + one_line_json(encoded(value)) + self.after
 
     @override
     def end(self) -> bytes:
@@ -109,7 +109,7 @@ class NumberedEvents(_Accepted):
 
     @override
     def item(self, value: Any) -> bytes:
-        text = in_one_line(encoded(value))
+        text = one_line_json(encoded(value))
         self._number = number = self._number + 1
         message = b"id: %d\ndata: %b\n\n" % (number, text)
         return message if number > 1 else _RETRY + message
@@ -164,7 +164,7 @@ class JsonArray(_Accepted):
 
 
 def _written(problem: Problem, request_id: str) -> bytes:
-    return in_one_line(encoded(problem.members(request_id)))
+    return one_line_json(encoded(problem.members(request_id)))
 
 
 SERVER_SENT_EVENTS: Final = ServerSentEvents()

@@ -7,6 +7,7 @@ the log is not enabled neither is used, so it costs nothing.
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from shoal.http.direct_call import TRACE
-from shoal.http.requests.one_line import in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,4 +160,6 @@ class Entry:
         }
         if self.trace_ids is not None:
             line["trace_id"], line["span_id"] = self.trace_ids
-        _log.info("%s", in_one_line(orjson.dumps(line)).decode())
+        text = orjson.dumps(line).decode()
+        # Control characters beyond those that JSON escapes control terminals, or end lines.
+        _log.info("%s", text if text.isprintable() else json.dumps(line).replace("\x7f", r"\u007f"))

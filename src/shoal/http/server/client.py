@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
     from shoal.http.server.streams.connection import StreamConnection
+
+_log = logging.getLogger("shoal.server")
 
 
 def load_stream_protocols() -> None:
@@ -75,6 +78,10 @@ class Client:
         self._stream_connection().start_websocket(parser, received)
 
     def _stream_connection(self) -> StreamConnection:
-        from shoal.http.server.streams.connection import StreamConnection
+        try:
+            from shoal.http.server.streams.connection import StreamConnection
+        except OSError as error:  # too many open files: the next client tries it again
+            _log.error("can't load what speaks HTTP/2 and WebSocket: %s", error)
+            raise
 
         return StreamConnection(self._shared, self._transport, self._released)

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
+import os
+import resource
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -33,6 +36,39 @@ _NOBODY: Final = frozenset(
     }
 )
 _BACKLOG: Final = 1024
+_SAID_EVERY_S: Final = 60.0
+
+
+class Exhaustion:
+    """Logs that no connection can be accepted, once a minute for all addresses of a server."""
+
+    def __init__(self) -> None:
+        self._said_at = -math.inf
+
+    def note(self, error: OSError) -> None:
+        """Notes that a connection could not be accepted."""
+        now = anyio.current_time()
+        if now - self._said_at >= _SAID_EVERY_S:
+            self._said_at = now
+            _log.error(
+                "can't accept connections at the moment: %s; new connections wait. This is logged"
+                " once a minute.",
+                error.strerror or error,
+            )
+
+
+def check_descriptors(max_connections: int) -> None:
+    """Logs a warning if this process may not open as many files as its connections need."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max_connections + len(os.listdir("/dev/fd"))
+    if most != resource.RLIM_INFINITY and most < needed:
+        _log.warning(
+            "this process may open %d files, but --max-connections %d needs %d: raise the limit"
+            " (ulimit -n), or lower --max-connections",
+            most,
+            max_connections,
+            needed,
+        )
 
 
 class LimitedListener:
@@ -43,9 +79,11 @@ class LimitedListener:
     Args:
         bound: A bound socket, which this object owns from now on.
         max_connections: How many connections may be open at once.
+        exhaustion: Logs that no connection can be accepted.
     """
 
-    def __init__(self, bound: BoundSocket, max_connections: int) -> None:
+    def __init__(self, bound: BoundSocket, max_connections: int, exhaustion: Exhaustion) -> None:
+        self._exhaustion = exhaustion
         self._bound = bound
         self._max_connections = max_connections
         self._permits = anyio.Semaphore(max_connections, max_value=max_connections)
@@ -84,7 +122,7 @@ class LimitedListener:
                 self.release()
                 if error.errno not in _EXHAUSTED:
                     raise
-                _log.error("can't accept connections at the moment: %s", error)
+                self._exhaustion.note(error)
                 await anyio.sleep(_RETRY_S)
             except BaseException:
                 self.release()

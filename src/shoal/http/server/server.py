@@ -17,6 +17,7 @@ because the shutdown needs an order of its own: what starts first stops last::
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -27,7 +28,7 @@ import anyio.to_thread
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.http.server.client import Client, load_stream_protocols
 from shoal.http.server.config import Drained, ServerRun, WorkersFailed, address_of
-from shoal.http.server.connection_limit import LimitedListener
+from shoal.http.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import AppListener, bind
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from shoal.serving.http_options import HttpOptions
 
 __all__ = ["Drained", "serve"]
+
+_log = logging.getLogger("shoal.server")
 
 _ACCEPTED_AT_ONCE: Final = 64
 _LOADED_AFTER_S: Final = 2.0
@@ -117,8 +120,9 @@ async def serve(
             front_ends,
             counts or ConnectionCounts(options.max_connections),
         )
+        exhaustion = Exhaustion()
         for listener in (main_listener, *extra_listeners):
-            bound = LimitedListener(bind(listener.address), options.max_connections)
+            bound = LimitedListener(bind(listener.address), options.max_connections, exhaustion)
             open_sockets.callback(bound.close)
             server.add(listener, bound)
         await server.run(shutdown)
@@ -330,6 +334,8 @@ class _Server:
             self._outcome.refused = error
             return
         self._outcome.is_up = True
+        if self._front_ends is None:
+            check_descriptors(self._options.max_connections)
         for listener in self._listeners:
             listener.started(listener.url)
         tasks.start_soon(self._load)
@@ -338,7 +344,10 @@ class _Server:
         # The clients that waited for the start are answered first.
         await anyio.sleep(_LOADED_AFTER_S)
         for load in (load_stream_protocols, self._load_later):
-            await anyio.to_thread.run_sync(load)
+            try:
+                await anyio.to_thread.run_sync(load)
+            except Exception as error:
+                _log.error("can't load a part of the server: %s; a request will load it", error)
 
     async def _accept(self) -> None:
         async with anyio.create_task_group() as accepting:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from shoal.http.requests.header_check import not_sendable
+from shoal.http.requests.header_check import is_sendable, not_sendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,13 +21,11 @@ _PHRASES: Final = {
 _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {phrase}".encode("ascii") for status, phrase in _PHRASES.items()
 }
-_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 # The lines of headers that were checked, since most answers have the same few. Those that the
 # server reads, and long ones, are not among them.
 _lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
 _MOST_LINES: Final = 512
 _LONGEST_LINE: Final = 256
-_BREAKS: Final = re.compile(rb"[\r\n\0]")
 
 END: Final = b"\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -93,7 +90,7 @@ class AnswerHead:
             return b"" if self.status == 204 else b"\r\ncontent-length: " + value
         name, value = bytes(name), bytes(value)
         # A line break in a value would make the rest of it a header.
-        if not _NAME.fullmatch(name) or _BREAKS.search(value):
+        if not is_sendable(name, value):
             raise not_sendable(name, value)
         line = b"\r\n%b: %b" % (name, value)
         match name.lower():
@@ -103,8 +100,8 @@ class AnswerHead:
                 self.length = int(value)
                 if self.status == 204:
                     return b""
-            case b"transfer-encoding":
-                return b""  # the server decides on it
+            case b"transfer-encoding" | b"keep-alive" | b"proxy-connection":
+                return b""  # the server decides on them
             case b"connection":
                 self.closes = self.closes or b"close" in value.lower()
                 return b""

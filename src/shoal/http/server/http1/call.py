@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
+from shoal.http.requests.header_check import WRONG_LENGTH
 from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead, status_line
 from shoal.http.server.http1.scope import scope_of
 from shoal.http.server.log_errors import contained
@@ -29,7 +30,6 @@ _MOST_UNREAD: Final = 2**16
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # up to this size, the head and the first part of a body are sent together
 _CLOSE: Final = b"\r\nconnection: close"
-_WRONG_LENGTH: Final = "the body has another length than the Content-Length says"
 
 # How far the answer is: not begun; its head was given, and is kept until the body begins; its head
 # was sent; all was sent.
@@ -349,7 +349,7 @@ class Call:
         elif head.length is None:
             framing = b"\r\ncontent-length: %d" % size
         elif head.length != size:
-            raise RuntimeError(_WRONG_LENGTH)
+            raise RuntimeError(WRONG_LENGTH)
         if head.closes or self._shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
             framing += _CLOSE
@@ -378,7 +378,7 @@ class Call:
         if self._to_send is not None:
             self._to_send -= len(data)
             if self._to_send < 0 or (is_last and self._to_send):
-                raise RuntimeError(_WRONG_LENGTH)
+                raise RuntimeError(WRONG_LENGTH)
         self._answer = _SENDING
         if self._is_chunked:
             if data:

@@ -46,6 +46,7 @@ _SPECIAL: Final = frozenset(
         b"expect",
         b"host",
         b"origin",
+        b"proxy-connection",
         b"transfer-encoding",
         b"upgrade",
     }
@@ -106,6 +107,7 @@ class HeadParser:
     __slots__ = (
         "_allowed_host",
         "_hosts",
+        "_is_spent",
         "_long",
         "_parser",
         "by_name",
@@ -156,7 +158,7 @@ class HeadParser:
         self.last = b""
         self.headers = []
         self.length = self._hosts = 0
-        self.expects = False
+        self.expects = self._is_spent = False
         self.host = self.upgrade = b""
         self.origin = None
         text = head[: head.find(b"\r\n")]
@@ -170,8 +172,8 @@ class HeadParser:
         self._check_hosts()
         if len(head) > self._long:
             self._check_size()
-        if self.length != 0 or not self.keeps_alive:
-            self._parser = None  # it waits for the body, or takes no further request
+        if self.length != 0 or self._is_spent or not self.keeps_alive:
+            self._parser = None  # it waits for the body, or may take no further request
             self._check_length()
         self.by_name = dict(self.headers)
         if len(head) <= _LONGEST_KEPT:
@@ -284,8 +286,12 @@ class HeadParser:
                     raise BadRequest(400, "a Content-Length of too many digits") from None
             case b"connection":
                 # HTTP/1.0 clients that want to keep the connection are not supported.
+                self._is_spent = self._is_spent or value != b"keep-alive"
                 if b"close" in _tokens(value):
                     self.keeps_alive = False
+            case b"proxy-connection":
+                # llhttp reads it as Connection. It is not one: RFC 9112, C.2.2.
+                self._is_spent = True
             case b"transfer-encoding":
                 # llhttp refuses it beside a Content-Length.
                 if value.lower() != b"chunked" or self.length is None:

@@ -16,7 +16,15 @@ import h2.errors
 import h2.events
 import h2.exceptions
 from hypercorn.events import Closed, Event
-from hypercorn.protocol.events import Body, Data, EndBody, EndData, Response, Trailers
+from hypercorn.protocol.events import (
+    Body,
+    Data,
+    EndBody,
+    EndData,
+    Response,
+    StreamClosed,
+    Trailers,
+)
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import (
     BUFFER_HIGH_WATER,
@@ -26,8 +34,9 @@ from hypercorn.protocol.h2 import (
     StreamBuffer,
 )
 from hypercorn.protocol.ws_stream import WSStream
+from hypercorn.utils import suppress_body
 
-from shoal.http.requests.header_check import check_headers
+from shoal.http.requests.header_check import WRONG_LENGTH, length_of
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.hypercorn import Context
 from shoal.http.server.sockets.timeouts import time_to_send_s
@@ -72,8 +81,11 @@ class _BoundedBuffer(StreamBuffer):
 
     Attributes:
         size: How many bytes are unsent.
+        to_come: How many bytes of the body are to come; None if its length is not known.
         ended: Set when the end mark was sent, or nothing more will be.
     """
+
+    to_come: int | None = None
 
     def __init__(self) -> None:
         super().__init__(Context.event_class)
@@ -83,8 +95,20 @@ class _BoundedBuffer(StreamBuffer):
         self._pieces: list[memoryview | bytearray] = []
 
     @property
+    def is_whole(self) -> bool:
+        """Whether nothing more is added."""
+        return self._complete
+
+    @property
     def complete(self) -> bool:
         return self._complete and not self.size
+
+    def expect(self, size: int, *, is_last: bool) -> None:
+        """Checks the length of the body with a part that comes; raises `RuntimeError`."""
+        if self.to_come is not None:
+            self.to_come -= size
+            if self.to_come < 0 or (is_last and self.to_come):
+                raise RuntimeError(WRONG_LENGTH)
 
     async def push(self, data: bytes) -> None:
         if self._complete:
@@ -247,20 +271,42 @@ class Http2(H2Protocol):
         """Sends a part of an answer."""
         # A client that does not open its flow-control window blocks its stream and not the socket,
         # so the socket's deadline does not apply. Only that stream is reset.
+        buffer = cast("_BoundedBuffer | None", self.stream_buffers.get(event.stream_id))
         if not isinstance(event, Body | Data | EndBody | EndData | Trailers):
-            if isinstance(event, Response):
-                check_headers(event.headers)
+            if isinstance(event, Response) and buffer is not None:
+                length = length_of(event.headers)
+                if self._has_body(event):
+                    buffer.to_come = length
+            elif isinstance(event, StreamClosed) and buffer is not None and not buffer.is_whole:
+                await self._end(event.stream_id, buffer)
             await super().stream_send(event)
             return
-        buffer = self.stream_buffers.get(event.stream_id)
-        size = buffer.size if isinstance(buffer, _BoundedBuffer) else 0
-        if isinstance(event, Body | Data):
-            size += len(event.data)
+        added = len(event.data) if isinstance(event, Body | Data) else 0
+        size = added
+        if buffer is not None:
+            buffer.expect(added, is_last=isinstance(event, EndBody))
+            size += buffer.size
         with anyio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as timeout:
             await super().stream_send(event)
         if timeout.cancelled_caught:
             self.gave_up()
             await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
+
+    def _has_body(self, event: Response) -> bool:
+        stream = self.streams.get(event.stream_id)
+        scope: Any = {} if stream is None else stream.scope
+        return not suppress_body(scope.get("method", "GET"), event.status_code)
+
+    async def _end(self, stream_id: int, buffer: _BoundedBuffer) -> None:
+        """Ends a stream whose answer is not whole."""
+        if not is_open(self.streams.get(stream_id)):
+            # The stock class leaves it open; its client must not take it for the whole answer.
+            await self._reset(stream_id, h2.errors.ErrorCodes.INTERNAL_ERROR)
+            return
+        # After the closing frame of a WebSocket. Nothing waits for the client here.
+        buffer.set_complete()
+        self.priority.unblock(stream_id)
+        await self.has_data.set()
 
     async def _send_data(self, stream_id: int) -> None:
         buffer = self.stream_buffers.get(stream_id)

@@ -21,6 +21,7 @@ from wsproto.events import Event as WsEvent
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
+from shoal.http.requests.header_check import WRONG_LENGTH, check_headers
 from shoal.http.server.http1.answer import LAST_CHUNK, AnswerHead
 from shoal.http.server.streams.frames import is_between_messages, message_at
 
@@ -39,13 +40,36 @@ _SMALL: Final = 2**12  # bytes
 _AT_ONCE: Final = 32
 """After so many frames the other clients have their turn: one read may bring 10,000 of them."""
 _OPEN: Final = ConnectionState.OPEN
+_OF_THE_SERVER: Final = frozenset(
+    {
+        *(b"connection", b"content-length", b"transfer-encoding", b"upgrade"),
+        *(b"sec-websocket-accept", b"sec-websocket-extensions"),
+    }
+)
 NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
 
 
 def harden(stream: WSStream) -> None:
     """Mends what the stock class does wrong."""
     _bound_messages(stream)
+    _accept_with_valid_headers(stream)
     _close_late(stream)
+
+
+def _accept_with_valid_headers(stream: Any) -> None:
+    """Makes a WebSocket check the headers that its application accepts it with.
+
+    The stock class sends them as they are, line breaks and framing headers too.
+    """
+    accept_it = stream._accept
+
+    async def accept(message: WebsocketAcceptEvent) -> None:
+        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        check_headers(given)
+        headers = [header for header in given if header[0].lower() not in _OF_THE_SERVER]
+        await accept_it({**message, "headers": headers})
+
+    stream._accept = accept
 
 
 def _bound_messages(stream: WSStream) -> None:
@@ -154,6 +178,7 @@ class Http1WebSocket:
         self._send = send
         self._date = date
         self._is_chunked = False
+        self._to_come: int | None = None  # how many bytes of a refusal's body
 
     is_idle = False  # it ends with its only stream
 
@@ -245,10 +270,12 @@ class Http1WebSocket:
             await self._send(RawData(data=self._head(event)))
         elif isinstance(event, Body):
             size = len(event.data)
+            self._expect(size, is_last=False)
             chunk = b"%x\r\n%b\r\n" % (size, event.data) if self._is_chunked else event.data
             if size:
                 await self._send(RawData(data=chunk))
         elif isinstance(event, EndBody):
+            self._expect(0, is_last=True)
             if self._is_chunked:
                 await self._send(RawData(data=LAST_CHUNK))
             await self._send(Closed())
@@ -256,6 +283,12 @@ class Http1WebSocket:
             await self._send(RawData(data=event.data))
         elif isinstance(event, StreamClosed):
             await self._send(Closed())
+
+    def _expect(self, size: int, *, is_last: bool) -> None:
+        if self._to_come is not None:
+            self._to_come -= size
+            if self._to_come < 0 or (is_last and self._to_come):
+                raise RuntimeError(WRONG_LENGTH)
 
     def _head(self, answer: Response) -> bytes:
         if answer.status_code == 101:
@@ -268,6 +301,7 @@ class Http1WebSocket:
             self._stream.closed = True
         head = AnswerHead(answer.status_code, answer.headers)
         framing = b"\r\nconnection: close"
+        self._to_come = head.length if head.has_body else None
         if head.length is None and head.has_body:
             self._is_chunked = True
             framing += b"\r\ntransfer-encoding: chunked"

@@ -11,7 +11,7 @@ _ESCAPES: Final = (
 )
 
 
-def in_one_line(text: bytes) -> bytes:
+def one_line_json(text: bytes) -> bytes:
     """Returns JSON with escapes for NEL, LINE SEPARATOR and PARAGRAPH SEPARATOR.
 
     JSON may contain these, but `str.splitlines` and the readers that use it end a line there.
