@@ -30,7 +30,7 @@ from shoal.http.server.config import Drained, ServerRun, WorkersFailed, address_
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.lifespan import Lifespan
-from shoal.http.server.listeners import AppListener, bind
+from shoal.http.server.listeners import AppListener, bind_all
 from shoal.http.server.proxies import ProxyHeaders
 from shoal.http.server.shared import Shared
 from shoal.http.server.sockets.poller import new_poller
@@ -118,11 +118,17 @@ async def serve(
             counts or ConnectionCounts(options.max_connections),
         )
         for listener in (main_listener, *extra_listeners):
-            bound = LimitedListener(bind(listener.address), options.max_connections)
-            open_sockets.callback(bound.close)
-            server.add(listener, bound)
+            for number, each in enumerate(bind_all(listener.address)):
+                bound = LimitedListener(each, options.max_connections)
+                open_sockets.callback(bound.close)
+                # Of the addresses of a name, the first is said to have started.
+                server.add(listener if number == 0 else replace(listener, started=_ignore), bound)
         await server.run(shutdown)
     return server.drained()
+
+
+def _ignore(_url: str) -> None:
+    pass
 
 
 def _url(bound: LimitedListener, shared: Shared) -> str:
@@ -298,14 +304,15 @@ class _Server:
             self._counts,
             guard.is_local,
         )
-        if is_main and self._to_start is not None:
+        # Further addresses of the application are served by this process.
+        if is_main and self._to_start is not None and self._front_ends is None:
             url = _url(bound, shared)
             self._front_ends = self._to_start(bound, shared, listener.started, url, self._shut_down)
             self._counts["main"] = self._front_ends.connections
             return self._front_ends
         word = "main" if is_main else "admin"
         counts = self._own_counts.setdefault(word, ConnectionCounts(self._options.max_connections))
-        self._counts[word] = counts
+        self._counts.setdefault(word, counts)
         at_once = self._accepts_at_once
         return _OpenListener(listener, bound, shared, self._poller, tls, counts, at_once)
 
