@@ -5,7 +5,8 @@ because the shutdown needs an order of its own: what starts first stops last::
 
     bind > start the application > listen > serve ... stop accepting > drain > end the application
 
-- An address in use is detected before a model is loaded. Clients can connect once it is loaded.
+- An address in use is detected before a model is loaded. Clients can connect once it is loaded,
+  or before that if the application answers early: it then says that it is not ready.
 - Connections that the kernel has accepted before the listeners close are served.
 - Requests that do not end in time are cut off: each is answered with 503, or its stream ends with
   an error, in a short time for last words. Then connections that are still open are closed by
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -71,6 +73,7 @@ async def serve(
     front_ends: StartFrontEnds | None = None,
     counts: ConnectionCounts | None = None,
     tls: SSLContext | None = None,
+    answers_early: bool = False,
 ) -> Drained:
     """Serves an ASGI application until it is shut down.
 
@@ -93,6 +96,7 @@ async def serve(
             place of this one; None for no such processes.
         counts: Counts the connections to the application; None for a new one.
         tls: The TLS configuration; None for that of the certificate of the options, if any.
+        answers_early: Whether the application answers requests while its lifespan starts.
 
     Returns:
         The outcome of the run.
@@ -116,6 +120,7 @@ async def serve(
             accepts_at_once,
             front_ends,
             counts or ConnectionCounts(options.max_connections),
+            answers_early=answers_early,
         )
         for listener in (main_listener, *extra_listeners):
             for number, each in enumerate(bind_all(listener.address)):
@@ -224,7 +229,11 @@ class _Server:
         accepts_at_once: int,
         front_ends: StartFrontEnds | None,
         counts: ConnectionCounts,
+        *,
+        answers_early: bool,
     ) -> None:
+        self._answers_early = answers_early
+        self._is_listening = False
         self._accepts_at_once = accepts_at_once
         self._to_start = front_ends
         self._front_ends: FrontEndListener | None = None
@@ -263,14 +272,13 @@ class _Server:
                     tasks.start_soon(self._front_ends.run)
                 tasks.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
-                    await self._start(tasks)
-                    if self._outcome.is_up:
-                        await self._accept()
+                    async with anyio.create_task_group() as accepting:
+                        await self._start(tasks, accepting)
                 drain_began_at = anyio.current_time()
-                if self._outcome.is_up:
+                if self._is_listening:
                     self._drain()
                     await self._wait_closed()
-            if self._front_ends is not None and self._outcome.is_up:
+            if self._front_ends is not None and self._is_listening:
                 await self._front_ends.ended.wait()
             self._outcome.took_s = anyio.current_time() - drain_began_at
             await self._outcome.end_application(self._options.graceful_timeout_s)
@@ -327,15 +335,12 @@ class _Server:
             listener.announce_end()
         self._until_shutdown.cancel()
 
-    async def _start(self, tasks: TaskGroup) -> None:
-        if not await self._outcome.application_started():
-            return
-        try:
-            for listener in self._listeners:
-                await listener.open()
-        except OSError as error:
-            self._outcome.refused = error
-            return
+    async def _start(self, tasks: TaskGroup, accepting: TaskGroup) -> None:
+        steps = [self._outcome.application_started, partial(self._listen, accepting)]
+        for step in reversed(steps) if self._answers_early else steps:
+            if not await step():
+                self._shut_down()
+                return
         self._outcome.is_up = True
         for listener in self._listeners:
             listener.started(listener.url)
@@ -347,10 +352,18 @@ class _Server:
         for load in (load_stream_protocols, self._load_later):
             await anyio.to_thread.run_sync(load)
 
-    async def _accept(self) -> None:
-        async with anyio.create_task_group() as accepting:
+    async def _listen(self, accepting: TaskGroup) -> bool:
+        """Listens at all addresses; returns False if that is not possible."""
+        try:
             for listener in self._listeners:
-                accepting.start_soon(listener.accept)
+                await listener.open()
+        except OSError as error:
+            self._outcome.refused = error
+            return False
+        self._is_listening = True
+        for listener in self._listeners:
+            accepting.start_soon(listener.accept)
+        return True
 
     def _drain(self) -> None:
         self._draining.set()
