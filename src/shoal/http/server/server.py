@@ -336,7 +336,10 @@ class _Server:
         self._until_shutdown.cancel()
 
     async def _start(self, tasks: TaskGroup, accepting: TaskGroup) -> None:
-        steps = [self._outcome.application_started, partial(self._listen, accepting)]
+        steps: list[Callable[[], Awaitable[bool]]] = [
+            self._outcome.application_started,
+            partial(self._listen, accepting),
+        ]
         for step in reversed(steps) if self._answers_early else steps:
             if not await step():
                 self._shut_down()
