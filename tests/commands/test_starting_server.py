@@ -6,8 +6,10 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from processes import HANG_S, ask
@@ -165,3 +167,69 @@ def test_at_a_terminal_the_line_moves(terminal):
         os.close(ours)
     assert re.search(rb"\x1b\[K\\ Shoal is loading slow:app: Embedder, 1 s\r\x1b\[K", said)
     assert b"\x1b[K\rShoal loaded slow:app in " in said
+
+
+GATED = """\
+import time
+from pathlib import Path
+
+import shoal
+
+app = shoal.App()
+
+
+@app.endpoint("/embed", placement="thread")
+class Embedder:
+    def __init__(self) -> None:
+        Path("began").touch()
+        while not Path("gate").exists():
+            time.sleep(0.01)
+
+    def __call__(self, texts: list[str]) -> list[int]:
+        return [len(text) for text in texts]
+"""
+
+
+@pytest.mark.slow
+def test_workers_answer_for_a_server_that_starts(terminal):
+    (terminal.directory / "gated.py").write_text(GATED)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = terminal.popen("serve", "gated:app", "--port", str(port), "--workers", "2")
+    try:
+        assert until_answered(port, "/-/healthz") == (200, {"status": "alive"})
+        status, body = ask(port, "/-/readyz")
+        assert (status, body["loading"]) == (503, ["Embedder"])
+        assert ask(port, "/embed", "eel")[0] == 503
+        (terminal.directory / "gate").touch()
+        for _ in until_serving(process):
+            pass
+        assert ask(port, "/embed", "eel") == (200, 3)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until_answered(port, path):
+    while True:
+        try:
+            return ask(port, path)
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["path", "abstract"])
+def test_systemd_is_notified_when_it_is_ready_and_when_it_stops(terminal, kind):
+    (terminal.directory / "gated.py").write_text(GATED)
+    (terminal.directory / "gate").touch()
+    name = str(terminal.directory / "notify.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(name if kind == "path" else f"\0{name}")
+        manager.settimeout(HANG_S)
+        terminal.environment["NOTIFY_SOCKET"] = name if kind == "path" else f"@{name}"
+        with terminal.serving("serve", "gated:app", "--port", "0") as (process, port):
+            assert manager.recv(100) == b"READY=1"
+            assert ask(port, "/-/readyz")[0] == 200
+            process.send_signal(signal.SIGTERM)
+            assert manager.recv(100) == b"STOPPING=1"
+            assert process.wait(timeout=HANG_S) == 0

@@ -169,6 +169,85 @@ def test_a_wrong_list_is_named():
         HttpOptions(allowed_hosts="localhost")
 
 
+@pytest.mark.parametrize(
+    ("option", "given", "why"),
+    [
+        ("allowed_hosts", "localhost:5173", "leave out the port: 'localhost'"),
+        ("allowed_hosts", "x:8000", "leave out the port: 'x'"),
+        ("allowed_hosts", "[::1]:8000", "a host is a name or an address"),
+        ("allowed_hosts", "https://example.com", "a host is a name or an address"),
+        ("allowed_hosts", "*.example.com", "no other patterns"),
+        ("allowed_hosts", "münchen.de", "in ASCII"),
+        ("allowed_hosts", "", "a host is a name or an address"),
+        ("allowed_hosts", "a b", "a host is a name or an address"),
+        ("allowed_origins", "chrome-extension://*", "no other patterns"),
+        ("allowed_origins", "https://*.example.com", "no other patterns"),
+        ("allowed_origins", "localhost:5173", 'such as "https://example.com"'),
+        ("allowed_origins", "example.com", 'such as "https://example.com"'),
+        ("allowed_origins", "https://example.com/path", 'such as "https://example.com"'),
+        ("allowed_origins", "https://user@example.com", 'such as "https://example.com"'),
+        ("allowed_origins", "https://example.com:443", "'https://example.com'"),
+        ("allowed_origins", "http://[::1]:80", "browsers leave out the port"),
+        ("allowed_origins", "https://münchen.de", "in ASCII"),
+        ("allowed_origins", "", 'such as "https://example.com"'),
+    ],
+)
+def test_a_name_that_can_never_match_is_refused_when_it_is_given(option, given, why):
+    with pytest.raises(ValueError, match="^" + option) as refused:
+        HttpOptions(**{option: [given]})
+    assert repr(given) in str(refused.value)
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("Example.com", b"example.com:80"),
+        ("[::1]", b"[::1]:80"),
+        ("0:0:0:0:0:0:0:1", b"[::1]"),
+        ("192.0.2.7", b"192.0.2.7"),
+        ("my_host", b"my_host:1"),
+    ],
+)
+def test_a_host_matches_however_it_is_given(given, sent):
+    assert status(PUBLIC, "GET", sent, allowed_hosts=[given]) is None
+    assert status(PUBLIC, "GET", b"other", allowed_hosts=[given]) == 421
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("null", b"null"),
+        ("HTTPS://Page.test/", b"https://page.test"),
+        ("http://localhost:5173", b"http://localhost:5173"),
+        ("http://[0:0::1]:5173", b"http://[::1]:5173"),
+        ("chrome-extension://abcdef", b"chrome-extension://abcdef"),
+    ],
+)
+def test_an_origin_matches_however_it_is_given(given, sent):
+    assert status(PUBLIC, "POST", b"a", sent, allowed_origins=[given]) is None
+    assert status(PUBLIC, "POST", b"a", b"https://other.test", allowed_origins=[given]) == 403
+
+
+def test_a_refusal_names_the_option_and_is_logged_once(caplog):
+    options = HttpOptions(allowed_hosts=["a"], allowed_origins=["https://a"])
+    guard = RequestGuard(options, PUBLIC)
+    for _ in range(2):
+        with pytest.raises(BadRequest, match=r"allowed_hosts \(--allow-host\)"):
+            guard.check("GET", b"b\x1b[31m", None)
+        with pytest.raises(BadRequest, match=r"allowed_origins \(--allow-origin\)"):
+            guard.check("POST", b"a", b"https://b")
+    by_host, by_origin = (record.getMessage() for record in caplog.records)
+    assert by_host == (
+        "a request was refused with 421 for its host 'b\\x1b[31m'; to allow it, name it in "
+        "allowed_hosts (--allow-host). This is logged once."
+    )
+    assert by_origin == (
+        "a request was refused with 403 for its origin 'https://b'; to allow it, name it in "
+        "allowed_origins (--allow-origin). This is logged once."
+    )
+
+
 async def answered(app, kind="websocket", **scope):
     """The status of a request on another server; None if the application does not refuse it."""
     if kind == "websocket":

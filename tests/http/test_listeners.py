@@ -15,8 +15,9 @@ import pytest
 from echo_app import EchoApp
 from live_server import HANG_S, Client, read_all, read_until, request
 
+from shoal.http.server.config import address_of
 from shoal.http.server.connection_limit import Exhaustion, LimitedListener
-from shoal.http.server.listeners import AppListener, Inherited, Tcp, Unix, bind
+from shoal.http.server.listeners import AppListener, Inherited, Tcp, Unix, bind, bind_all
 from shoal.http.server.server import serve
 from shoal.serving.http_options import HttpOptions
 
@@ -364,3 +365,69 @@ async def test_a_directory_that_is_not_there_is_told_with_the_socket(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         bind(Unix(str(tmp_path / "absent" / "a.sock")))
     assert caught.value.filename == str(tmp_path / "absent" / "a.sock")
+
+
+def has_ipv6():
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+BOTH = [
+    (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+    (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+]
+
+
+@needs_ipv6
+async def test_a_name_is_served_at_all_its_addresses(monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: BOTH)
+    options = HttpOptions(host="localhost", port=0, allowed_hosts=["*"])
+    async with running(EchoApp(), options) as live:
+        [url] = live.urls
+        port = int(url.rpartition(":")[2])
+        for host in ("::1", "127.0.0.1"):
+            async with Client(await anyio.connect_tcp(host, port)) as client:
+                await client.send_all(request("/", close=True))
+                assert (await read_all(client)).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("absent", ["203.0.113.9", "2001:db8::9"])
+def test_an_address_that_this_machine_does_not_have_is_left_out(absent, monkeypatch):
+    family = socket.AF_INET6 if ":" in absent else socket.AF_INET
+    missing = (
+        family,
+        socket.SOCK_STREAM,
+        6,
+        "",
+        (absent, 0, 0, 0) if ":" in absent else (absent, 0),
+    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [missing, BOTH[1]])
+    [bound] = bind_all(Tcp("name", 0))
+    assert bound.url.startswith("http://127.0.0.1:")
+    bound.close()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [missing])
+    with pytest.raises(OSError):
+        bind_all(Tcp("name", 0))
+
+
+@needs_ipv6
+def test_a_port_that_another_has_at_one_address_is_refused_at_all(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        names = [(*one[:4], (one[4][0], port, *one[4][2:])) for one in BOTH]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: names)
+        with pytest.raises(OSError, match="in use"):
+            bind_all(Tcp("localhost", port))
+
+
+@needs_ipv6
+def test_an_ipv6_address_may_have_brackets():
+    options = HttpOptions(host="[::1]", port=0)
+    bound = bind(address_of(options))
+    assert bound.url.startswith("http://[::1]:")
+    bound.close()

@@ -100,6 +100,12 @@ def test_a_peer_is_known_in_either_form_of_its_address(peer):
     assert client_of("1.2.3.4", client=(peer, 1)) == ("1.2.3.4", 0)
 
 
+@pytest.mark.parametrize("named", ["::ffff:10.0.0.7", "::ffff:10.0.0.0/104", "::ffff:0:0/96"])
+@pytest.mark.parametrize("peer", ["10.0.0.7", "::ffff:10.0.0.7"])
+def test_a_peer_may_be_named_in_either_form_of_its_address(named, peer):
+    assert client_of("1.2.3.4", client=(peer, 1), trusted_peers=[named]) == ("1.2.3.4", 0)
+
+
 def test_a_peer_with_a_zone_is_known():
     options = {"trusted_peers": ["fe80::/10"]}
     assert client_of("1.2.3.4", client=("fe80::1%eth0", 1), **options) == ("1.2.3.4", 0)

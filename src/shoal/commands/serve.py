@@ -130,7 +130,9 @@ def _serve_version(arguments: Namespace, listening: int, turn: Turn) -> int:
     if not turn.wait():
         return 0
     options = replace(options, uds=None, fd=listening)
-    return _process(arguments, app, options, turn.wait_over).to_its_end()
+    # Until it is ready, the version before it serves.
+    process = _process(arguments, app, options, turn.wait_over)
+    return replace(process, answers_early=False).to_its_end()
 
 
 def _passed(arguments: Namespace) -> PassedSockets:
@@ -181,5 +183,7 @@ def _process(
         state=arguments.state,
         wait_over=wait_over,
         passed=passed,
+        # Clients of a socket that systemd holds wait, as they do until this process has begun.
+        answers_early=not passed.public,
         workers=workers(arguments, server_settings(app)),
     )

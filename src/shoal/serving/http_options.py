@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, get_args
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import suggested
 from shoal.core.options.option import check_options, option, options_of, table
+from shoal.serving.allowed_names import checked_hosts, checked_origins
 from shoal.serving.protocol_names import checked_protocols
 from shoal.serving.proxy_options import checked_peers, checked_proxy_headers, checked_root_path
 from shoal.serving.security import (
@@ -97,6 +98,11 @@ def _text(name: str, value: Any, example: str) -> str:
     return value
 
 
+def _host(name: str, value: Any) -> str:
+    host = _text(name, value, example="127.0.0.1")
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
 def _port(name: str, value: Any) -> int:
     found = whole(name, value, least=0)
     if found > 65535:
@@ -157,7 +163,8 @@ class HttpOptions:
     """How an application, or a controller, is served over HTTP.
 
     Attributes:
-        host: The address to listen at: IPv4, IPv6, or a name.
+        host: The address to listen at: IPv4, IPv6, or a name, at all of whose addresses the server
+            listens.
         port: The port, or 0 for a free one.
         uds: The path of a UNIX socket to listen at in place of host and port.
         uds_mode: Who can open that socket, in octal: ``"600"`` for this user only, ``"660"`` for
@@ -253,9 +260,7 @@ class HttpOptions:
             as well.
     """
 
-    host: str = option(
-        "127.0.0.1", partial(_text, example="127.0.0.1"), flag="address to listen at"
-    )
+    host: str = option("127.0.0.1", _host, flag="address to listen at")
     port: int = option(8000, _port, flag="port to listen at, 0 for a free one")
     uds: str | None = option(
         None,
@@ -331,11 +336,13 @@ class HttpOptions:
         "Forwarded; repeatable (X-Forwarded-For and X-Forwarded-Proto)",
     )
     allowed_hosts: Sequence[str] = option(
-        (), _list, flag="a host that requests may be for; repeatable (localhost, at loopback)"
+        (),
+        checked_hosts,
+        flag="a host that requests may be for; repeatable (localhost, at loopback)",
     )
     allowed_origins: Sequence[str] = option(
         (),
-        _list,
+        checked_origins,
         flag="an origin whose pages may send requests; repeatable (at loopback: none but its own)",
     )
     max_body_bytes: int = option(16 * 2**20, partial(whole, least=1))

@@ -18,6 +18,7 @@ PROXY_HEADERS: Final = (
     FORWARDED,
 )
 
+_MAPPED_BITS: Final = 96  # of ::ffff:0:0/96, where IPv4 addresses are mapped to
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PREFIX: Final = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]{1,255}){1,16}")
@@ -26,10 +27,16 @@ _PREFIX: Final = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]{1,255}){1,16}")
 def network(text: str) -> Network:
     """Returns the network that a peer is named by: a network, or an address as one of its own.
 
+    IPv4 addresses in IPv6's form become IPv4 addresses, as those of peers do.
+
     Raises:
         ValueError: It is neither.
     """
-    return ipaddress.ip_network(text)
+    found = ipaddress.ip_network(text)
+    mapped = getattr(found.network_address, "ipv4_mapped", None)
+    if mapped is None or found.prefixlen < _MAPPED_BITS:
+        return found
+    return ipaddress.ip_network((mapped, found.prefixlen - _MAPPED_BITS))
 
 
 def is_prefix(text: str) -> bool:
@@ -44,7 +51,7 @@ def checked_peers(name: str, value: Any) -> tuple[str, ...]:
         TypeError: It is not a list of texts.
         ValueError: One is neither an address nor a network.
     """
-    peers = _texts(name, value)
+    peers = texts(name, value)
     for one in peers:
         if one == UNIX:
             continue
@@ -65,7 +72,7 @@ def checked_proxy_headers(name: str, value: Any) -> tuple[str, ...]:
         TypeError: It is not a list of texts.
         ValueError: One is not among `PROXY_HEADERS`, or two say the same.
     """
-    found = tuple(one.lower() for one in _texts(name, value))
+    found = tuple(one.lower() for one in texts(name, value))
     for one in found:
         if one not in PROXY_HEADERS:
             raise ValueError(f"{name} takes {', '.join(PROXY_HEADERS)}, not {one!r}")
@@ -95,7 +102,12 @@ def checked_root_path(name: str, value: Any) -> str:
     return prefix
 
 
-def _texts(name: str, value: Any) -> tuple[str, ...]:
+def texts(name: str, value: Any) -> tuple[str, ...]:
+    """Checks a list of texts.
+
+    Raises:
+        TypeError: It is none.
+    """
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list, not {value!r}")
     found = tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.commands.server.log_format import write_log
+from shoal.commands.server.notify import notify
 from shoal.commands.server.progress import Progress
 from shoal.commands.server.signals import Signals
 from shoal.commands.server.telemetry import exported
@@ -60,6 +61,8 @@ class ServerProcess:
         wait_over: Awaited beside the server; when it returns, the server drains and ends.
         passed: The sockets that systemd has passed; `options` has the first of the application.
         workers: How many processes speak HTTP for this one; None to do it here.
+        answers_early: Whether a `shoal.App` is served while it starts, so that it says that it is
+            not ready.
     """
 
     app: ASGIApp
@@ -74,6 +77,7 @@ class ServerProcess:
     wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever
     passed: PassedSockets = NO_SOCKETS
     workers: int | None = None
+    answers_early: bool = True
 
     @property
     def shoals(self) -> App | None:
@@ -183,7 +187,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     startup = ExitStack()
     startup.enter_context(loggers_kept_on())
     shoals = run.shoals
-    loading = Progress(f"loading {run.spec}", tuple if shoals is None else shoals.loading)
+    loading = Progress(f"loading {run.spec}", tuple if shoals is None else shoals.own_pages.loading)
     startup.enter_context(loading)
 
     async def until_ended() -> None:
@@ -206,6 +210,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
         say_where(url)
         run.started(url)
+        notify("READY=1")
 
     def say_where(url: str) -> None:
         say(f"Shoal serving {run.spec} on {url}")
@@ -217,6 +222,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
             if telemetry is not None:
                 tasks.start_soon(telemetry.export_metrics)
             await signals.shutdown.wait()
+            notify("STOPPING=1")
             tasks.cancel_scope.cancel()
         begin_drain = getattr(run.app, "begin_drain", getattr(run.shoals, "begin_drain", None))
         if callable(begin_drain):
@@ -238,6 +244,8 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
                 extra_listeners=(*more, *others),
                 load_later=(lambda: None) if shoals is None else load_the_rest,
                 front_ends=None if run.workers is None else _front_ends(run, run.workers),
+                # Middleware around it may need what its lifespan makes.
+                answers_early=run.answers_early and run.app is shoals,
             )
     except LifespanFailed as failure:
         if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message

@@ -353,13 +353,15 @@ class App:
         if self._is_up():
             raise RuntimeError("the application is open already")
         self._phase = "opening"
+        self._declared.loading = [*self._declared.backends]
         try:
             async with (
                 BatcherBlock(told=own_copy),  # a handler must not end the server
                 self._controller() as controller,
-                self.answering(controller),
+                self.answering(controller, is_complete=False),
             ):
                 async with lifespans_of(self._router.mounts.by_prefix.values()):
+                    self._answer_by(controller)
                     yield
                 # Before the batched functions lose their batchers: queued requests may call them.
                 await controller.shutdown()
@@ -373,8 +375,12 @@ class App:
         return Controller(self.state, rule, program, observers=self.observers)
 
     @asynccontextmanager
-    async def answering(self, controller: Controller) -> AsyncGenerator[None]:
+    async def answering(
+        self, controller: Controller, *, is_complete: bool = True
+    ) -> AsyncGenerator[None]:
         """Serves a controller that is open already, after adding its own declarations to it.
+
+        Requests are answered from then on if that makes it complete.
 
         Raises:
             Exception: A declaration failed.
@@ -384,8 +390,8 @@ class App:
             self.controller = controller
             self.own_pages.dashboard.observe(controller)
             self._batch_observers.add_to(controller.observers)
-            self._router.set_controller(controller)
-            self._phase = "open"
+            if is_complete:
+                self._answer_by(controller)
             try:
                 yield
             finally:
@@ -393,9 +399,9 @@ class App:
                 self._batch_observers.remove_from(controller.observers)
                 self._phase = "closed"
 
-    def loading(self) -> list[str]:
-        """Returns the names of the backends that are not ready yet, while the application opens."""
-        return [*self._declared.loading]
+    def _answer_by(self, controller: Controller) -> None:
+        self._router.set_controller(controller)
+        self._phase = "open"
 
     def begin_drain(self) -> None:
         """Prepares the shutdown: not ready any more, and batches don't wait for other requests.
@@ -432,6 +438,8 @@ class App:
             await run_lifespan(self.lifespan, receive, send)
         elif kind == "http" and RESERVED in scope["path"] and split_path(scope)[1] in OUTSIDE:
             await self._router(scope, receive, send)
+        elif self._phase == "opening":
+            await self._router.answer_starting(scope, receive, send)
         else:
             await self.tracing.entered(scope, receive, send)
 

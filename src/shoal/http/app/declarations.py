@@ -236,7 +236,7 @@ class Declarations:
         """
         self._check_given(controller)
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
-        self.loading = [*self.backends]
+        self.loading = [tag for tag in self.backends if declared_backend(tag) in lacking]
         controller.announce_endpoints([*self.endpoints])
         for tags in self._groups():
             await self._open_side_by_side(controller, lending, tags, lacking)
@@ -324,14 +324,18 @@ class Declarations:
     ) -> None:
         definition, config = self.backends[tag]
         code = self._code(tag)
+
+        async def turn() -> None:
+            self.loading.remove(tag)
+            await after.wait()
+
         where = f"the endpoint {self.endpoints[tag].path}" if code else f"the backend {tag}"
         try:
             if declared_backend(tag) in lacking:
-                await controller.declare_backend(tag, definition, config, after)
+                await controller.declare_backend(tag, definition, config, turn)
             if code is not None and tag in controller.backends:
                 method_batcher = await controller.backends[tag].method_batcher("__call__")
                 lending.enter_context(code.lent(method_batcher.batcher))
-            self.loading.remove(tag)
         except Exception as error:
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
             cause.add_note(f"{where} could not be opened: {in_one_line(cause)}")

@@ -113,6 +113,10 @@ class Pages:
         if self._settings.landing_page:
             table.add("/", ("GET",), Page(self._answer_landing))
 
+    def loading(self) -> list[str]:
+        """Returns the names of the backends that are not ready yet, while the application opens."""
+        return [*self._declared.loading]
+
     def document(self) -> dict[str, Any]:
         """Returns the OpenAPI document of the endpoints as they are now."""
         found: dict[str, Any] = orjson.loads(self._unprefixed.as_json(self._endpoints(), ""))
@@ -157,7 +161,10 @@ class Pages:
             status = f"not ready: {', '.join(stopped)}"
         else:
             status = "ready" if phase == "open" else phase
-        body = orjson.dumps({"status": status, "endpoints": states})
+        said: dict[str, Any] = {"status": status, "endpoints": states}
+        if phase == "opening":
+            said["loading"] = self.loading()
+        body = orjson.dumps(said)
         await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
 
     @cached_property

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
+from shoal.http.requests.problem import not_open, starting
 from shoal.http.requests.protocol import spoken
-from shoal.http.requests.routing import Mounts, NotOpenRoute, PathTable, Route
+from shoal.http.requests.routing import Found, Mounts, PathTable, ProblemRoute, Route
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from shoal.http.app.declarations import Declarations
     from shoal.http.requests.dispatch import RouteDispatcher
-    from shoal.http.requests.routing import Found
     from shoal.http.websocket.sockets import WebSockets
     from shoal.serving.controller.controller import Controller
 
@@ -51,7 +51,8 @@ class AppRouter:
         self._dispatcher = dispatcher
         self._sockets = sockets
         self._protocols = spoken(dispatcher.settings.protocols)
-        self._not_open = NotOpenRoute(dispatcher.settings)
+        self._not_open = ProblemRoute(not_open(dispatcher.settings))
+        self._starting = ProblemRoute(starting(dispatcher.settings))
 
     def set_controller(self, controller: Controller | None) -> None:
         """Sets the controller whose endpoints are called; None while the application is closed."""
@@ -80,6 +81,14 @@ class AppRouter:
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
         return (self.table or self._declared.routed_to(self._not_open)).at(path, method)
+
+    async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request to an application that starts."""
+        if scope["type"] == "http":
+            found = Found[Route]({scope["method"]: self._starting}, {})
+            await self._dispatcher.answer(scope, receive, send, found)
+        elif (await receive())["type"] == "websocket.connect":
+            await self._sockets.refuse(scope, send, starting(self._dispatcher.settings))
 
     def declared_path(self, path: str, method: str) -> str | None:
         """Returns the declared path, with its parameters, that a request's path belongs to."""

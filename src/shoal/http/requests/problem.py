@@ -291,6 +291,17 @@ def ended(retry_after_s: int) -> Problem:
     return Problem(503, "closed", "The server has ended", detail, retry)
 
 
+def starting(settings: HttpOptions) -> Problem:
+    """Returns the problem of a request to an application that loads its models."""
+    return Problem(
+        503,
+        "not-open",
+        "The server is starting",
+        "The application loads its models. /-/readyz says which, and answers 200 once it is ready.",
+        ((b"retry-after", str(settings.retry_after_s).encode("ascii")),),
+    )
+
+
 def no_such_method() -> Problem:
     """Returns the problem of a request for a method that the backend's code does not have.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, Typ
 from typing_extensions import override
 
 from shoal.http.requests.codec import problem_json
-from shoal.http.requests.problem import Refused, not_open
+from shoal.http.requests.problem import Refused
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
-    from shoal.serving.http_options import HttpOptions
 
 R = TypeVar("R")
 
@@ -77,16 +76,16 @@ class Page(Route):
         await self._answer(exchange)
 
 
-class NotOpenRoute(Route):
-    """Answers at the paths of endpoints while the application is not open."""
+class ProblemRoute(Route):
+    """Answers with a problem, as while the application is not open."""
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__()
-        self._options = options
+        self._problem = problem
 
     @override
     async def answer(self, exchange: Exchange) -> None:
-        raise Refused(not_open(self._options))
+        raise Refused(self._problem)
 
 
 class Found(NamedTuple, Generic[R]):

@@ -55,7 +55,7 @@ class ServerRun:
 
     Attributes:
         lifespan: The application's lifespan; None if it is not run.
-        is_up: Whether clients could connect.
+        is_up: Whether the application has started, and clients could connect.
         refused: Why the server can't listen at an address, if it can't.
         finished_before: How many requests had finished when the shutdown began.
         cut: How many requests were closed by force.

@@ -10,6 +10,7 @@ may change something, or by a WebSocket. Elsewhere the operator says which hosts
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _MOST_KNOWN: Final = 256
+_MOST_SHOWN: Final = 253
+
+_log: Final = logging.getLogger("shoal.server")
 _HOST: Final = re.compile(r"(?:\[([^\]]*)\]|([^:\[]*))(?::[0-9]*)?")
 
 
@@ -45,6 +49,7 @@ class RequestGuard:
         self._origins = _names(options.allowed_origins, () if is_loopback else ("*",))
         # Hosts and pairs that were found to be allowed, as sent.
         self._known: set[tuple[bytes, bytes | None]] = set()
+        self._logged: set[int] = set()
 
     @property
     def allows_all(self) -> bool:
@@ -62,15 +67,31 @@ class RequestGuard:
         if (host, origin) in self._known:
             return
         if self._hosts is not None and _host_of(host) not in self._hosts:
+            self._log_once(421, "host", host, "allowed_hosts (--allow-host)")
             raise BadRequest(
-                421, "This server does not answer for that host. Its operator can allow more hosts."
+                421,
+                "This server does not answer for that host. Its operator can allow more hosts "
+                "with allowed_hosts (--allow-host).",
             )
         if origin is not None and self._origins is not None and not self._is_from(origin, host):
+            self._log_once(403, "origin", origin, "allowed_origins (--allow-origin)")
             raise BadRequest(
-                403, "Requests from that origin are refused. The operator can allow more origins."
+                403,
+                "Requests from that origin are refused. The operator can allow more origins with "
+                "allowed_origins (--allow-origin).",
             )
         if len(self._known) < _MOST_KNOWN:
             self._known.add((host, origin))
+
+    def _log_once(self, status: int, what: str, sent: bytes, option: str) -> None:
+        if status not in self._logged:
+            self._logged.add(status)
+            shown = sent[:_MOST_SHOWN].decode("latin-1")
+            _log.warning(
+                "a request was refused with %d for its %s %r; to allow it, name it in %s. This is "
+                "logged once.",
+                *(status, what, shown, option),
+            )
 
     def check_headers(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Checks a request by its headers; see `check`. Two different hosts are none."""
@@ -99,4 +120,5 @@ def _host_of(given: bytes) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

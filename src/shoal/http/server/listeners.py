@@ -13,7 +13,7 @@ import fcntl
 import os
 import socket
 import stat
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _PROBE_TIMEOUT_S: Final = 1.0
+_FREE_PORTS_TRIED: Final = 8
+_NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,19 @@ class BoundSocket:
 
 
 def bind(address: Address) -> BoundSocket:
-    """Binds a socket to an address.
+    """Binds a socket to an address; of a name, to its first address.
+
+    Raises:
+        OSError: The address can't be bound; a running server may use it.
+    """
+    first, *others = bind_all(address)
+    for other in others:
+        other.close()
+    return first
+
+
+def bind_all(address: Address) -> list[BoundSocket]:
+    """Binds a socket to an address; of a name, a socket to each of its addresses.
 
     Raises:
         OSError: The address can't be bound; a running server may use it.
@@ -130,9 +144,9 @@ def bind(address: Address) -> BoundSocket:
         case Tcp():
             return _bind_tcp(address)
         case Unix():
-            return _bind_unix(address)
+            return [_bind_unix(address)]
         case Inherited():
-            return _inherit(address)
+            return [_inherit(address)]
 
 
 def host_and_port(address: Any) -> tuple[str, int] | None:
@@ -146,13 +160,48 @@ def spelled(address: Any) -> str:
     return "a UNIX socket" if found is None else f"{found[0]}:{found[1]}"
 
 
-def _bind_tcp(address: Tcp) -> BoundSocket:
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-    family, _, _, _, name = found
+def _bind_tcp(address: Tcp) -> list[BoundSocket]:
+    for _ in range(_FREE_PORTS_TRIED if address.port == 0 else 0):
+        with suppress(OSError):  # the port is free at the first address, but not at another
+            return _bind_names(address)
+    return _bind_names(address)
+
+
+def _bind_names(address: Tcp) -> list[BoundSocket]:
+    """Binds a socket to each address of a host, at the same port.
+
+    An address that this machine does not have is left out, if there is another.
+    """
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    names = dict.fromkeys((family, name) for family, _, _, _, name in found)
+    bound: list[BoundSocket] = []
+    failure: OSError | None = None
+    port = address.port
+    with ExitStack() as undo:
+        for family, (host, _, *rest) in names:
+            try:
+                one = _bound_to(family, (host, port, *rest), is_only=len(names) == 1)
+            except OSError as error:
+                if error.errno not in _NO_SUCH_ADDRESS:
+                    raise
+                failure = error
+                continue
+            undo.callback(one.close)
+            bound.append(one)
+            port = one.socket.getsockname()[1]
+        if failure is not None and not bound:
+            raise failure
+        undo.pop_all()
+    return bound
+
+
+def _bound_to(family: int, name: Any, *, is_only: bool) -> BoundSocket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         # Allows a restart while the kernel still keeps connections of the previous server.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and not is_only:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         bound.bind(name)
     except BaseException:
         bound.close()

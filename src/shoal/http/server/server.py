@@ -5,7 +5,8 @@ because the shutdown needs an order of its own: what starts first stops last::
 
     bind > start the application > listen > serve ... stop accepting > drain > end the application
 
-- An address in use is detected before a model is loaded. Clients can connect once it is loaded.
+- An address in use is detected before a model is loaded. Clients can connect once it is loaded,
+  or before that if the application answers early: it then says that it is not ready.
 - Connections that the kernel has accepted before the listeners close are served.
 - Requests that do not end in time are cut off: each is answered with 503, or its stream ends with
   an error, in a short time for last words. Then connections that are still open are closed by
@@ -20,6 +21,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -31,7 +33,7 @@ from shoal.http.server.config import Drained, ServerRun, WorkersFailed, address_
 from shoal.http.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.lifespan import Lifespan
-from shoal.http.server.listeners import AppListener, bind
+from shoal.http.server.listeners import AppListener, bind_all
 from shoal.http.server.proxies import ProxyHeaders
 from shoal.http.server.shared import Shared
 from shoal.http.server.sockets.poller import new_poller
@@ -74,6 +76,7 @@ async def serve(
     front_ends: StartFrontEnds | None = None,
     counts: ConnectionCounts | None = None,
     tls: SSLContext | None = None,
+    answers_early: bool = False,
 ) -> Drained:
     """Serves an ASGI application until it is shut down.
 
@@ -96,6 +99,7 @@ async def serve(
             place of this one; None for no such processes.
         counts: Counts the connections to the application; None for a new one.
         tls: The TLS configuration; None for that of the certificate of the options, if any.
+        answers_early: Whether the application answers requests while its lifespan starts.
 
     Returns:
         The outcome of the run.
@@ -119,14 +123,21 @@ async def serve(
             accepts_at_once,
             front_ends,
             counts or ConnectionCounts(options.max_connections),
+            answers_early=answers_early,
         )
         exhaustion = Exhaustion()
         for listener in (main_listener, *extra_listeners):
-            bound = LimitedListener(bind(listener.address), options.max_connections, exhaustion)
-            open_sockets.callback(bound.close)
-            server.add(listener, bound)
+            for number, each in enumerate(bind_all(listener.address)):
+                bound = LimitedListener(each, options.max_connections, exhaustion)
+                open_sockets.callback(bound.close)
+                # Of the addresses of a name, the first is said to have started.
+                server.add(listener if number == 0 else replace(listener, started=_ignore), bound)
         await server.run(shutdown)
     return server.drained()
+
+
+def _ignore(_url: str) -> None:
+    pass
 
 
 def _url(bound: LimitedListener, shared: Shared) -> str:
@@ -222,7 +233,11 @@ class _Server:
         accepts_at_once: int,
         front_ends: StartFrontEnds | None,
         counts: ConnectionCounts,
+        *,
+        answers_early: bool,
     ) -> None:
+        self._answers_early = answers_early
+        self._is_listening = False
         self._accepts_at_once = accepts_at_once
         self._to_start = front_ends
         self._front_ends: FrontEndListener | None = None
@@ -261,14 +276,13 @@ class _Server:
                     tasks.start_soon(self._front_ends.run)
                 tasks.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
-                    await self._start(tasks)
-                    if self._outcome.is_up:
-                        await self._accept()
+                    async with anyio.create_task_group() as accepting:
+                        await self._start(tasks, accepting)
                 drain_began_at = anyio.current_time()
-                if self._outcome.is_up:
+                if self._is_listening:
                     self._drain()
                     await self._wait_closed()
-            if self._front_ends is not None and self._outcome.is_up:
+            if self._front_ends is not None and self._is_listening:
                 await self._front_ends.ended.wait()
             self._outcome.took_s = anyio.current_time() - drain_began_at
             await self._outcome.end_application(self._options.graceful_timeout_s)
@@ -302,14 +316,15 @@ class _Server:
             self._counts,
             guard.is_local,
         )
-        if is_main and self._to_start is not None:
+        # Further addresses of the application are served by this process.
+        if is_main and self._to_start is not None and self._front_ends is None:
             url = _url(bound, shared)
             self._front_ends = self._to_start(bound, shared, listener.started, url, self._shut_down)
             self._counts["main"] = self._front_ends.connections
             return self._front_ends
         word = "main" if is_main else "admin"
         counts = self._own_counts.setdefault(word, ConnectionCounts(self._options.max_connections))
-        self._counts[word] = counts
+        self._counts.setdefault(word, counts)
         at_once = self._accepts_at_once
         return _OpenListener(listener, bound, shared, self._poller, tls, counts, at_once)
 
@@ -324,15 +339,15 @@ class _Server:
             listener.announce_end()
         self._until_shutdown.cancel()
 
-    async def _start(self, tasks: TaskGroup) -> None:
-        if not await self._outcome.application_started():
-            return
-        try:
-            for listener in self._listeners:
-                await listener.open()
-        except OSError as error:
-            self._outcome.refused = error
-            return
+    async def _start(self, tasks: TaskGroup, accepting: TaskGroup) -> None:
+        steps: list[Callable[[], Awaitable[bool]]] = [
+            self._outcome.application_started,
+            partial(self._listen, accepting),
+        ]
+        for step in reversed(steps) if self._answers_early else steps:
+            if not await step():
+                self._shut_down()
+                return
         self._outcome.is_up = True
         if self._front_ends is None:
             check_descriptors(self._options.max_connections)
@@ -349,10 +364,18 @@ class _Server:
             except Exception as error:
                 _log.error("can't load a part of the server: %s; a request will load it", error)
 
-    async def _accept(self) -> None:
-        async with anyio.create_task_group() as accepting:
+    async def _listen(self, accepting: TaskGroup) -> bool:
+        """Listens at all addresses; returns False if that is not possible."""
+        try:
             for listener in self._listeners:
-                accepting.start_soon(listener.accept)
+                await listener.open()
+        except OSError as error:
+            self._outcome.refused = error
+            return False
+        self._is_listening = True
+        for listener in self._listeners:
+            accepting.start_soon(listener.accept)
+        return True
 
     def _drain(self) -> None:
         self._draining.set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import anyio
 
@@ -16,7 +16,7 @@ from shoal.errors import BatcherClosed, NameTaken, NoSuchName
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 
     from anyio.abc import TaskStatus
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.devices import Devices
+
+Turn: TypeAlias = "Callable[[], Awaitable[object]]"
+"""Called when a backend is ready; its result is awaited before the backend gets traffic."""
 
 logger: Final = logging.getLogger("shoal.serving")
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shoal.replicas.gpus.nvml import GpuReading
     from shoal.replicas.portal import Bridge
     from shoal.serving.backends.backend import Backend
-    from shoal.serving.controller.backends import Deletion
+    from shoal.serving.controller.backends import Deletion, Turn
     from shoal.serving.controller.journal import Program
     from shoal.serving.imports import ImportRule
     from shoal.serving.state.file import StateFile
@@ -155,7 +155,7 @@ class Controller(Client):
         await self.declare_backend(tag, code, BackendConfig.of(config))
 
     async def declare_backend(
-        self, tag: str, code: Definition, config: BackendConfig, after: anyio.Event | None = None
+        self, tag: str, code: Definition, config: BackendConfig, turn: Turn | None = None
     ) -> None:
         """Creates a backend, which may start at the same time as others and be added after them.
 
@@ -163,7 +163,7 @@ class Controller(Client):
             tag: The backend's name.
             code: The code.
             config: Its options.
-            after: Set when everything has been added that must come before it; None for nothing.
+            turn: Awaited once it is ready: returns when it may be added; None for at once.
 
         Raises:
             As `create_backend`.
@@ -171,8 +171,8 @@ class Controller(Client):
         placement_of(config.placement, config.for_placement())
         self._declarations.check_backend(tag, code, config)
         async with self._backends.starting(tag, code, config) as backend:
-            if after is not None:
-                await after.wait()
+            if turn is not None:
+                await turn()
             async with self._declaring:
                 self.check_open()
                 await self._declarations.put_backend(tag, code, config)
