@@ -322,12 +322,12 @@ class EndpointCall:
 
     async def _in_turns(self, items: list[Any], metadata: Mapping[str, Any]) -> list[Any]:
         options, most = self._call_options._replace(metadata=metadata), self.most_at_once
-        began_at, limit_s = anyio.current_time(), options.deadline_s
+        began_at, limit_s = anyio.current_time(), options.timeout_s
         results: list[Any] = []
         for at in range(0, len(items), most):
             if at and limit_s is not None:
                 left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
-                options = options._replace(deadline_s=left_s)
+                options = options._replace(timeout_s=left_s)
             turn = items[at : at + most] if len(items) > most else items
             results += await self._entry.begin_all(turn, options, return_exceptions=False)
         return results
