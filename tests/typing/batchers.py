@@ -51,3 +51,26 @@ async def in_a_nursery() -> None:
         await tasks.start(batcher.run)
         assert_type(await batcher.call(1), str)
         assert_type(await batcher.aclose(), ClosingCounts)
+
+
+def root(x: float, digits: int = 3) -> float: ...  # type: ignore[empty-body]
+
+
+async def roots(x: list[float], digits: list[int]) -> list[float | ValueError]: ...  # type: ignore[empty-body]
+
+
+async def roots_in_steps(
+    x: list[float], digits: list[int]
+) -> AsyncIterator[list[float | ValueError]]:
+    yield list(x)
+
+
+async def signatures_give_the_type_of_results_of_which_some_are_errors() -> None:
+    async with shoal.Batcher(roots, signature=root) as call:
+        assert_type(await call(4.0), float)
+        assert_type(await call(x=4.0, digits=2), float)
+    async with shoal.Batcher(roots_in_steps, signature=root, max_batch_size=4) as steps:
+        assert_type(steps(4.0), ResultStream[float])
+    decorated = shoal.batch(signature=root)(roots)
+    assert_type(await decorated(4.0), float)
+    assert_type(shoal.batch(signature=root)(roots_in_steps)(4.0), ResultStream[float])

@@ -75,8 +75,7 @@ class Batcher(Generic[C_co]):
 
     Args:
         handler: The function of a list: plain, async, or a generator function; or its `Handler`.
-        signature: A function of one item. The call takes its parameter names, types and defaults;
-            for handlers whose own annotations can't express them.
+        signature: A function of one item, whose parameters and result type calls have; see `batch`.
         name: The name in messages and metrics; the handler's name by default.
         fill: ``"closed"`` passes complete batches to the handler. With ``"open"`` it starts when
             the first request arrives and gets later ones as they arrive; with ``"continuous"`` it
@@ -118,6 +117,10 @@ class Batcher(Generic[C_co]):
     @overload
     def __init__(self: Batcher[UnaryCall[[], R]], handler: Callable[[], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
+    def __init__(self: Batcher[StreamCall[P, R]], handler: Callable[..., Steps[Any]], *, signature: Callable[P, R], name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
+    def __init__(self: Batcher[UnaryCall[P, R]], handler: Callable[..., Answer[Any]], *, signature: Callable[P, R], name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
     def __init__(self: Batcher[Any], handler: Callable[..., Any] | Handler, *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, room: Room | None = None, observers: Observers | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     # fmt: on
     def __init__(
@@ -137,11 +140,8 @@ class Batcher(Generic[C_co]):
             if isinstance(handler, Handler)
             else Handler(handler, signature, fill=fill, streams=streams)
         )
-        if (
-            adapted_handler.fill != "closed"
-            and signature is None
-            and not adapted_handler.binding.single
-        ):
+        takes_one = adapted_handler.binding.single or signature is not None
+        if adapted_handler.fill != "closed" and not takes_one:
             raise TypeError(
                 f"the handler of an open batch takes the batch alone, not {handler!r}; write "
                 "async def handler(batch: shoal.OpenBatch[T, R]) -> None"
@@ -168,7 +168,7 @@ class Batcher(Generic[C_co]):
         Raises:
             TypeError: The model lacks a method, or their parameters don't fit together.
         """
-        return Batcher(model_handler(model), signature=model.run, name=name or type(model).__qualname__, **options)  # fmt: skip
+        return Batcher[UnaryCall[P, R]](model_handler(model), signature=model.run, name=name or type(model).__qualname__, **options)  # fmt: skip
 
     async def run(self, *, task_status: TaskStatus[C_co] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves calls until the batcher is closed; pass it to a nursery's ``start``.

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final
 
 from shoal.core.batch import Batch
 
 running_batch: Final[ContextVar[Batch]] = ContextVar("shoal.running_batch")
+
+running_replica: Final[ContextVar[Any]] = ContextVar("shoal.running_replica")
+"""The `Identity` of the replica that the calling code runs in."""
 
 calls_from_thread: Final[ContextVar[bool]] = ContextVar("shoal.calls_from_thread", default=False)
 """Whether a thread is blocked until the call made in this context is answered."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import math
 from functools import partial, update_wrapper
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.calls.stream import ResultStream, late_stream
+from shoal.batching.current import running_replica
 from shoal.batching.decorator.function_of_one import only_parameter, renamed
 from shoal.batching.decorator.lookup import Lookup
 
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
     from shoal.core.request import Request
+
+logger: Final = logging.getLogger("shoal")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,6 +94,29 @@ class Decorated:
             ValueError: A value is out of its range; nothing is changed.
         """
         self._opening.configure(self._receiver, changes)
+        if "max_batch_size" in changes:
+            self.warn_if_unreachable(changes["max_batch_size"])
+
+    def warn_if_unreachable(self, max_batch_size: int | None = None) -> None:
+        """Logs a warning if the replica that runs here never has a full batch of requests.
+
+        Args:
+            max_batch_size: The size; None for that of the options.
+        """
+        most = getattr(running_replica.get(None), "most_requests", math.inf)
+        if most == math.inf:
+            return
+        options = self._opening.options(self._receiver)
+        size = options.max_batch_size if max_batch_size is None else max_batch_size
+        if size > most and options.batch_size_fn is None:
+            logger.warning(
+                "%s: max_batch_size=%d can't be reached by calls of one item: its replica has at "
+                "most max_ongoing_requests=%d requests at once; raise max_ongoing_requests, or "
+                "lower max_batch_size",
+                self._opening.handler.name,
+                size,
+                most,
+            )
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Changes ``max_batch_size`` as `configure` does; Ray Serve's name for it."""

@@ -114,8 +114,15 @@ def batch(
             order; a generator function yields one slot for each item in every step. With several
             parameters it takes a list for each; without parameters it returns as many results as
             `current_batch` has requests.
-        signature: A function of one item. The call takes its parameter names, types and defaults;
-            for handlers with several parameters whose names type checkers should know.
+        signature: A function of one item, which is never called. The call has its parameter names,
+            types and defaults, and its result type; for streams, that of an item. For what type
+            checkers can't see in the handler: names, defaults, more than three parameters, and
+            results of which some are exceptions::
+
+                def root(x: float) -> float: ...
+
+                @shoal.batch(signature=root)
+                async def roots(x: list[float]) -> list[float | ValueError]: ...
         fill: ``"closed"`` passes complete batches to the handler. With ``"open"`` it starts when
             the first request arrives and gets later ones as they arrive; with ``"continuous"`` it
             takes requests between its steps for as long as the batcher is open. For both it is an

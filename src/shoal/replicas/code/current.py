@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
-from typing import Final, NamedTuple
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from shoal.batching import current
+
+if TYPE_CHECKING:
+    from contextvars import ContextVar
 
 
 class Identity(NamedTuple):
@@ -12,13 +17,16 @@ class Identity(NamedTuple):
     Attributes:
         backend: The tag of its backend.
         replica: The replica's tag, such as ``"embed#3"``; tags are never reused.
+        most_requests: How many requests it has at once, if its code takes one item at a time and
+            forms batches by itself.
     """
 
     backend: str
     replica: str
+    most_requests: float = math.inf
 
 
-running_replica: Final[ContextVar[Identity]] = ContextVar("shoal.running_replica")
+running_replica: Final[ContextVar[Identity]] = current.running_replica
 
 
 def current_backend_tag() -> str:

@@ -86,6 +86,9 @@ class Instance:
                 signature = handler.binding.signature
                 gathers = forms_batches and not batched and not handler.threaded
                 methods[name] = Method(name, signature, handler.streams, batched, gathers)
+        if any(method.gathers for method in methods.values()):
+            for face in _own_batchers(self._target):
+                face.warn_if_unreachable()
         self.description = Description(
             methods,
             reconfigures=self.hook("reconfigure") is not None,
@@ -133,6 +136,17 @@ def _forms_batches(target: Any) -> bool:
     cls = cast("Any", type(target))
     found = (inspect.getattr_static(cls, name, None) for name in dir(cls))
     return any(isinstance(getattr(one, "__func__", one), Decorated) for one in found)
+
+
+def _own_batchers(target: Any) -> Iterator[Decorated]:
+    """Yields the batched function, or the batched methods of an instance."""
+    if isinstance(target, Decorated):
+        yield target
+        return
+    for name in dir(type(target)):
+        static: Any = inspect.getattr_static(type(target), name, None)
+        if isinstance(getattr(static, "__func__", static), Decorated):
+            yield getattr(target, name)
 
 
 def _awaited(face: Decorated) -> Callable[..., Any]:

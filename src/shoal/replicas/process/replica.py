@@ -219,8 +219,7 @@ class ProcessReplica(Replica):
         code = pickled_code(blueprint.definition, blueprint.user_config)
         cpus = options.cpu_affinity
         return StartMessage(
-            blueprint.identity.backend,
-            self.tag,
+            *blueprint.identity,
             parking_of_this_loop().name,
             list(sys.path) if options.python in (None, sys.executable) else None,
             main_script(code),

@@ -347,7 +347,7 @@ class Backend:
         self.definition.check_allowed()
         replica = placement_of(config.placement)(
             Blueprint(
-                identity=Identity(self.tag, tag),
+                identity=Identity(self.tag, tag, config.most_requests),
                 number=number,
                 definition=self.definition,
                 user_config=config.user_config,

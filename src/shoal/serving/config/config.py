@@ -266,6 +266,14 @@ class BackendConfig:
         fit = most // batch_size(options)
         return min(concurrency(options), fit) if is_given or self._takes_lists(batched) else fit
 
+    @property
+    def most_requests(self) -> float:
+        """How many requests a replica has at once, if its code forms batches by itself."""
+        try:
+            return self.slots(batched=False, gathers=True)
+        except ValueError:  # it is for code that takes lists
+            return math.inf
+
     def oddity(self, batched: bool) -> str | None:
         """Returns a warning if the options are allowed but probably a mistake; None if not.
 

@@ -123,7 +123,7 @@ class Child:
         if frame is None:
             os._exit(1)  # the parent is gone
         start_message: StartMessage = self._codec.opened_here(frame)
-        running_replica.set(Identity(start_message.backend, start_message.replica))
+        running_replica.set(Identity(*start_message[:3]))
         parent_channel.set(ParentChannel(self._control))
         try:
             instance, user_config = _loaded(start_message)

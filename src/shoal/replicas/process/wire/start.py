@@ -33,6 +33,7 @@ class StartMessage(NamedTuple):
     Attributes:
         backend: The tag of the backend.
         replica: The tag of the replica.
+        most_requests: See `Identity`.
         loop: The kind of event loop to run, if one is needed.
         sys_path: The module search path; None for the interpreter's own.
         main: The script to run again before the code is unpickled; None for none.
@@ -42,6 +43,7 @@ class StartMessage(NamedTuple):
 
     backend: str
     replica: str
+    most_requests: float
     loop: Literal["trio", "asyncio"]
     sys_path: list[str] | None
     main: MainScript | None
