@@ -447,5 +447,4 @@ class Entry:
 
 
 def _refused(errors: list[Exception]) -> NoReturn:
-    # Kept by nothing, because the traceback of the error holds the stream.
     raise errors.pop() if errors else RuntimeError("the call of this stream was refused before")
