@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from shoal.errors import ItemTooLarge
 
@@ -15,8 +16,9 @@ def chosen_status(error: BaseException) -> int | None:
     starlette = sys.modules.get("starlette.exceptions")  # else nobody has raised one
     if starlette is None or not isinstance(error, starlette.HTTPException):
         return None
+    chosen: Any = error
     try:
-        status: object = error.status_code
+        status: object = chosen.status_code
     except Exception:  # of a subclass, which need not have it
         return None
     return int(status) if isinstance(status, int) and 300 <= status <= 599 else None
