@@ -13,12 +13,12 @@ def chosen_status(error: BaseException) -> int | None:
 
     It is from 300 to 599: a success is a result.
     """
-    starlette: Any = sys.modules.get("starlette.exceptions")  # else nobody has raised one
+    starlette = sys.modules.get("starlette.exceptions")  # else nobody has raised one
     if starlette is None or not isinstance(error, starlette.HTTPException):
         return None
-    http_exception: Any = error
+    chosen: Any = error
     try:
-        status: object = http_exception.status_code
+        status: object = chosen.status_code
     except Exception:  # of a subclass, which need not have it
         return None
     return int(status) if isinstance(status, int) and 300 <= status <= 599 else None

@@ -218,8 +218,8 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
         ("refused", "yellow"),
         ("left", "dim"),
     ):
-        if now[name]:
-            text.append(f"  {_rate(now[name])} {name}", style)
+        if rate := now.get(name):  # a server of an earlier version declines nothing
+            text.append(f"  {_rate(rate)} {name}", style)
     times = "  ".join(f"{name} {_time(now[name])}" for name in ("p50", "p95", "p99"))
     text.append(f"\nlatency {times}")
     text.append(f"\n{_rate(now['batches'])} batches a second")
