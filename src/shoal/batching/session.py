@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,7 +48,7 @@ from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.running.capacity import Room
@@ -131,7 +131,7 @@ class Session:
         self._task = anyio.get_current_task()
         unsubscribe = None if self._room is None else self._room.subscribe(self.slots.room_changed)
         try:
-            async with anyio.create_task_group() as tasks:
+            async with self._opened(), anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
                 tasks.start_soon(self._watch, self._intake.deadlines.run)
                 tasks.start_soon(self._watch, self._limits.run)
@@ -161,6 +161,23 @@ class Session:
             if unsubscribe is not None:
                 unsubscribe()
             self._closed.set()
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncGenerator[None]:
+        """Enters the context manager of the option ``open``; calls wait, or fail with its error."""
+        opens = self._options.open
+        if opens is None:
+            yield
+            return
+        async with AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(
+                    opens if isinstance(opens, AbstractAsyncContextManager) else opens()
+                )
+            except BaseException as error:
+                self._task_died(error)
+                raise
+            yield
 
     async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
         """Stops intake, and waits until everything has ended.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.core.policy import Dispatch, Pressure, Wait
     from shoal.core.request import Request
 
-_FUNCTIONS: Final = ("batch_size_fn", "join")
+_FUNCTIONS: Final = ("batch_size_fn", "join", "open")
 _LISTING: Final = ("pad", "split")
 _PLAIN: Final = (str, int, bool, float, bytes, type(None))
 

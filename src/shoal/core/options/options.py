@@ -7,6 +7,7 @@ else those of TensorFlow and Triton.
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
@@ -30,6 +31,7 @@ Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
 Order = Literal["arrival", "deadline"]
 Padding = Literal["up", "down", "cost"]
 PriorityMixing = Literal["merge", "isolate"]
+Opens = Callable[[], AbstractAsyncContextManager[Any]] | AbstractAsyncContextManager[Any]
 
 
 class ValueKeywords(TypedDict, total=False):
@@ -76,6 +78,7 @@ class OptionKeywords(ValueKeywords, total=False):
     policy: Callable[[Any], BatchPolicy] | None
     dedupe: bool | Callable[[Any], Hashable]
     cache: Cache | None
+    open: Opens | None
 
 
 def _by_level(name: str, value: Any) -> dict[int, QueuePolicy]:
@@ -110,6 +113,14 @@ def _cache(name: str, value: Any) -> Cache:
             f"write {name}=shoal.Cache(max_size=1000, ttl_s=60)"
         )
     return value
+
+
+def _opens(name: str, value: Any) -> Opens:
+    if hasattr(cast("Any", type(value)), "__aenter__"):
+        manager: Opens = value
+        return manager
+    make: Opens = function(name, value, form="open=pool, an @asynccontextmanager function")
+    return make
 
 
 def _dedupe(name: str, value: Any) -> bool | Callable[[Any], Hashable]:
@@ -182,6 +193,9 @@ class BatchOptions:
             A function says what makes items equal; True compares the items, and the users who call.
         cache: How many results are kept for later equal calls, and for how long; None for none. It
             shares requests as well.
+        open: Returns the async context manager that is entered in the batcher's event loop before
+            its first batch, and left after its last: for connections that the handler uses. Context
+            variables that it sets are set for the handler. A context manager serves one opening.
         stream_buffer: How many items of a stream may wait for its reader, at least 1.
         slow_reader_timeout_s: How long in total a slow reader may hold its batch back before its
             stream alone fails; the time is reset once the reader has caught up. None for no limit.
@@ -246,6 +260,7 @@ class BatchOptions:
         False, _dedupe, is_function=True, at_once=True
     )
     cache: Cache | None = record(Cache, _cache, at_once=True)
+    open: Opens | None = option(None, _opens, is_function=True)
     stream_buffer: int = option(16, partial(whole, least=1), at_once=True)
     slow_reader_timeout_s: float | None = option(10.0, seconds, may_be_none=True)
     cancel_abandoned: bool = option(True, yes_or_no)

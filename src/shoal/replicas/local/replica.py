@@ -21,6 +21,7 @@ import anyio.to_thread
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
+from shoal.batching.failures.hints import constructor_hint
 from shoal.batching.handlers.batch_results import advice_on
 from shoal.batching.handlers.own_context import HoldLogs, in_own_context
 from shoal.batching.handlers.stepping import Stepping, running_steps
@@ -263,7 +264,7 @@ class LocalReplica(Replica):
         if self._starting.cancel_called:
             why = self._work.end or f"was not ready within {timeout_s:g} s (start_timeout_s)"
         elif cause is not None:
-            why = f"could not be started: {shown(cause)}"
+            why = f"could not be started: {shown(cause)}{constructor_hint(cause)}"
         else:
             return
         try:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.current import running_batch
+from shoal.batching.failures.hints import constructor_hint
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.beside import Beside
@@ -249,6 +250,7 @@ class ProcessReplica(Replica):
             how = str(error)
             if not isinstance(error, ReplicaDied):
                 how = f"replica {self.tag} can't be started: {type(error).__name__}: {error}"
+                how += constructor_hint(error)
                 worker.stderr.read_available()  # it was written before the answer
                 last_lines = worker.stderr.last_lines()
                 if last_lines:

@@ -20,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.batching.current import running_batch
+from shoal.batching.failures.hints import constructor_hint
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
@@ -150,7 +151,7 @@ class RayReplica(Replica):
         elif self._was_stopped:
             why = "was stopped"
         elif cause is not None:
-            why = f"could not be started: {cause!r}"
+            why = f"could not be started: {cause!r}{constructor_hint(cause)}"
         else:
             why = f"was not ready within {self._limit_s:g} s ({self._limited_by}): {self._doing}"
             if self._pending is not None:

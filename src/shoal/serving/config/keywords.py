@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from shoal.batching.handlers.handler import Fill
 from shoal.core.options.names import suggested
-from shoal.core.options.options import ValueKeywords
+from shoal.core.options.options import Opens, ValueKeywords
 from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
@@ -45,6 +45,7 @@ class BackendKeywords(ValueKeywords, PlacementKeywords, total=False):
     policy: Callable[[Any], BatchPolicy] | str | None
     dedupe: bool | Callable[[Any], Hashable] | str
     cache: Cache | Mapping[str, Any] | None
+    open: Opens | str | None
 
     # names from Ray Serve, of any version
     max_concurrent_queries: int | None
