@@ -130,6 +130,32 @@ async def test_shutting_down_ends_the_server_too():
                 await anyio.lowlevel.checkpoint()
 
 
+async def test_no_connection_is_accepted_while_it_shuts_down_and_what_runs_is_answered():
+    runs, ends = anyio.Event(), anyio.Event()
+    statuses = []
+
+    async def held(items: list[int]) -> list[int]:
+        runs.set()
+        await ends.wait()
+        return items
+
+    async def ask(url) -> None:
+        statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
+
+    async with shoal.start(http=OPERATED) as client, anyio.create_task_group() as tasks:
+        await client.create_backend("b", held)
+        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+        tasks.start_soon(ask, client.url)
+        await runs.wait()
+        async with operating(client.url) as remote, anyio.create_task_group() as shutting_down:
+            shutting_down.start_soon(remote.shutdown)
+            with anyio.fail_after(10):
+                while await is_served(client.url):
+                    await anyio.lowlevel.checkpoint()
+            ends.set()
+    assert statuses == [200]
+
+
 @pytest.mark.parametrize(("traffic", "status"), [("b", 200), (None, 503)], ids=["line", "held"])
 async def test_what_waits_when_the_block_is_left_is_answered(traffic, status):
     async def echo(items: list[int]) -> list[int]:

@@ -190,11 +190,11 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     loading = Progress(f"loading {run.spec}", tuple if shoals is None else shoals.own_pages.loading)
     startup.enter_context(loading)
 
-    async def until_ended() -> None:
+    async def until_ending() -> None:
         """Waits until the operator shuts down the application's controller."""
         await is_up.wait()
         if run.shoals is not None and run.shoals.controller is not None:
-            await run.shoals.controller.wait_ended()
+            await run.shoals.controller.wait_ending()
             signals.ask()
 
     async def until_over() -> None:
@@ -217,7 +217,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
 
     async def shutdown() -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(until_ended)
+            tasks.start_soon(until_ending)
             tasks.start_soon(until_over)
             if telemetry is not None:
                 tasks.start_soon(telemetry.export_metrics)

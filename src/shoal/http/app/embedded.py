@@ -82,11 +82,11 @@ class EmbeddedServer:
         )
 
     async def _shutdown(self) -> None:
-        """Waits until the context is left, or the controller was shut down."""
+        """Waits until the context is left, or the controller shuts down."""
         async with anyio.create_task_group() as tasks:
 
             async def end_with_controller() -> None:
-                await self._controller.wait_ended()
+                await self._controller.wait_ending()
                 self._stopping.set()
 
             tasks.start_soon(end_with_controller)

@@ -389,9 +389,9 @@ class Controller(Client):
     async def shutdown(self) -> None:
         await self._lifetime.shutdown()
 
-    async def wait_ended(self) -> None:
-        """Waits until the controller has been shut down."""
-        await self._lifetime.wait_ended()
+    async def wait_ending(self) -> None:
+        """Waits until the controller's shutdown begins."""
+        await self._lifetime.wait_ending()
 
     def drain(self) -> None:
         """Stops batches from waiting to fill, and requests from waiting for traffic.

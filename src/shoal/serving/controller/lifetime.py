@@ -90,9 +90,9 @@ class Lifetime:
             self._ended.set()
         await self._ended.wait()
 
-    async def wait_ended(self) -> None:
-        """Waits until it has been shut down."""
-        await self._ended.wait()
+    async def wait_ending(self) -> None:
+        """Waits until its shutdown begins."""
+        await self._ending.wait()
 
     def check_open(self) -> None:
         """Checks that it is open.
@@ -139,6 +139,7 @@ class Lifetime:
                     await portal.stop(cancel_remaining=True)
         finally:
             self._is_shut_down = True
+            self._ending.set()
             self._ended.set()
             self._close()
 

@@ -107,7 +107,8 @@ class Inbox:
     async def put(self, message: ASGIReceiveEvent) -> None:
         """Passes the application its next message; a disconnect is the last one."""
         if message["type"] in _DISCONNECTS:
-            self._disconnect = message
+            if not self.is_over:  # the first one says why
+                self._disconnect = message
             self.disconnect()
             return
         rest = self.put_now(message)

@@ -104,6 +104,9 @@ def _bound_messages(stream: WSStream) -> None:
             elif isinstance(event, Ping):
                 await _send(stream, event.response())
             elif isinstance(event, CloseConnection):
+                # The stock class reports each end as one of the connection (1006).
+                end = {"type": "websocket.disconnect", "code": int(event.code)}
+                await put({**end, "reason": event.reason or ""})
                 if stream.connection.state is ConnectionState.REMOTE_CLOSING:
                     await _send(stream, event.response())
                 elif stream.connection.state is _OPEN:  # its frames are broken

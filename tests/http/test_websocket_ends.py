@@ -1,0 +1,102 @@
+"""What an ASGI application hears of a WebSocket's end: the client's code, reason and messages."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from live_server import live, read_until, upgrade
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+def frame(opcode, payload):
+    """A frame of a client, with a mask of zeros."""
+    return bytes([0x80 | opcode, 0x80 | len(payload)]) + bytes(4) + payload
+
+
+class Listener:
+    """Accepts, and notes what it receives once it may read."""
+
+    def __init__(self, *, reads_at_once=True):
+        self.received = []
+        self.has_ended = anyio.Event()
+        self.may_read = anyio.Event()
+        if reads_at_once:
+            self.may_read.set()
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        await receive()
+        await send({"type": "websocket.accept"})
+        await self.may_read.wait()
+        while True:
+            message = await receive()
+            if message["type"] == "websocket.disconnect":
+                self.received.append((message["code"], message.get("reason")))
+                self.has_ended.set()
+                return
+            self.received.append(message["text"])
+
+
+CLOSE = frame(8, (3001).to_bytes(2) + "gehört".encode())
+
+
+@pytest.mark.parametrize(
+    ("sent", "end"),
+    [
+        (CLOSE, (3001, "gehört")),
+        (frame(8, (1000).to_bytes(2)), (1000, "")),
+        (frame(8, b""), (1005, "")),
+    ],
+    ids=["a code and a reason", "a code", "neither"],
+)
+async def test_the_application_hears_why_the_client_has_closed(sent, end):
+    app = Listener()
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(upgrade())
+        await read_until(client, b"\r\n\r\n")
+        await client.send_all(sent)
+        await app.has_ended.wait()
+    assert app.received == [end]
+
+
+WORKERS = [
+    None,
+    pytest.param(
+        1,
+        marks=pytest.mark.xfail(
+            strict=True,
+            raises=AssertionError,
+            reason="workers pass on that the client has left, and neither code nor messages;"
+            " mended with our own WebSocket",
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+async def test_messages_just_before_the_end_are_received(workers):
+    app = Listener(reads_at_once=False)
+    async with live(app, workers=workers) as server, await server.connect() as client:
+        await client.send_all(upgrade())
+        await read_until(client, b"\r\n\r\n")
+        await client.send_all(b"".join(frame(1, b"%d" % n) for n in range(5)) + CLOSE)
+        await read_until(client, b"\x88")
+        app.may_read.set()
+        await app.has_ended.wait()
+    assert app.received == ["0", "1", "2", "3", "4", (3001, "gehört")]
+
+
+async def test_a_connection_that_is_lost_is_reported_as_such():
+    app = Listener()
+    async with live(app) as server:
+        async with await server.connect() as client:
+            await client.send_all(upgrade())
+            await read_until(client, b"\r\n\r\n")
+        await app.has_ended.wait()
+    assert app.received == [(1006, None)]
