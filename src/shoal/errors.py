@@ -55,7 +55,14 @@ class DeadlineExceeded(ShoalError, TimeoutError):
 
 
 class ItemTooLarge(ShoalError, ValueError):
-    """An item costs more than ``max_batch_size``, so it fits into no batch."""
+    """An item costs more than ``max_batch_size``, so it fits into no batch.
+
+    Attributes:
+        limit_exceeded: The item's cost and the limit, in a sentence for clients; empty where the
+            code of a backend raised it.
+    """
+
+    limit_exceeded = ""
 
 
 class SlowReader(ShoalError, TimeoutError):

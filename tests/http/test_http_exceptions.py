@@ -153,7 +153,7 @@ DETAILS = [
     ("lone \ud800", "lone \\ud800"),
     (Opaque(), None),
     ({"a": Opaque()}, None),
-    ({"a": "\ud800"}, None),
+    ({"a": "\ud800"}, {"a": "\ufffd"}),
 ]
 
 

@@ -170,10 +170,13 @@ class RequestOptionsFactory:
 
     def refusal(self, cost: float) -> ItemTooLarge:
         """Makes the error for an item that costs more than `max_batch_size`."""
-        return ItemTooLarge(
+        most = self._options.max_batch_size
+        error = ItemTooLarge(
             f"an item for {self._name} costs {cost!s:.20}, which is more than a batch "
-            f"may: max_batch_size={self._options.max_batch_size}"
+            f"may: max_batch_size={most}"
         )
+        error.limit_exceeded = f"It costs {cost!s:.20}, and a batch may cost {most}."
+        return error
 
     def renew(self, request: Request) -> Exception | None:
         """Replaces the record of a queued or parked request by one under these options.

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict, override
 
 from shoal.errors import ItemTooLarge
-from shoal.http.openai.errors import of_invalid_item, refused
+from shoal.http.openai.errors import of_invalid_item, refused, too_long
 from shoal.http.openai.models import BodyRoute
 from shoal.http.openai.text import count_words
 from shoal.http.openai.text_request import LONGEST_NAME
@@ -81,8 +81,8 @@ class EmbeddingsRoute(BodyRoute):
                 rest: Coroutine[Any, Any, None] | None = _find(call, job)
             else:
                 rest = self._make(call, job, batcher)
-        except ItemTooLarge:
-            raise _too_long() from None
+        except ItemTooLarge as error:
+            raise too_long("An input", error, param="input") from None
         except BaseException:
             with call:
                 raise
@@ -194,8 +194,8 @@ async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
     with call:
         try:
             await rest
-        except ItemTooLarge:
-            raise _too_long() from None
+        except ItemTooLarge as error:
+            raise too_long("An input", error, param="input") from None
 
 
 def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -208,10 +208,6 @@ def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
     except BaseException:
         with call:
             raise
-
-
-def _too_long() -> Refused:
-    return refused("An input is too long", code="context_length_exceeded", param="input")
 
 
 def _in_json(result: Any) -> bytes:

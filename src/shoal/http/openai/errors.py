@@ -11,6 +11,8 @@ from shoal.http.requests.problem import Problem, Refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from shoal.errors import ItemTooLarge
+
 PREFIX: Final = "/v1"
 PATHS: Final = ("models", "completions", "chat/completions", "embeddings")
 """What is below it."""
@@ -36,6 +38,18 @@ def refused(
         status: The HTTP status.
     """
     return Refused(Problem(status, "invalid-request", message, more={"param": param, "code": code}))
+
+
+def too_long(what: str, error: ItemTooLarge, *, param: str | None = None) -> Refused:
+    """Returns the error for an item that fits into no batch.
+
+    Args:
+        what: What is too long.
+        error: What the call raised.
+        param: The parameter that is too long; None if it is not one.
+    """
+    message = f"{what} is too long. {error.limit_exceeded}".rstrip()
+    return refused(message, param=param, code="context_length_exceeded")
 
 
 def no_such_path(path: str) -> Refused | None:

@@ -11,7 +11,7 @@ import anyio
 from shoal.batching.calls.leaving import Departure
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import DeadlineExceeded, ItemTooLarge
-from shoal.http.openai.errors import refused
+from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.messages import ChoiceMessages, NotText, text_of
 from shoal.http.requests.call import EndpointCall
 from shoal.http.requests.endpoint import call_headers
@@ -200,7 +200,7 @@ async def refusing(rest: Coroutine[Any, Any, T]) -> T:
 def refusal_of(error: ItemTooLarge | NotText) -> Refused:
     """Returns the error to raise for one that the client can do something about."""
     if isinstance(error, ItemTooLarge):
-        return refused("The prompt is too long for the model", code="context_length_exceeded")
+        return too_long("The prompt", error)
     return refused("The model gives no texts, perhaps embeddings", param="model")
 
 

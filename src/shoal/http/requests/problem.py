@@ -14,7 +14,6 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from pydantic_core import to_json
 
 from shoal.core.chosen_status import chosen_status, is_declined
 from shoal.errors import (
@@ -29,6 +28,7 @@ from shoal.errors import (
     SlowReader,
 )
 from shoal.http.requests.header_check import headers_of_code
+from shoal.http.requests.plain import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -174,8 +174,8 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
             title = "The replica that ran the call died"
             return Problem(503, "replica-died", title, "The call may be retried.", retry)
         case ItemTooLarge():
-            title = "The item is too large"
-            return Problem(413, "item-too-large", title, "It does not fit into any batch.")
+            detail = error.limit_exceeded or "It does not fit into any batch."
+            return Problem(413, "item-too-large", "The item is too large", detail)
         case DeadlineExceeded():
             return Problem(504, "deadline-exceeded", "The call was not answered in time")
         case HandlerTimeout():
@@ -237,8 +237,8 @@ def _of_http_exception(error: HTTPException) -> Problem:
 def _json_of(detail: object) -> bytes | None:
     """Returns the JSON of the detail of an exception; None if it has none."""
     try:
-        return to_json(detail, fallback=lambda value: value.tolist(), inf_nan_mode="null")
-    except Exception:  # of an array, or of the class of any value
+        return encoded(detail)
+    except Exception:  # of the class of any value
         kind = type(detail).__name__
         _log.error("the detail of an HTTPException can't be written as JSON: %s", kind)
         return None
