@@ -172,7 +172,7 @@ class Session:
         async with AsyncExitStack() as stack:
             try:
                 is_manager = isinstance(opens, AbstractAsyncContextManager)
-                manager: Any = opens if is_manager else cast("Any", opens)()
+                manager = cast("Any", opens if is_manager else cast("Any", opens)())
                 await stack.enter_async_context(manager)
             except BaseException as error:
                 self._task_died(error)
