@@ -23,7 +23,7 @@ import logging
 from collections import Counter
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import anyio.lowlevel
@@ -171,9 +171,9 @@ class Session:
             return
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(
-                    opens if isinstance(opens, AbstractAsyncContextManager) else opens()
-                )
+                is_manager = isinstance(opens, AbstractAsyncContextManager)
+                manager = cast("Any", opens if is_manager else cast("Any", opens)())
+                await stack.enter_async_context(manager)
             except BaseException as error:
                 self._task_died(error)
                 raise
