@@ -38,6 +38,7 @@ from typing_extensions import TypedDict, override
 from shoal.http.requests.arrays import NPY, Arrays, is_array
 from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.foreign_marks import check_no_foreign_marks
+from shoal.http.requests.form_costs import check_form
 from shoal.http.requests.json_type import JsonType, adapter_of, keys_of
 from shoal.http.requests.marks import Marked, element_of, fields_of
 from shoal.http.requests.msgpack import MsgpackForm, has_msgpack
@@ -95,6 +96,8 @@ class RequestReader(Reader):
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
+        # The code may read it as a form, in the event loop.
+        check_form(exchange.headers.get(b"content-type", b""), body)
         return ReplayedRequest(exchange.scope, body)
 
 
