@@ -16,6 +16,7 @@ from backports import zstd
 from live_server import live
 from numpy.typing import NDArray
 from pydantic import BaseModel
+from starlette.requests import Request
 from starlette.responses import Response
 
 import shoal
@@ -91,6 +92,10 @@ def made_app(**options):
     @app.endpoint("/upload")
     def upload(file: list[Upload]) -> list:
         return [[one.filename, len(one.data)] for one in file]
+
+    @app.endpoint("/form")
+    async def read_form(items: list[Request]) -> list[list]:
+        return [list(await one.form()) for one in items]
 
     @app.endpoint("/broken")
     def broken(items: list[int]) -> list:
@@ -430,6 +435,46 @@ async def test_the_json_of_a_part_is_bounded(app):
     for text, status in ((b"[" * 300, 400), (b"[" + b"[]," * 270_000 + b"1]", 413), (b"NaN", 400)):
         body = form(part(b"image"), part(b"title"), part(b"comment", text, as_json))
         assert (await ask(app, "/post", body=body, headers=headers)).status == status
+
+
+COSTLY = {
+    "parameters of a part": form(*[part(more=b";" * 3000)] * 256),
+    "parameters in quotes": form(part(b";" * 40)),
+    "headers of all parts": form(*[part(more=b"; x=" + b"y" * 3000)] * 30),
+    "headers without an end": form(b"a: " + b"b" * 2**17),
+}
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("path", ["/upload", "/form"])
+@pytest.mark.parametrize("body", COSTLY.values(), ids=COSTLY)
+async def test_a_form_that_would_cost_too_much_is_refused_before_it_is_parsed(app, body, path):
+    headers = [("content-type", "multipart/form-data; boundary=b")]
+    answer = await ask(app, path, body=body, headers=headers)
+    assert (answer.status, answer.json()["type"]) == (413, "urn:shoal:problem:body-too-complex")
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/x-www-form-urlencoded", b"a&" * 5000),
+        ("multipart/form-data; boundary=b" + ";" * 3000, form(part())),
+    ],
+    ids=["fields", "parameters of the type"],
+)
+async def test_other_costs_of_a_form_are_bounded(app, content_type, body):
+    answer = await ask(app, "/form", body=body, headers=[("content-type", content_type)])
+    assert answer.status == 413
+
+
+async def test_a_form_with_large_files_is_read_by_the_code(app):
+    data = b"\r\n--\r\n\r\n;" * 10_000
+    body = form(part(data=data), part(b"more"))
+    headers = [("content-type", "multipart/form-data; boundary=b")]
+    assert (await ask(app, "/form", body=body, headers=headers)).json() == ["file", "more"]
+    headers = [("content-type", "application/x-www-form-urlencoded")]
+    assert (await ask(app, "/form", body=b"a=1&b=2", headers=headers)).json() == ["a", "b"]
 
 
 @pytest.mark.one_loop

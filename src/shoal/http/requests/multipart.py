@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from shoal.core.extras import is_installed
 from shoal.http.requests.body_form import BodyForm
+from shoal.http.requests.form_costs import check_form
 from shoal.http.requests.json_scan import check_json
 from shoal.http.requests.marks import element_of
 from shoal.http.requests.problem import Problem, Refused
@@ -132,7 +133,9 @@ class FormType(BodyForm):
             Refused: The body is not such a form, or has too many parts, or a field twice that is
                 not a list.
         """
-        parts = [self._read(one) for one in _parts(exchange.headers[b"content-type"], body)]
+        content_type = exchange.headers[b"content-type"]
+        check_form(content_type, body)
+        parts = [self._read(one) for one in _parts(content_type, body)]
         # All at once, since each may have as much as a whole body. A text that is not closed hides
         # those after it, but they are not read: it is malformed.
         texts = [value.data for _, value in parts if isinstance(value, _JsonText)]

@@ -41,6 +41,7 @@ from shoal.http.requests.arrays import NpyForm
 from shoal.http.requests.body_form import NotInstalled
 from shoal.http.requests.content_coding import decoded
 from shoal.http.requests.foreign_marks import check_no_foreign_marks
+from shoal.http.requests.form_costs import check_form
 from shoal.http.requests.json_type import JsonType, adapter_of, keys_of
 from shoal.http.requests.marks import Marked, element_of, fields_of
 from shoal.http.requests.msgpack import MsgpackForm, has_msgpack
@@ -98,6 +99,8 @@ class RequestReader(Reader):
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
+        # The code may read it as a form, in the event loop.
+        check_form(exchange.headers.get(b"content-type", b""), body)
         return ReplayedRequest(exchange.scope, body)
 
 
