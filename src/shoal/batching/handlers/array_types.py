@@ -28,11 +28,11 @@ from typing import (
     Union,
     get_args,
     get_origin,
-    get_type_hints,
 )
 
 from typing_extensions import ReadOnly, Unpack, is_typeddict, override
 
+from shoal.batching.handlers.annotations import field_types
 from shoal.batching.handlers.list_types import bare
 
 if TYPE_CHECKING:
@@ -105,12 +105,7 @@ def record_fields(annotation: Any) -> dict[str, Any]:
     if models is not None:
         return {name: one.annotation for name, one in models.items()}
     kind: Any = get_origin(annotation) or annotation
-    if not (dataclasses.is_dataclass(kind) or is_typeddict(kind)):
-        return {}
-    try:
-        return get_type_hints(kind)
-    except (NameError, TypeError, AttributeError):
-        return {}
+    return field_types(kind) if dataclasses.is_dataclass(kind) or is_typeddict(kind) else {}
 
 
 class ArrayType:
