@@ -104,6 +104,17 @@ REFUSED_BY_ORJSON = {
         {"a": np.array([["NaT"], ["2026"]], "M8[s]")},
         {"a": [[None], ["2026-01-01T00:00:00"]]},
     ),
+    "no time in numbers": (
+        [np.float32(0.5), {"a": np.array([1.5]), "b": [NAT]}, np.int8(1)],
+        [0.5, {"a": [1.5], "b": [None]}, 1],
+    ),
+    "no time as a key of numbers": ({NAT: [np.float32(0.5)]}, {"NaT": [0.5]}),
+    "no time in a dataclass of numbers": (
+        [np.float32(0.5), Point(np.array([["NaT"]], "M8[s]"))],
+        [0.5, {"x": [[None]]}],
+    ),
+    "times by the 10 seconds": (np.array([1, "NaT"], "M8[10s]"), ["1970-01-01T00:00:10", None]),
+    "a time by the 25 microseconds": (np.datetime64(1, "25us"), "1970-01-01T00:00:00.000025"),
     "a far time": (np.datetime64("12026-01-02"), "12026-01-02"),
     "another byte order": (np.array([1.5, 2], ">f4"), [1.5, 2]),
 }
@@ -196,6 +207,13 @@ def test_a_value_is_the_same_in_messagepack_as_in_json(value, expected):
 @pytest.mark.parametrize("layout", [lambda a: a, lambda a: a[::-1][::-1], list, lambda a: a.T])
 def test_a_float_of_32_bits_is_as_short_in_json_as_it_can_be(layout):
     assert encoded(layout(np.array([0.1, 0.7], "f4"))) == b"[0.1,0.7]"
+
+
+def test_numbers_of_numpy_are_written_without_a_call_for_each(monkeypatch):
+    monkeypatch.setattr("shoal.http.requests.plain._jsonable", None)
+    row = np.array([0.1, 0.7], "f4")
+    value = [{"a": list(row), "b": [row, row[0]], "c": np.int8(1)}]
+    assert encoded(value) == b'[{"a":[0.1,0.7],"b":[[0.1,0.7],0.1],"c":1}]'
 
 
 def test_a_float_of_32_bits_stays_one_in_messagepack():

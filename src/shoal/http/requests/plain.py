@@ -39,8 +39,16 @@ def encoded(value: Any) -> bytes:
     Raises:
         TypeError: The value can't be written.
     """
+    # The first call finds these, without the cost of a call of Python code for each.
+    others: list[Any] = []
     try:
-        return orjson.dumps(value, default=_jsonable, option=orjson.OPT_NON_STR_KEYS)
+        text = orjson.dumps(value, default=others.append, option=orjson.OPT_NON_STR_KEYS)
+        if not others:
+            return text
+        option = orjson.OPT_NON_STR_KEYS
+        if _are_numbers(others):
+            option |= orjson.OPT_SERIALIZE_NUMPY
+        return orjson.dumps(value, default=_jsonable, option=option)
     except orjson.JSONEncodeError as error:
         failure = error
     try:
@@ -101,6 +109,24 @@ def _packable_of_numpy(value: Any) -> Any:
     if dtype.kind in "OSUV" and dtype.isbuiltin != 2:
         return packable(value.tolist())
     return from_json(encoded(value))
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    """Returns whether all values are numbers of numpy, or arrays of such: no times, for example."""
+    others = {kind for kind in set(map(type, values)) if not _is_number(kind)}
+    return not others or (
+        all(map(_is_of_numpy, others))
+        and all(
+            dtype.kind in "biuf" and dtype.isnative
+            for dtype in {one.dtype for one in values if type(one) in others}
+        )
+    )
+
+
+@lru_cache(256)
+def _is_number(kind: Any) -> bool:
+    """Returns whether a type is one of numpy's numbers that JSON has."""
+    return kind.__module__ == "numpy" and _form_of(kind) not in (_of_any, _of_numpy)
 
 
 def _jsonable(value: Any) -> Any:
@@ -184,12 +210,14 @@ def _of_times(value: Any) -> Any:
         TypeError: They are months or years, which have no length.
     """
     np: Any = importlib.import_module("numpy")
+    unit, count = np.datetime_data(value.dtype)
     if value.dtype.kind == "M":
+        if count != 1:  # orjson ends the process
+            value = value.astype(f"M8[{unit}]")
         try:
             return _fragment(np.ascontiguousarray(value) if value.ndim else value)
         except orjson.JSONEncodeError:  # it has a year of more than four digits
             return list(value) if value.ndim else str(value)
-    unit, _ = np.datetime_data(value.dtype)
     if unit in _TIMES_WITHOUT_LENGTH:
         raise TypeError(f"a {value.dtype} can't be written as JSON; convert it to days")
     return value.tolist() if unit == "generic" else value.astype("m8[us]").tolist()
