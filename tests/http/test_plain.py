@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import ormsgpack
+import pydantic.dataclasses
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
@@ -47,6 +48,11 @@ class Point:
 class Slotted:
     x: Any
     _hidden: int = 1
+
+
+@pydantic.dataclasses.dataclass
+class Tagged:
+    first: bytes = Field(alias="First")
 
 
 class Text(enum.Enum):
@@ -193,15 +199,23 @@ def test_a_result_that_contains_itself_is_a_type_error():
         (bytearray(b"ab"), b"ab"),
         (Point(np.array([1], ">i2")), {"x": [1]}),
         (Fish(vector=np.array([1], ">i2")), {"Vector": [1], "name": "cod", "size": 1}),
+        (Tagged(First=b"ab"), {"First": b"ab"}),
+        ([Point(1), {"a": Tagged(First=b"ab")}], [{"x": 1}, {"a": {"First": b"ab"}}]),
         (RootModel[list[Named]]([Named(First=1)]), [{"First": 1}]),
     ],
 )
 def test_a_value_is_the_same_in_messagepack_as_in_json(value, expected):
     assert packed([value]) == [expected]
-    if not isinstance(expected, bytes):
-        assert json.loads(encoded([value])) == [expected]
-    else:
-        assert json.loads(encoded([value])) == [expected.decode()]
+    assert json.loads(encoded([value])) == json.loads(encoded([expected]))
+
+
+@pytest.mark.parametrize("accept", [b"", b"application/msgpack"])
+def test_a_memoryview_is_its_elements_or_bytes_or_refused(accept):
+    assert as_type(memoryview(array.array("d", [1.5, 2])), accept) == [1.5, 2]
+    assert as_type(memoryview(np.arange(4).reshape(2, 2)), accept) == [[0, 1], [2, 3]]
+    assert written(memoryview(b"abcd")[::2], accept, b"image/png") == (b"image/png", b"ac")
+    with pytest.raises(TypeError, match="a memoryview can't be written"):
+        written(memoryview(np.array([1], ">i4")), accept, b"")
 
 
 @pytest.mark.parametrize("layout", [lambda a: a, lambda a: a[::-1][::-1], list, lambda a: a.T])

@@ -26,6 +26,8 @@ _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**64 - 1
 # Of memoryviews whose elements are bytes.
 _BYTE_FORMATS: Final = frozenset("Bbc")
+# What pydantic's own dataclasses have, and its models.
+_SERIALIZER: Final = "__pydantic_serializer__"
 _TIMES_WITHOUT_LENGTH: Final = frozenset({"Y", "M"})
 
 
@@ -41,13 +43,15 @@ def encoded(value: Any) -> bytes:
     """
     # The first call finds these, without the cost of a call of Python code for each.
     others: list[Any] = []
+    option = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
     try:
-        text = orjson.dumps(value, default=others.append, option=orjson.OPT_NON_STR_KEYS)
+        text = orjson.dumps(value, default=others.append, option=option)
         if not others:
             return text
-        option = orjson.OPT_NON_STR_KEYS
         if _are_numbers(others):
             option |= orjson.OPT_SERIALIZE_NUMPY
+        elif not any(hasattr(kind, _SERIALIZER) for kind in set(map(type, others))):
+            option = orjson.OPT_NON_STR_KEYS
         return orjson.dumps(value, default=_jsonable, option=option)
     except orjson.JSONEncodeError as error:
         failure = error
@@ -88,7 +92,7 @@ def packable(value: Any) -> Any:
             return list(elements)
         return [packable(one) for one in elements]
     if kind is memoryview:
-        return _of_memoryview(value)
+        return of_memoryview(value)
     if _is_record(value):
         return {name: packable(one) for name, one in _attributes(value).items()}
     dump = getattr(value, "model_dump", None)
@@ -143,7 +147,7 @@ def _jsonable(value: Any) -> Any:
 def _form_of(kind: Any) -> Callable[[Any], Any]:
     """Returns what makes JSON of values of a type, since there may be many in a result."""
     if not _is_of_numpy(kind):
-        return _of_any
+        return _attributes if dataclasses.is_dataclass(kind) else _of_any
     np: Any = importlib.import_module("numpy")
     if issubclass(kind, (np.float16, np.float32)):
         return _fragment  # as short as a float of its size can be
@@ -154,7 +158,7 @@ def _form_of(kind: Any) -> Callable[[Any], Any]:
 
 def _of_any(value: Any) -> Any:
     if isinstance(value, memoryview):
-        elements: Any = _of_memoryview(value)  # pyright: ignore[reportUnknownArgumentType]
+        elements: Any = of_memoryview(value)  # pyright: ignore[reportUnknownArgumentType]
         return _jsonable(elements) if isinstance(elements, bytes) else elements
     as_list = getattr(value, "tolist", None)
     if as_list is not None:  # an array, or a scalar, of another library
@@ -284,7 +288,7 @@ def _key(key: Any) -> Any:
     return key
 
 
-def _of_memoryview(view: memoryview) -> Any:
+def of_memoryview(view: memoryview) -> Any:
     """Returns the bytes of a memoryview, or its elements in lists if they are no bytes.
 
     Raises:
@@ -303,7 +307,10 @@ def _is_record(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> Mapping[str, Any]:
-    """Returns the attributes of a dataclass that both libraries write."""
+    """Returns the attributes of a dataclass that both libraries write, by pydantic's aliases."""
+    serializer: Any = getattr(type(value), _SERIALIZER, None)
+    if serializer is not None:
+        return cast("dict[str, Any]", serializer.to_python(value, by_alias=True))
     found: dict[str, Any] | None = getattr(value, "__dict__", None)
     if found is None:
         found = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
