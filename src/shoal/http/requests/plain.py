@@ -308,7 +308,7 @@ def _is_record(value: Any) -> bool:
 
 def _attributes(value: Any) -> Mapping[str, Any]:
     """Returns the attributes of a dataclass that both libraries write, by pydantic's aliases."""
-    serializer: Any = getattr(type(value), _SERIALIZER, None)
+    serializer: Any = getattr(value, _SERIALIZER, None)
     if serializer is not None:
         return cast("dict[str, Any]", serializer.to_python(value, by_alias=True))
     found: dict[str, Any] | None = getattr(value, "__dict__", None)
