@@ -413,6 +413,32 @@ async def test_more_rows_than_the_queue_has_places_are_taken_in_turns():
         assert [len(batch) for batch in served.batches] == [2, 1, 2, 1, 2, 1, 1]
 
 
+async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queue():
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(1)
+        return items
+
+    served = Served(handler=slow, max_batch_size=1, max_queued_requests=3)
+    others, answers = [], []
+
+    async def ask_it():
+        answers.append(await infer(served.app, tensor([*range(7)], [7])))
+        tasks.cancel_scope.cancel()
+
+    async def ask_often():
+        while True:
+            others.append((await infer(served.app, tensor([7], [1]))).status)
+            await anyio.sleep(0.1)
+
+    async with served.app.lifespan(), anyio.create_task_group() as tasks:
+        tasks.start_soon(ask_it)
+        await settle()
+        for _ in range(4):
+            tasks.start_soon(ask_often)
+    assert only(answers[0]) == [*range(7)]
+    assert 503 in others
+
+
 async def test_the_turns_of_a_request_have_one_deadline():
     async def slow(items: list[int]) -> list[int]:
         await anyio.sleep(1)

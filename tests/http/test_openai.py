@@ -477,6 +477,36 @@ async def test_more_texts_than_the_queue_has_places_are_taken_in_turns(asked, is
         assert [one["text"] for one in answer.json()["choices"]] == ["A"] * 7
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/embeddings"])
+async def test_a_request_that_has_begun_waits_for_room_when_others_fill_the_queue(path):
+    app = shoal.App(protocols=["openai"])
+
+    async def slow(texts: list[str]) -> list[str] | list[list[float]]:
+        await anyio.sleep(1)
+        return texts if path == COMPLETIONS else [[1.0]] * len(texts)
+
+    app.endpoint("/slow", name="slow", max_batch_size=1, max_queued_requests=3)(slow)
+
+    answers = []
+
+    async def ask_it():
+        given = {"model": "slow", "prompt" if path == COMPLETIONS else "input": ["a"] * 7}
+        answers.append((await ask(app, path, given)).status)
+        tasks.cancel_scope.cancel()
+
+    async def ask_often():
+        while True:
+            await ask(app, "/slow", "a")
+            await anyio.sleep(0.1)
+
+    async with app.lifespan(), anyio.create_task_group() as tasks:
+        tasks.start_soon(ask_it)
+        await settle()
+        for _ in range(4):
+            tasks.start_soon(ask_often)
+    assert answers == [200]
+
+
 async def test_as_many_inputs_as_promised_are_taken_by_an_idle_server():
     app = openai_app(models=["embed"])
     async with app.lifespan():

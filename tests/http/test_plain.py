@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import ormsgpack
+import pydantic.dataclasses
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
@@ -47,6 +48,11 @@ class Point:
 class Slotted:
     x: Any
     _hidden: int = 1
+
+
+@pydantic.dataclasses.dataclass
+class Tagged:
+    first: bytes = Field(alias="First")
 
 
 class Text(enum.Enum):
@@ -104,6 +110,17 @@ REFUSED_BY_ORJSON = {
         {"a": np.array([["NaT"], ["2026"]], "M8[s]")},
         {"a": [[None], ["2026-01-01T00:00:00"]]},
     ),
+    "no time in numbers": (
+        [np.float32(0.5), {"a": np.array([1.5]), "b": [NAT]}, np.int8(1)],
+        [0.5, {"a": [1.5], "b": [None]}, 1],
+    ),
+    "no time as a key of numbers": ({NAT: [np.float32(0.5)]}, {"NaT": [0.5]}),
+    "no time in a dataclass of numbers": (
+        [np.float32(0.5), Point(np.array([["NaT"]], "M8[s]"))],
+        [0.5, {"x": [[None]]}],
+    ),
+    "times by the 10 seconds": (np.array([1, "NaT"], "M8[10s]"), ["1970-01-01T00:00:10", None]),
+    "a time by the 25 microseconds": (np.datetime64(1, "25us"), "1970-01-01T00:00:00.000025"),
     "a far time": (np.datetime64("12026-01-02"), "12026-01-02"),
     "another byte order": (np.array([1.5, 2], ">f4"), [1.5, 2]),
 }
@@ -182,20 +199,35 @@ def test_a_result_that_contains_itself_is_a_type_error():
         (bytearray(b"ab"), b"ab"),
         (Point(np.array([1], ">i2")), {"x": [1]}),
         (Fish(vector=np.array([1], ">i2")), {"Vector": [1], "name": "cod", "size": 1}),
+        (Tagged(First=b"ab"), {"First": b"ab"}),
+        ([Point(1), {"a": Tagged(First=b"ab")}], [{"x": 1}, {"a": {"First": b"ab"}}]),
         (RootModel[list[Named]]([Named(First=1)]), [{"First": 1}]),
     ],
 )
 def test_a_value_is_the_same_in_messagepack_as_in_json(value, expected):
     assert packed([value]) == [expected]
-    if not isinstance(expected, bytes):
-        assert json.loads(encoded([value])) == [expected]
-    else:
-        assert json.loads(encoded([value])) == [expected.decode()]
+    assert json.loads(encoded([value])) == json.loads(encoded([expected]))
+
+
+@pytest.mark.parametrize("accept", [b"", b"application/msgpack"])
+def test_a_memoryview_is_its_elements_or_bytes_or_refused(accept):
+    assert as_type(memoryview(array.array("d", [1.5, 2])), accept) == [1.5, 2]
+    assert as_type(memoryview(np.arange(4).reshape(2, 2)), accept) == [[0, 1], [2, 3]]
+    assert written(memoryview(b"abcd")[::2], accept, b"image/png") == (b"image/png", b"ac")
+    with pytest.raises(TypeError, match="a memoryview can't be written"):
+        written(memoryview(np.array([1], ">i4")), accept, b"")
 
 
 @pytest.mark.parametrize("layout", [lambda a: a, lambda a: a[::-1][::-1], list, lambda a: a.T])
 def test_a_float_of_32_bits_is_as_short_in_json_as_it_can_be(layout):
     assert encoded(layout(np.array([0.1, 0.7], "f4"))) == b"[0.1,0.7]"
+
+
+def test_numbers_of_numpy_are_written_without_a_call_for_each(monkeypatch):
+    monkeypatch.setattr("shoal.http.requests.plain._jsonable", None)
+    row = np.array([0.1, 0.7], "f4")
+    value = [{"a": list(row), "b": [row, row[0]], "c": np.int8(1)}]
+    assert encoded(value) == b'[{"a":[0.1,0.7],"b":[[0.1,0.7],0.1],"c":1}]'
 
 
 def test_a_float_of_32_bits_stays_one_in_messagepack():

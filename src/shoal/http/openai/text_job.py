@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -14,7 +16,7 @@ from shoal.http.requests.exchange import JSON
 from shoal.http.requests.metadata import HttpMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 
     from shoal.batching.batcher import Batcher
     from shoal.http.openai.messages import AnswerForms, MessageForm
@@ -92,15 +94,20 @@ class TextJob:
         """Where the times of the pieces are counted."""
         return self.exchange.item_times(self.model.endpoint.name)
 
-    def turn(self, call: EndpointCall) -> anyio.CapacityLimiter:
-        """Returns what a call for one of several texts waits for: no more than the queue may hold.
+    @asynccontextmanager
+    async def turn(self, call: EndpointCall) -> AsyncGenerator[None]:
+        """Waits before a call for one of several texts: there are no more than the queue may hold.
 
         Args:
             call: The call, whose batcher was found.
         """
         if self._turns is None:
             self._turns = anyio.CapacityLimiter(call.most_at_once)
-        return self._turns
+        is_first = self._turns.available_tokens > 0
+        async with self._turns:
+            if not is_first:
+                await call.room_for(1, math.inf)
+            yield
 
     def form(self) -> MessageForm:
         """Returns the form of the messages of a stream."""

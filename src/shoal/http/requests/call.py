@@ -8,6 +8,7 @@ counted. None of this depends on the protocol.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import traceback
 from functools import partial
@@ -47,6 +48,9 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
     from shoal.serving.http_options import HttpOptions
+
+# How often a request that has begun looks for room in the queue.
+_ROOM_S: Final = 0.01
 
 _log: Final = logging.getLogger("shoal.http")
 
@@ -284,7 +288,7 @@ class EndpointCall:
         """Makes a call for each item, as `UnaryCall.map` does.
 
         All are queued, or none is. More than the queue may hold are made in turns: each as many as
-        it may hold, once the last ones have ended.
+        it has room for, once the last ones have ended.
 
         Args:
             items: The items; at least one.
@@ -321,16 +325,26 @@ class EndpointCall:
         return sys.maxsize if most is None else max(most, options.max_batch_size)
 
     async def _in_turns(self, items: list[Any], metadata: Mapping[str, Any]) -> list[Any]:
-        options, most = self._call_options._replace(metadata=metadata), self.most_at_once
-        began_at, limit_s = anyio.current_time(), options.timeout_s
+        options = self._call_options._replace(metadata=metadata)
+        size, limit_s = self.most_at_once, options.timeout_s
+        ends_at = anyio.current_time() + (math.inf if limit_s is None else limit_s)
         results: list[Any] = []
-        for at in range(0, len(items), most):
-            if at and limit_s is not None:
-                left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
-                options = options._replace(timeout_s=left_s)
-            turn = items[at : at + most] if len(items) > most else items
+        while left := len(items) - len(results):
+            if results:
+                size = await self.room_for(min(self.most_at_once, left), ends_at)
+                if limit_s is not None:
+                    options = options._replace(timeout_s=max(0, ends_at - anyio.current_time()))
+            turn = items[len(results) : len(results) + size]
             results += await self._entry.begin_all(turn, options, return_exceptions=False)
         return results
+
+    async def room_for(self, calls: int, ends_at: float) -> int:
+        """Waits for room for more calls of a request; returns how many of them may be made now."""
+        while not self._entry.takes(calls) and anyio.current_time() < ends_at:
+            if calls == 1:
+                await anyio.sleep(_ROOM_S)
+            calls = max(1, calls // 2)
+        return calls
 
     def is_suspended(self, item: Any, metadata: Mapping[str, Any]) -> bool:
         """Makes a call with one result for which no task waits, if the server allows that.

@@ -26,6 +26,8 @@ _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**64 - 1
 # Of memoryviews whose elements are bytes.
 _BYTE_FORMATS: Final = frozenset("Bbc")
+# What pydantic's own dataclasses have, and its models.
+_SERIALIZER: Final = "__pydantic_serializer__"
 _TIMES_WITHOUT_LENGTH: Final = frozenset({"Y", "M"})
 
 
@@ -39,8 +41,18 @@ def encoded(value: Any) -> bytes:
     Raises:
         TypeError: The value can't be written.
     """
+    # The first call finds these, without the cost of a call of Python code for each.
+    others: list[Any] = []
+    option = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
     try:
-        return orjson.dumps(value, default=_jsonable, option=orjson.OPT_NON_STR_KEYS)
+        text = orjson.dumps(value, default=others.append, option=option)
+        if not others:
+            return text
+        if _are_numbers(others):
+            option |= orjson.OPT_SERIALIZE_NUMPY
+        elif not any(hasattr(kind, _SERIALIZER) for kind in set(map(type, others))):
+            option = orjson.OPT_NON_STR_KEYS
+        return orjson.dumps(value, default=_jsonable, option=option)
     except orjson.JSONEncodeError as error:
         failure = error
     try:
@@ -80,7 +92,7 @@ def packable(value: Any) -> Any:
             return list(elements)
         return [packable(one) for one in elements]
     if kind is memoryview:
-        return _of_memoryview(value)
+        return of_memoryview(value)
     if _is_record(value):
         return {name: packable(one) for name, one in _attributes(value).items()}
     dump = getattr(value, "model_dump", None)
@@ -103,6 +115,24 @@ def _packable_of_numpy(value: Any) -> Any:
     return from_json(encoded(value))
 
 
+def _are_numbers(values: list[Any]) -> bool:
+    """Returns whether all values are numbers of numpy, or arrays of such: no times, for example."""
+    others = {kind for kind in set(map(type, values)) if not _is_number(kind)}
+    return not others or (
+        all(map(_is_of_numpy, others))
+        and all(
+            dtype.kind in "biuf" and dtype.isnative
+            for dtype in {one.dtype for one in values if type(one) in others}
+        )
+    )
+
+
+@lru_cache(256)
+def _is_number(kind: Any) -> bool:
+    """Returns whether a type is one of numpy's numbers that JSON has."""
+    return kind.__module__ == "numpy" and _form_of(kind) not in (_of_any, _of_numpy)
+
+
 def _jsonable(value: Any) -> Any:
     """Returns a form of a value that JSON can represent.
 
@@ -117,7 +147,7 @@ def _jsonable(value: Any) -> Any:
 def _form_of(kind: Any) -> Callable[[Any], Any]:
     """Returns what makes JSON of values of a type, since there may be many in a result."""
     if not _is_of_numpy(kind):
-        return _of_any
+        return _attributes if dataclasses.is_dataclass(kind) else _of_any
     np: Any = importlib.import_module("numpy")
     if issubclass(kind, (np.float16, np.float32)):
         return _fragment  # as short as a float of its size can be
@@ -128,7 +158,7 @@ def _form_of(kind: Any) -> Callable[[Any], Any]:
 
 def _of_any(value: Any) -> Any:
     if isinstance(value, memoryview):
-        elements: Any = _of_memoryview(value)  # pyright: ignore[reportUnknownArgumentType]
+        elements: Any = of_memoryview(value)  # pyright: ignore[reportUnknownArgumentType]
         return _jsonable(elements) if isinstance(elements, bytes) else elements
     as_list = getattr(value, "tolist", None)
     if as_list is not None:  # an array, or a scalar, of another library
@@ -184,12 +214,14 @@ def _of_times(value: Any) -> Any:
         TypeError: They are months or years, which have no length.
     """
     np: Any = importlib.import_module("numpy")
+    unit, count = np.datetime_data(value.dtype)
     if value.dtype.kind == "M":
+        if count != 1:  # orjson ends the process
+            value = value.astype(f"M8[{unit}]")
         try:
             return _fragment(np.ascontiguousarray(value) if value.ndim else value)
         except orjson.JSONEncodeError:  # it has a year of more than four digits
             return list(value) if value.ndim else str(value)
-    unit, _ = np.datetime_data(value.dtype)
     if unit in _TIMES_WITHOUT_LENGTH:
         raise TypeError(f"a {value.dtype} can't be written as JSON; convert it to days")
     return value.tolist() if unit == "generic" else value.astype("m8[us]").tolist()
@@ -256,7 +288,7 @@ def _key(key: Any) -> Any:
     return key
 
 
-def _of_memoryview(view: memoryview) -> Any:
+def of_memoryview(view: memoryview) -> Any:
     """Returns the bytes of a memoryview, or its elements in lists if they are no bytes.
 
     Raises:
@@ -275,7 +307,10 @@ def _is_record(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> Mapping[str, Any]:
-    """Returns the attributes of a dataclass that both libraries write."""
+    """Returns the attributes of a dataclass that both libraries write, by pydantic's aliases."""
+    serializer: Any = getattr(value, _SERIALIZER, None)
+    if serializer is not None:
+        return cast("dict[str, Any]", serializer.to_python(value, by_alias=True))
     found: dict[str, Any] | None = getattr(value, "__dict__", None)
     if found is None:
         found = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}

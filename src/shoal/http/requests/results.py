@@ -20,7 +20,7 @@ from shoal.http.requests.accept import prefers, weights
 from shoal.http.requests.arrays import NPY, as_npy
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack, packed
-from shoal.http.requests.plain import encoded
+from shoal.http.requests.plain import encoded, of_memoryview
 
 BYTES: Final = b"application/octet-stream"
 """The media type of bytes, if code does not say another."""
@@ -43,6 +43,8 @@ def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]
     Raises:
         TypeError: The value can't be written.
     """
+    if type(value) is memoryview:
+        value = of_memoryview(value)
     if type(value) in BYTES_TYPES:
         return media_type, bytes(value)
     accepted = weights(accept) if accept else {}
