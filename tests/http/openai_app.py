@@ -131,7 +131,7 @@ def events(body):
     import json
 
     parts = body.decode().replace(":\n", "").removesuffix("\n\n").split("\n\n")
-    found = [part.removeprefix("data: ") for part in parts ]
+    found = [part.removeprefix("data: ") for part in parts]
     return [one if one == "[DONE]" else json.loads(one) for one in found]
 
 

@@ -223,8 +223,7 @@ async def test_the_first_heartbeat_of_a_compressed_get_has_an_id(steps):
         steps.end()
         await call.returned.wait()
     assert gzip.decompress(call.body) == (
-        b":\nretry: 1000\nid: 0\n\n"
-        b'retry: 1000\nid: 1\ndata: "a"\n\nid: 2\nevent: end\ndata: {}\n\n'
+        b':\nretry: 1000\nid: 0\n\nretry: 1000\nid: 1\ndata: "a"\n\nid: 2\nevent: end\ndata: {}\n\n'
     )
 
 
