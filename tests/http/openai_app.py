@@ -130,8 +130,8 @@ def events(body):
     """Returns the data of the events of a stream."""
     import json
 
-    parts = body.decode().removesuffix("\n\n").split("\n\n")
-    found = [part.removeprefix("data: ") for part in parts if part != ":"]
+    parts = body.decode().replace(":\n", "").removesuffix("\n\n").split("\n\n")
+    found = [part.removeprefix("data: ") for part in parts]
     return [one if one == "[DONE]" else json.loads(one) for one in found]
 
 

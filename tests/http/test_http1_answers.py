@@ -268,6 +268,26 @@ async def test_a_body_of_another_length_than_was_said_is_never_taken_for_whole(b
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("body", ["text", None, 5], ids=repr)
+async def test_a_body_that_is_no_bytes_is_an_error_of_the_server(body, caplog):
+    async def wrong(app, scope, receive, send):
+        await answer(send, body)
+
+    async with live(App(wrong=wrong)) as server:
+        assert (await server.talk(request("/wrong"))).startswith(b"HTTP/1.1 500 ")
+    assert len(caplog.records) == 1
+
+
+async def test_a_body_may_be_a_view_of_numbers():
+    async def view(app, scope, receive, send):
+        await answer(send, memoryview(b"abcd").cast("i"))
+
+    async with live(App(view=view)) as server:
+        assert undated(await server.talk(request("/view", close=True))) == whole(
+            b"abcd", closes=True
+        )
+
+
 # An application that answers early, goes on, or fails.
 
 

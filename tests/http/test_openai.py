@@ -2,6 +2,7 @@
 
 import base64
 import struct
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -368,6 +369,39 @@ async def test_a_template_of_jinja_refuses_the_messages():
     async with app.lifespan():
         status, error = await refused(app, {"model": "upper", "messages": HI}, CHATS)
     assert (status, error["message"], error["param"]) == (400, "roles must alternate", "messages")
+
+
+@dataclass
+class Chat:
+    messages: list[dict[str, str]]
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}, {"n": 2, "stream": True}])
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.one_loop
+async def test_a_template_that_the_handler_applies_refuses_the_messages(streams, more, caplog):
+    jinja2 = pytest.importorskip("jinja2")
+    errors = [jinja2.TemplateError("roles must alternate")]
+    app = shoal.App(protocols=["openai"])
+
+    async def whole(chats: list[Chat]) -> list[str | Exception]:
+        return errors * len(chats)
+
+    async def stream(chats: list[Chat]) -> AsyncIterator[list[str]]:
+        raise errors[0]
+        yield
+
+    app.endpoint("/own", name="own")(stream if streams else whole)
+    async with app.lifespan():
+        asked = {"model": "own", "messages": HI, **more}
+        status, error = await refused(app, asked, CHATS)
+        told = "The chat template refused the messages: roles must alternate"
+        assert (status, error["message"], error["param"]) == (400, told, "messages")
+        assert app.controller.endpoints["own"].errors == 0
+        assert not caplog.records
+        errors[:] = [jinja2.TemplateNotFound("chat.html")]
+        assert (await refused(app, asked, CHATS))[0] == 500
+    assert caplog.records
 
 
 @pytest.mark.parametrize("more", [{}, {"stream": True}, {"n": 2}])
@@ -738,7 +772,7 @@ async def test_a_client_that_is_silent_gets_heartbeats():
         call = Call(app, COMPLETIONS, item={"model": "writer", "prompt": "a b", "stream": True})
         async with calling(call):
             await anyio.sleep(7)
-            assert call.body == b":\n\n" * 2
+            assert call.body == b":\n" * 2
             app.writer.is_held = False
             app.writer.step()
             await call.returned.wait()

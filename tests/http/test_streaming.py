@@ -183,7 +183,7 @@ async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
 @anyio_test
 @pytest.mark.parametrize(
     ("headers", "heartbeat", "end"),
-    [([], b":\n\n", b"event: end\ndata: {}\n\n"), ([LINES], b"\n", b'{"end":true}\n')],
+    [([], b":\n", b"event: end\ndata: {}\n\n"), ([LINES], b"\n", b'{"end":true}\n')],
 )
 async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
     app = serving(steps, heartbeat_s=4)
@@ -205,7 +205,7 @@ async def test_the_first_heartbeat_of_a_get_has_an_id_so_that_none_runs_it_again
     call = Call(app, "/steps?items=1", method="GET")
     async with app.lifespan(), calling(call):
         await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n")
-        await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n:\n\n")
+        await call.until(lambda call: call.body == b"retry: 1000\nid: 0\n\n:\n")
         call.leave()
         await call.returned.wait()
         again = await ask(app, "/steps?items=1", method="GET", headers=[("last-event-id", "0")])
@@ -223,8 +223,7 @@ async def test_the_first_heartbeat_of_a_compressed_get_has_an_id(steps):
         steps.end()
         await call.returned.wait()
     assert gzip.decompress(call.body) == (
-        b":\n\nretry: 1000\nid: 0\n\n"
-        b'retry: 1000\nid: 1\ndata: "a"\n\nid: 2\nevent: end\ndata: {}\n\n'
+        b':\nretry: 1000\nid: 0\n\nretry: 1000\nid: 1\ndata: "a"\n\nid: 2\nevent: end\ndata: {}\n\n'
     )
 
 
@@ -252,7 +251,7 @@ async def test_an_error_after_a_heartbeat_is_an_event(steps):
     app = serving(steps, heartbeat_s=4)
     call = Call(app, "/steps", item=1)
     async with app.lifespan(), calling(call):
-        await call.until_sent(b":\n\n")
+        await call.until_sent(b":\n")
         steps.step(ValueError())
         await call.returned.wait()
     assert b"event: error" in call.body

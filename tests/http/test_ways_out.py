@@ -87,6 +87,10 @@ def status_of(events):
     return headers[0][b":status"] if headers else None
 
 
+def headers_of(event):
+    return getattr(event, "headers", None) or ()
+
+
 CUT_OFF = {
     "returns after a start and a part": App([start(), part(b"begun", more=True)]),
     "returns after a part of a known length": App([start(9), part(b"begun", more=True)]),
@@ -143,6 +147,27 @@ async def test_an_answer_without_a_body_may_have_a_length(method):
     async with http2(app) as client:
         events, end = await end_of(client, client.ask(method=method))
         assert (status_of(events), type(end)) == (b"200", h2.events.StreamEnded)
+
+
+@pytest.mark.parametrize("status", [99, 100, 101, 199, 1000])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_status_that_no_answer_has_is_an_error_of_the_server(status, protocol):
+    app = App([{**start(2), "status": status}, part(b"ab")])
+    if protocol is HTTP1:
+        async with live(app) as server:
+            assert (await server.talk(request("/"))).startswith(b"HTTP/1.1 500 ")
+        return
+    async with http2(app) as client:
+        for _ in range(2):
+            events, _ = await end_of(client, client.ask())
+            assert status_of(events) == b"500"
+
+
+@pytest.mark.parametrize("status", [204, 304])
+async def test_an_answer_without_content_has_no_length_on_http2(status):
+    async with http2(App([{**start(2), "status": status}, part(b"ab")])) as client:
+        events, end = await end_of(client, client.ask())
+        assert (status_of(events), type(end)) == (b"%d" % status, h2.events.StreamEnded)
 
 
 # WebSockets.
@@ -239,6 +264,28 @@ async def test_a_control_character_in_the_header_of_a_handshake_is_not_sent(valu
         assert status_of(events) == b"500"
 
 
+@pytest.mark.parametrize("value", [b"a\x1bb", b"a\r\nb: c"])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        lambda value: [{"type": "http.response.early_hint", "links": [value]}],
+        lambda value: [{"type": "http.response.push", "path": "/", "headers": [(b"a", value)]}],
+        lambda value: [
+            {**start(), "trailers": True},
+            part(b"ab"),
+            {"type": "http.response.trailers", "headers": [(b"a", value)]},
+        ],
+    ],
+    ids=["early hints", "a push", "trailers"],
+)
+async def test_a_control_character_is_not_sent_in_what_http2_has_besides(messages, value):
+    async with http2(App(messages(value))) as client:
+        events, _ = await end_of(client, client.ask())
+        assert not any(
+            value in each for one in events for header in headers_of(one) for each in header
+        )
+
+
 FRAMING = [
     (b"Transfer-Encoding", b"chunked"),
     (b"Connection", b"x"),
@@ -249,13 +296,13 @@ FRAMING = [
 
 
 async def test_an_application_does_not_decide_on_the_framing():
-    headers = [one for one in FRAMING if one[0] != b"Upgrade"]
-    app = App([start(2, headers), part(b"ab"), {**ACCEPT, "headers": [*FRAMING, (b"x-a", b"b")]}])
+    app = App([start(2, FRAMING), part(b"ab"), {**ACCEPT, "headers": [*FRAMING, (b"x-a", b"b")]}])
     async with live(app) as server:
         answer = (await server.talk(request("/", close=True))).lower()
         assert b"transfer-encoding" not in answer
         assert b"keep-alive" not in answer
         assert b"proxy-connection" not in answer
+        assert b"upgrade" not in answer
         assert answer.count(b"connection:") == 1
         answer = (await server.talk(upgrade())).lower()
         assert b"transfer-encoding" not in answer

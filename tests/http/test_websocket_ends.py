@@ -65,21 +65,7 @@ async def test_the_application_hears_why_the_client_has_closed(sent, end):
     assert app.received == [end]
 
 
-WORKERS = [
-    None,
-    pytest.param(
-        1,
-        marks=pytest.mark.xfail(
-            strict=True,
-            raises=AssertionError,
-            reason="workers pass on that the client has left, and neither code nor messages;"
-            " mended with our own WebSocket",
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", [None, 1])
 async def test_messages_just_before_the_end_are_received(workers):
     app = Listener(reads_at_once=False)
     async with live(app, workers=workers) as server, await server.connect() as client:
@@ -92,9 +78,10 @@ async def test_messages_just_before_the_end_are_received(workers):
     assert app.received == ["0", "1", "2", "3", "4", (3001, "gehört")]
 
 
-async def test_a_connection_that_is_lost_is_reported_as_such():
+@pytest.mark.parametrize("workers", [None, 1])
+async def test_a_connection_that_is_lost_is_reported_as_such(workers):
     app = Listener()
-    async with live(app) as server:
+    async with live(app, workers=workers) as server:
         async with await server.connect() as client:
             await client.send_all(upgrade())
             await read_until(client, b"\r\n\r\n")

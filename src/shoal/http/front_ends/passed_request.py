@@ -123,9 +123,7 @@ class PassedRequest:
     def take(self, kind: FrontKind, body: bytes, data: bytes) -> None:
         """Handles a message; see `shoal.http.front_ends.channel.Handler`."""
         if kind is FrontKind.WANT:
-            self._wanted += NUMBER.unpack(body)[0]
-            if self._wants is not None:
-                self._parking.wake(self._wants)
+            self._want(NUMBER.unpack(body)[0])
         elif kind is FrontKind.HEARTBEAT:
             beat = self._offered.get("heartbeat") if self._call is None else self._call.heartbeat
             if beat is not None:
@@ -174,7 +172,14 @@ class PassedRequest:
         is_cut_off = self._offered.get("is_cut_off", bool) if call is None else call.is_cut_off
         if is_cut_off():
             self._channel.post(FrontKind.CUT, self._id)
-        elif not self._is_over:
+        elif self._kind == "http":
+            self._leave()
+        else:
+            # All that has come on a WebSocket is passed on first, as is why it has ended.
+            self._want(2**31)
+
+    def _leave(self) -> None:
+        if not self._is_over:
             self._is_over = True
             self._post_left()
             self._queue(FrontKind.LEFT)
@@ -189,6 +194,11 @@ class PassedRequest:
     def _tell_draining(self) -> None:
         self._channel.post(FrontKind.DRAINING, self._id)
 
+    def _want(self, count: int) -> None:
+        self._wanted += count
+        if self._wants is not None:
+            self._parking.wake(self._wants)
+
     async def _pass_messages(self, receive: Receive) -> None:
         """Passes on what the client sends, as far as the application wants it."""
         while not self._is_over:
@@ -200,14 +210,13 @@ class PassedRequest:
                     self._wants = None
             self._wanted -= 1
             message = await receive()
-            if message["type"] == "http.disconnect":
-                self._left()
-                return
-            if not self._is_over:
+            kind = message["type"]
+            if kind != "http.disconnect" and not self._is_over:
                 self._channel.post(FrontKind.MESSAGE, self._id, dumps(message, 5))
-            if message["type"] == "websocket.disconnect" or (
-                message["type"] == "http.request" and not message.get("more_body", False)
-            ):
+            if kind in ("http.disconnect", "websocket.disconnect"):
+                self._leave()
+                return
+            if kind == "http.request" and not message.get("more_body", False):
                 return
 
     async def _relay(self, send: Send) -> None:

@@ -234,7 +234,7 @@ class _Events(StreamForm):
     """
 
     media_type = b"text/event-stream; charset=utf-8"
-    heartbeat = b":\n\n"
+    heartbeat = b":\n"
 
     def __init__(
         self,

@@ -13,13 +13,14 @@ _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LONGEST_SHOWN: Final = 64
 WRONG_LENGTH: Final = "the body has another length than the Content-Length says"
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
-# The server alone says where a message and its connection end, what its body is, and its id.
-_OF_THE_SERVER: Final = frozenset(
+FRAMING: Final = frozenset(
     {
-        *(b"connection", b"content-length", b"keep-alive", b"proxy-connection", b"te"),
-        *(b"trailer", b"transfer-encoding", b"upgrade", b"x-request-id"),
+        *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
+        *(b"transfer-encoding", b"upgrade"),
     }
 )
+"""The server alone says where a message and its connection end."""
+_OF_THE_SERVER: Final = FRAMING | {b"content-length", b"x-request-id"}
 _log: Final = logging.getLogger("shoal.http")
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
-from shoal.core.chosen_status import chosen_status, is_declined
+from shoal.core.chosen_status import chosen_status, is_declined, is_of_template
 from shoal.errors import (
     BackendUnavailable,
     BatcherClosed,
@@ -190,6 +190,9 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
 def _of_other_error(error: Exception, *, debug: bool) -> Problem:
     from starlette.exceptions import HTTPException
 
+    if is_of_template(error):
+        title = "The chat template refused the messages"
+        return Problem(400, "", title, str(error), more={"param": "messages"})
     if isinstance(error, HTTPException):
         try:
             return _of_http_exception(error)

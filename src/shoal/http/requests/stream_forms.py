@@ -77,7 +77,7 @@ class ServerSentEvents(_Framed):
     """
 
     media_type = b"text/event-stream; charset=utf-8"
-    heartbeat = b":\n\n"
+    heartbeat = b":\n"
     stops_reconnection = True
     before_item = b"data: "
     before_error = b"event: error\ndata: "
@@ -95,7 +95,7 @@ class NumberedEvents(_Accepted):
     """
 
     media_type = b"text/event-stream; charset=utf-8"
-    heartbeat = b":\n\n"
+    heartbeat = b":\n"
     stops_reconnection = True
 
     def __init__(self, last: bytes = _END) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from shoal.http.requests.header_check import is_sendable, not_sendable
+from shoal.http.requests.header_check import FRAMING, is_sendable, not_sendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -100,10 +100,10 @@ class AnswerHead:
                 self.length = int(value)
                 if self.status == 204:
                     return b""
-            case b"transfer-encoding" | b"keep-alive" | b"proxy-connection":
-                return b""  # the server decides on them
             case b"connection":
                 self.closes = self.closes or b"close" in value.lower()
+                return b""
+            case lower if lower in FRAMING:
                 return b""
             case b"date":
                 self._has_date = True

@@ -142,8 +142,7 @@ class Call:
         if self.has_left:
             await anyio.lowlevel.checkpoint()
             return
-        kind = message["type"]
-        answer = self._answer
+        kind, answer = message["type"], self._answer
         if kind == "http.response.start":
             if answer != _NOT_BEGUN:
                 raise RuntimeError("the answer has begun already")
@@ -152,8 +151,9 @@ class Call:
             return
         if kind != "http.response.body" or answer == _NOT_BEGUN:
             raise RuntimeError(f"{kind!r} is not a message that can come here")
-        data = message.get("body", b"")
-        is_last = not message.get("more_body", False)
+        data, is_last = message.get("body", b""), not message.get("more_body", False)
+        if type(data) is not bytes:
+            data = bytes(memoryview(data))  # raises before anything has changed
         if answer == _STARTED:
             is_sent = self._send_whole(data) if is_last else self._put(data, is_last=False)
         elif answer == _COMPLETE:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -21,6 +22,8 @@ from hypercorn.protocol.events import (
     Data,
     EndBody,
     EndData,
+    InformationalResponse,
+    Request,
     Response,
     StreamClosed,
     Trailers,
@@ -36,7 +39,8 @@ from hypercorn.protocol.h2 import (
 from hypercorn.protocol.ws_stream import WSStream
 from hypercorn.utils import suppress_body
 
-from shoal.http.requests.header_check import WRONG_LENGTH, length_of
+from shoal.http.requests.header_check import WRONG_LENGTH, check_headers, length_of
+from shoal.http.server.http1.answer import status_line
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.hypercorn import Context
 from shoal.http.server.sockets.timeouts import time_to_send_s
@@ -274,13 +278,21 @@ class Http2(H2Protocol):
         buffer = cast("_BoundedBuffer | None", self.stream_buffers.get(event.stream_id))
         if not isinstance(event, Body | Data | EndBody | EndData | Trailers):
             if isinstance(event, Response) and buffer is not None:
+                status_line(event.status_code)
                 length = length_of(event.headers)
                 if self._has_body(event):
                     buffer.to_come = length
+                elif event.status_code in (204, 304):  # its length makes some clients fail
+                    headers = [one for one in event.headers if one[0] != b"content-length"]
+                    event = replace(event, headers=headers)
+            elif isinstance(event, InformationalResponse | Request):
+                check_headers(one for one in event.headers if not one[0].startswith(b":"))
             elif isinstance(event, StreamClosed) and buffer is not None and not buffer.is_whole:
                 await self._end(event.stream_id, buffer)
             await super().stream_send(event)
             return
+        if isinstance(event, Trailers):
+            check_headers(event.headers)
         added = len(event.data) if isinstance(event, Body | Data) else 0
         size = added
         if buffer is not None:

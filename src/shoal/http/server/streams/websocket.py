@@ -21,7 +21,7 @@ from wsproto.events import Event as WsEvent
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
-from shoal.http.requests.header_check import WRONG_LENGTH, check_headers
+from shoal.http.requests.header_check import FRAMING, WRONG_LENGTH, check_headers
 from shoal.http.server.http1.answer import LAST_CHUNK, AnswerHead
 from shoal.http.server.streams.frames import is_between_messages, message_at
 
@@ -40,12 +40,9 @@ _SMALL: Final = 2**12  # bytes
 _AT_ONCE: Final = 32
 """After so many frames the other clients have their turn: one read may bring 10,000 of them."""
 _OPEN: Final = ConnectionState.OPEN
-_OF_THE_SERVER: Final = frozenset(
-    {
-        *(b"connection", b"content-length", b"transfer-encoding", b"upgrade"),
-        *(b"sec-websocket-accept", b"sec-websocket-extensions"),
-    }
-)
+_OF_THE_SERVER: Final = FRAMING | {
+    *(b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"),
+}
 NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
 
 
