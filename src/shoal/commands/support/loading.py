@@ -75,7 +75,8 @@ def named(spec: str, example: str) -> Any:
         if shown is None and isinstance(error, ValueError):
             raise CommandError(str(error)) from None
         traceback.print_exception(error.with_traceback(shown))
-        raise CommandError(f"importing {spec} failed, see above", 1) from None
+        given = spec.removesuffix(":__dict__")
+        raise CommandError(f"importing {given} failed, see above", 1) from None
 
 
 def empty_application() -> App:
