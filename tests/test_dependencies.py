@@ -34,6 +34,7 @@ EXTRAS_OF = {
     "shoal.http": {"serve"},
     "shoal.http.admin.traced": {"serve", "otel"},
     "shoal.http.app.traced": {"serve", "otel"},
+    "shoal.http.requests.form_costs": {"serve", "bodies"},
     "shoal.http.requests.msgpack": {"serve", "bodies"},
     "shoal.http.requests.multipart": {"serve", "bodies"},
     "shoal.http_client": {"client"},

@@ -97,6 +97,7 @@ def test_the_tests_run_on_every_cpython_and_system_that_is_named():
     assert named
     assert named <= set(matrix["python"])
     assert {"3.11", "3.12", "3.13", "3.14"} <= set(matrix["python"])
+    assert JOBS["ci", "base"]["strategy"]["matrix"] == {"python": matrix["python"]}
     assert {system.partition("-")[0] for system in matrix["os"]} == {"ubuntu", "macos"}
 
 

@@ -269,6 +269,26 @@ def test_a_file_may_have_several_applications(elsewhere, capsys):
     assert "/double" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("service = shoal.App()\nagain = service\n", "no endpoints"),
+        ("app = shoal.App()\nother = shoal.App()\n", "no endpoints"),
+        (
+            "one = shoal.App()\ntwo = shoal.App()\n",
+            "shoal: {file} has several applications; name one: {file}:one, {file}:two\n",
+        ),
+        ("", "shoal: {file} has no shoal.App; name your application: {file}:NAME\n"),
+    ],
+)
+def test_the_application_of_a_file_may_have_any_name(code, said, elsewhere, capsys):
+    file = elsewhere / "of_name.py"
+    file.write_text(f"import shoal\n{code}")
+    main(["check", str(file)])
+    captured = capsys.readouterr()
+    assert said.format(file=file) in captured.out + captured.err
+
+
 def test_a_module_that_is_not_there_is_told_with_where_it_was_looked_for(elsewhere, capsys):
     (elsewhere / "app.toml").write_text('[backends.b]\ncode = "absent_module:b"\n')
     assert main(["check", str(elsewhere / "app.toml")]) == 2

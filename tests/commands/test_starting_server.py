@@ -99,8 +99,24 @@ def test_a_start_that_fails_names_the_file_and_shows_only_frames_of_the_user(ter
     frames = re.findall(r'File "(.*)", line \d+, in (\w+)', said)
     file = str(terminal.directory / "app.py")
     assert frames == [(file, "__init__"), (file, "load")]
-    not_logged = [line for line in said.splitlines() if " ERROR shoal" not in line]
-    assert sum("No such file" in line for line in not_logged) == 1
+    assert said.count("No such file") == 1
+    assert " ERROR " not in said
+
+
+def test_a_start_that_fails_in_a_task_group_names_the_file(terminal):
+    load = 'raise ExceptionGroup("tasks", [ExceptionGroup("tasks", [OSError(2, "None", "w.bin")])])'
+    (terminal.directory / "app.py").write_text(missing("task", load))
+    _, _, said = terminal.run("serve", "app:app", "--port", "0")
+    assert said.endswith("could not be opened: FileNotFoundError: [Errno 2] None: 'w.bin'\n")
+
+
+def test_a_start_that_fails_in_several_ways_shows_each(terminal):
+    load = 'raise ExceptionGroup("two", [KeyError("a"), KeyError("b")])'
+    (terminal.directory / "app.py").write_text(missing("task", load))
+    _, _, said = terminal.run("serve", "app:app", "--port", "0")
+    assert "| KeyError: 'a'" in said
+    assert "| KeyError: 'b'" in said
+    assert said.endswith("/embed could not be opened: ExceptionGroup: two (2 sub-exceptions)\n")
 
 
 def test_a_start_that_fails_names_the_module(terminal):

@@ -164,10 +164,14 @@ def test_nothing_else_is_told_to_be_a_list_of_items(handler, body):
 
 
 def test_the_place_of_an_error_is_as_its_client_has_written_it():
+    class Named(BaseModel):
+        id: str
+
     class Asked(BaseModel):
         stop: str | list[str] | None = None
         words: list[int | str] = Field(default=[], alias="the words")
         by: dict[int, int | str] = {}
+        of: Comment | Named | None = None
 
     def asks(items: list[Asked]): ...
 
@@ -178,7 +182,9 @@ def test_the_place_of_an_error_is_as_its_client_has_written_it():
 
     assert places(asks, {"stop": 1}) == {("stop",)}
     assert places(asks, {"stop": ["a", 1]}) == {("stop",), ("stop", 1)}
+    assert places(asks, {"stop": {"a": 1}}) == {("stop",)}
     assert places(asks, {"the words": [1, None]}) == {("the words", 1)}
+    assert places(asks, {"of": {"id": 1}}) == {("of", "author"), ("of", "id")}
     assert places(asks, {"by": {"a": 1, "2": None}}) == {("by", "a", "[key]"), ("by", "2")}
     assert places(either, None) == {()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,13 +38,29 @@ def users_part(whole: TracebackType | None) -> TracebackType | None:
 def failure_text(error: BaseException) -> str:
     """Returns an exception as text: the user's frames, the exception, and its notes.
 
-    The line of the exception is left out where the last note quotes it.
+    The line of the exception is left out where the last note quotes it. A group of one exception is
+    that exception; what is said of another group comes last.
     """
+    error = alone(error)
     part = users_part(error.__traceback__)
     lines = "".join(traceback.format_exception(type(error), error, part)).splitlines()
     last = lines[-1]
     quoted = {line for line in lines[:-1] if line and last.endswith(f": {line}")}
+    if _members(error):
+        lines.append(getattr(error, "__notes__", [in_one_line(error)])[-1])
     return "\n".join(line for line in lines if line not in quoted)
+
+
+def alone(error: BaseException) -> BaseException:
+    """Returns the exception in a group of one, as a task group raises it; others as they are."""
+    members = _members(error)
+    return alone(members[0]) if len(members) == 1 else error
+
+
+def _members(error: object) -> tuple[BaseException, ...]:
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return ()
 
 
 def in_one_line(error: BaseException) -> str:

@@ -41,7 +41,7 @@ def application_of(spec: str) -> ASGIApp:
     """
     if spec.endswith(".toml"):
         return _of_file(spec)
-    found = named(f"{spec}:app" if spec.endswith(".py") else spec, "my_module:app")
+    found = _of_module_file(spec) if spec.endswith(".py") else named(spec, "my_module:app")
     if (flaw := _flaw(found)) is not None:
         raise CommandError(f"{spec} is not an ASGI application: {flaw}")
     return cast("ASGIApp", found)
@@ -75,7 +75,8 @@ def named(spec: str, example: str) -> Any:
         if shown is None and isinstance(error, ValueError):
             raise CommandError(str(error)) from None
         traceback.print_exception(error.with_traceback(shown))
-        raise CommandError(f"importing {spec} failed, see above", 1) from None
+        given = spec.removesuffix(":__dict__")
+        raise CommandError(f"importing {given} failed, see above", 1) from None
 
 
 def empty_application() -> App:
@@ -163,6 +164,21 @@ def _of_file(spec: str) -> ASGIApp:
         return App.of_file(file)
     except ModuleNotFoundError as error:  # an option needs an extra
         raise CommandError(f"{spec}: {error}", 1) from None
+
+
+def _of_module_file(spec: str) -> object:
+    """Returns a module's `app`, or else the only `shoal.App` that it has, whatever its name."""
+    from shoal.http.app.app import App
+
+    names: dict[str, object] = named(f"{spec}:__dict__", "my_module:app")
+    if "app" in names:
+        return names["app"]
+    found = {one: f"{spec}:{name}" for name, one in names.items() if isinstance(one, App)}
+    if len(found) == 1:
+        return next(iter(found))
+    if not found:
+        raise CommandError(f"{spec} has no shoal.App; name your application: {spec}:NAME")
+    raise CommandError(f"{spec} has several applications; name one: {', '.join(found.values())}")
 
 
 def _add_directory(directory: str) -> None:

@@ -6,13 +6,14 @@ changed things. So what it has already is left unchanged, and only what it lacks
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from inspect import isclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.batching.failures.frames import in_one_line
+from shoal.batching.failures.frames import alone, in_one_line
 from shoal.core.extras import need
 from shoal.errors import NameTaken, NoSuchName
 from shoal.http.openapi.served import Documented
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from shoal.http.app.code import Declared
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.controller.controller import Controller
+
+_log = logging.getLogger("shoal.server")
 
 
 @dataclass(frozen=True)
@@ -288,7 +291,7 @@ class Declarations:
 
         They are added in their order. If one fails, those after it are cancelled, and those before
         it are waited for. If several fail, the error of the first in order is raised, so the error
-        does not depend on how long each start takes.
+        does not depend on how long each start takes; the others are logged.
         """
         turns = [anyio.Event() for _ in range(len(tags) + 1)]
         turns[0].set()
@@ -309,6 +312,8 @@ class Declarations:
             for nth in range(len(tags)):
                 tasks.start_soon(open_one, nth)
         try:
+            for nth in sorted(failures)[1:]:
+                _log.error("%s", failures[nth].__notes__[-1])
             if failures:
                 raise failures[min(failures)]
         finally:
@@ -337,7 +342,7 @@ class Declarations:
                 method_batcher = await controller.backends[tag].method_batcher("__call__")
                 lending.enter_context(code.lent(method_batcher.batcher))
         except Exception as error:
-            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            cause = alone(error.__cause__ if isinstance(error.__cause__, Exception) else error)
             cause.add_note(f"{where} could not be opened: {in_one_line(cause)}")
             try:
                 raise cause from None

@@ -108,7 +108,7 @@ class ItemMaker:
             made = self._validator.validate_python(values)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-            loc = as_written(first["loc"], values if self.fields else prompt)
+            loc = as_written(first["loc"], values if self.fields else prompt, first["type"])
             where = self._name_of(loc[0] if loc else None, given)
             where = ".".join([where, *(str(step) for step in loc[1:2])])
             raise refused(f"{where}: {first['msg']}", param=where) from None

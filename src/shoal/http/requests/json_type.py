@@ -364,7 +364,7 @@ def problem_of_validation(
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
         return _not_json(encoding_flaw(body) or errors[0]["msg"])
-    places = [as_written(e["loc"], value) for e in errors]
+    places = [as_written(e["loc"], value, e["type"]) for e in errors]
     told = [
         {"loc": loc if where is None else where(loc), "msg": e["msg"], "type": e["type"]}
         for e, loc in zip(errors, places, strict=True)
@@ -387,17 +387,20 @@ def _read_again(body: bytes, elements: int) -> Any:
         return _UNKNOWN
 
 
-def as_written(loc: Location, value: Any) -> Location:
+def as_written(loc: Location, value: Any, kind: str) -> Location:
     """Returns the place of an error without the alternatives of a union, as in ``("stop", "str")``.
 
     Args:
         loc: The place, as pydantic has it.
         value: The whole value.
+        kind: The kind of the error; the last step to what is missing is not in the value.
     """
     found: list[int | str] = []
-    within = value
-    for step in loc:
-        if isinstance(step, str) and step != "[key]" and not _may_have_keys(within):
+    within: Any = value
+    last = len(loc) - 1 if kind.startswith("missing") else None
+    for nth, step in enumerate(loc):
+        is_there = within is _UNKNOWN or _has_key(within, step)
+        if isinstance(step, str) and step != "[key]" and nth != last and not is_there:
             continue
         found.append(step)
         try:
@@ -407,8 +410,8 @@ def as_written(loc: Location, value: Any) -> Location:
     return tuple(found)
 
 
-def _may_have_keys(value: object) -> bool:
-    return isinstance(value, dict) or value is _UNKNOWN
+def _has_key(value: object, name: int | str) -> bool:
+    return isinstance(value, dict) and name in value
 
 
 def _is_about_the_whole(loc: Location, kind: str) -> bool:

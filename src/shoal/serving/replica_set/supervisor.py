@@ -90,7 +90,7 @@ class Supervisor:
         self._versions = count(1)
         self._number = 0
         self._change = anyio.Event()
-        self._is_draining = self._is_ending = self._is_over = False
+        self._is_draining = self._is_ending = self._is_over = self._is_first_awaited = False
         # During a change: the replicas from before it, and why a new one failed.
         self._before_change: list[ManagedReplica] | None = None
         self._lost: Exception | None = None
@@ -244,8 +244,9 @@ class Supervisor:
         """
         while self.description is None:
             self._check_goes_on()
-            if self.failures.start_failures >= self.config.num_replicas:
+            if self._none_started():
                 raise self.failures.not_started(self.failures.last)
+            self._is_first_awaited = True
             await self._change.wait()
         return self.description
 
@@ -387,15 +388,20 @@ class Supervisor:
         if managed.member is not None:
             self._pool.withdraw(managed.member)
         if managed.failure is not None and not self._is_over:  # when over, all are cancelled
-            logger.error("%s: %s", managed.replica.tag, managed.failure)
             is_replaced = self.wanted > 0 and not managed.is_to_end
             self.failures.failed(managed, managed.failure, is_replaced=is_replaced)
+            if not (self._is_first_awaited and self._none_started()):  # `first_ready` raises it
+                logger.error("%s: %s", managed.replica.tag, managed.failure)
             if self._before_change is not None and managed not in self._before_change:
                 self._lost = self._lost or managed.failure
             if self.failures.is_open and not self.ready():
                 self._pool.fail(managed.failure)
         self._reconcile()
         self._wake()
+
+    def _none_started(self) -> bool:
+        has_failed = self.failures.start_failures >= self.config.num_replicas
+        return has_failed and self.description is None
 
     async def _may_wait(self) -> None:
         self._check_goes_on()
