@@ -317,6 +317,27 @@ async def test_a_file_is_sent_as_it_is(placement, tmp_path):
 
 
 @anyio_test
+@pytest.mark.parametrize("path", ["/x", "/v2/models/streaming/infer"])
+async def test_where_a_response_cannot_be_the_answer_the_log_says_what_to_do(path, caplog):
+    async def pieces():
+        yield "a"
+
+    async def streaming(items: list[str]):
+        yield [StreamingResponse(pieces()) for _ in items]
+
+    async def at_once(items: list[str]) -> list[object]:
+        return [StreamingResponse(pieces()) for _ in items]
+
+    app = shoal.App(protocols=["oip"])
+    app.endpoint("/x", name="streaming")(streaming if path == "/x" else at_once)
+    tensor = {"name": "items", "shape": [1], "datatype": "BYTES", "data": ["a"]}
+    async with app.lifespan():
+        answer = await ask(app, path, "a" if path == "/x" else {"inputs": [tensor]})
+    assert answer.status == 500
+    assert "a StreamingResponse can only be the one result of a call by plain HTTP" in caplog.text
+
+
+@anyio_test
 async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(caplog):
     async def some(items: list[int]) -> list[object]:
         return [object() if item else "fine" for item in items]

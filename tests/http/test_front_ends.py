@@ -128,6 +128,37 @@ async def test_a_stopped_worker_is_killed_and_replaced(app, held, impatient, cap
     assert f"the worker {stopped} did not answer for 1 s, and is killed" in caplog.text
 
 
+async def stopped_at_start():
+    """A worker that takes the place of a killed one, and is stopped before it is ready."""
+    before = workers_of()
+    kill(before[0])
+    await until(lambda: set(workers_of()) - set(before))
+    [stopped] = set(workers_of()) - set(before)
+    kill(stopped, signal.SIGSTOP)
+    return stopped
+
+
+async def test_a_worker_that_is_stopped_before_it_is_ready_is_killed_and_replaced(
+    app, impatient, monkeypatch
+):
+    of = "shoal.http.front_ends.remote_front_end"
+    async with live(app, workers=2):
+        with monkeypatch.context() as hurried:
+            hurried.setattr(f"{of}._LOOKS_AT_START", 10)
+            stopped = await stopped_at_start()
+            await until(lambda: stopped not in workers_of())
+        await until(lambda: len(workers_of()) == 2)
+
+
+async def test_a_worker_that_is_stopped_before_it_is_ready_does_not_hold_up_the_end(app):
+    async with live(app, workers=2, graceful_timeout_s=HANG_S) as server:
+        await stopped_at_start()
+        server.stop.set()
+        with anyio.fail_after(HANG_S / 2):
+            await until(lambda: server.drained is not None)
+    assert workers_of() == []
+
+
 async def test_a_stopped_worker_does_not_hold_up_the_end(app, impatient):
     async with live(app, workers=2, graceful_timeout_s=HANG_S) as server:
         kill(workers_of()[0], signal.SIGSTOP)

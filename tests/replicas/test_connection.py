@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import selectors
 import socket
+import weakref
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,7 +16,7 @@ import pytest
 
 from replicas.playing import made, playing
 from shoal.replicas.process.wire.connection import FrameConnection
-from shoal.replicas.process.wire.frames import Frame, Kind, encoded
+from shoal.replicas.process.wire.frames import Frame, FrameReader, Kind, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -53,6 +55,21 @@ def ends() -> Generator[tuple[socket.socket, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
+
+
+async def test_a_closed_connection_frees_its_buffer_at_once(ends):
+    reader = FrameReader()
+    alive = weakref.ref(reader)
+    gc.disable()
+    try:
+        connection = FrameConnection(ends[0], reader)
+        ends[1].sendall(BAD_KIND[1:])
+        connection.read_available(lambda _: None)
+        connection.close()
+        del reader, connection
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 async def test_only_trio_has_tasks_read(ends, anyio_backend_name):

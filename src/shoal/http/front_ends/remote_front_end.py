@@ -34,9 +34,18 @@ _SOCKET_BUFFER: Final = 2**20
 _ASKED_EVERY_S: Final = 2.0
 """How often a process is asked for a sign of life."""
 _LOOKS: Final = 10
+_LOOKS_AT_START: Final = 120
 _LOOK_S: Final = 0.5
 """How often the answer is looked for, and for how long. A single long wait would be wrong: if this
 event loop is held, the wait is over before the loop has read the answer."""
+
+
+async def _is_set_within(event: anyio.Event, looks: int) -> bool:
+    for _ in range(looks):
+        with anyio.move_on_after(_LOOK_S):
+            await event.wait()
+            return True
+    return False
 
 
 class RemoteFrontEnd:
@@ -133,17 +142,11 @@ class RemoteFrontEnd:
 
     async def _kill_if_silent(self) -> None:
         """Kills the process if it does not run: if it is stopped, or stuck in C code."""
-        await self.is_ready.wait()
-        while True:
-            told = self.ask_connections()
-            for _ in range(_LOOKS):
-                with anyio.move_on_after(_LOOK_S):
-                    await told.wait()
-                    break
-            else:
-                break
+        told, looks = self.is_ready, _LOOKS_AT_START
+        while await _is_set_within(told, looks):
             await anyio.sleep(_ASKED_EVERY_S)
-        silent_s = _LOOKS * _LOOK_S
+            told, looks = self.ask_connections(), _LOOKS
+        silent_s = looks * _LOOK_S
         _log.error("the worker %d did not answer for %g s, and is killed", self.pid, silent_s)
         self.kill()
 
@@ -183,6 +186,8 @@ class RemoteFrontEnd:
         """Has it end after the requests that are being answered."""
         if not self._is_draining:
             self._is_draining = True
+            if not self.was_ready:  # it has no clients, and may never read this
+                self.kill()
             self._channel.post(FrontKind.DRAIN)
             self._channel.flush()
 

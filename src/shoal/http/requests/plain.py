@@ -12,10 +12,11 @@ import dataclasses
 import importlib
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import orjson
 from pydantic_core import PydanticSerializationError, from_json, to_jsonable_python
+from starlette.responses import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -146,6 +147,8 @@ def _jsonable(value: Any) -> Any:
 @lru_cache(256)
 def _form_of(kind: Any) -> Callable[[Any], Any]:
     """Returns what makes JSON of values of a type, since there may be many in a result."""
+    if issubclass(kind, Response):
+        return _refuse_response
     if not _is_of_numpy(kind):
         return _attributes if dataclasses.is_dataclass(kind) else _of_any
     np: Any = importlib.import_module("numpy")
@@ -154,6 +157,13 @@ def _form_of(kind: Any) -> Callable[[Any], Any]:
     if issubclass(kind, (np.bool_, np.integer, np.float64)) and kind is not np.timedelta64:
         return cast("Callable[[Any], Any]", kind.item)
     return _of_numpy
+
+
+def _refuse_response(value: Any) -> NoReturn:
+    raise TypeError(
+        f"a {type(value).__name__} can only be the one result of a call by plain HTTP; give this "
+        "client the content, and to stream, write the handler as a generator"
+    )
 
 
 def _of_any(value: Any) -> Any:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import orjson
-from starlette.responses import Response
 
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.failures.holding import holding
@@ -314,7 +313,7 @@ class SocketConnection:
 
     async def _wait(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
         result = await request.call.result(item, metadata)
-        self._end(request, b"result", _written(result))
+        self._end(request, b"result", encoded(result))
 
     async def _relay(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
         tick = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)
@@ -338,7 +337,7 @@ class SocketConnection:
         """Ends a request whose call has ended."""
         try:
             with _HOLDING, request.call as call:
-                text = _written(call.pending_result())
+                text = encoded(call.pending_result())
         except Exception as error:
             self._fail(request, error)
         else:
@@ -435,14 +434,3 @@ class SocketConnection:
             self._fail(request, ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
         self._writing.in_own_task()
-
-
-def _written(result: Any) -> bytes:
-    """Returns the JSON of a result.
-
-    Raises:
-        TypeError: It can't be written.
-    """
-    if isinstance(result, Response):
-        raise TypeError(f"the result is a {type(result).__name__}, which only HTTP can answer with")
-    return encoded(result)

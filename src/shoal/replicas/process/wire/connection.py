@@ -190,6 +190,7 @@ class FrameConnection(Generic[K]):
         self._end_reading()
         self._end_reading = _nothing  # breaks a reference cycle
         self._waiting.clear()
+        self._reader.close()
         self._socket.close()
 
     def _send_some(self) -> None:

@@ -191,7 +191,11 @@ class FrameReader(Generic[K]):
 
     def next(self) -> Frame[K] | None:
         """Returns the next frame; None if more bytes are needed."""
-        return next(self._frames)
+        return next(self._frames, None)
+
+    def close(self) -> None:
+        """Ends its generator, which refers to it, so that both are freed at once."""
+        self._frames.close()
 
     def _parse(self) -> Generator[Frame[K] | None]:
         while True:
