@@ -38,13 +38,14 @@ def manager_of(opens: Opens) -> AbstractAsyncContextManager[Any]:
         Exception: What the function raised.
     """
     given = cast("Any", opens)
-    manager: Any = given if isinstance(opens, AbstractAsyncContextManager) else given()
-    if not isinstance(manager, AbstractAsyncContextManager):
+    made: object = given if isinstance(opens, AbstractAsyncContextManager) else given()
+    if not isinstance(made, AbstractAsyncContextManager):
         raise TypeError(
-            f"open={given!r} must return an async context manager, not {manager!r}; write "
+            f"open={given!r} must return an async context manager, not {made!r}; write "
             "@contextlib.asynccontextmanager above an async generator function"
         )
-    if isinstance(manager, _OF_ONE_USE):
+    manager: AbstractAsyncContextManager[Any] = cast("Any", made)
+    if isinstance(made, _OF_ONE_USE):
         if manager in _entered:
             raise RuntimeError(
                 f"open={given!r} was entered by a batcher before, and can be entered only once; "
