@@ -1,4 +1,4 @@
-"""The `python` blocks of the README, the tutorials and the how-to guides, run as they stand.
+"""The `python` blocks of the README, the tutorials and the guides, run as they stand.
 
 A page's blocks are one module. A `text` block right after a `python` block is what it prints.
 """
@@ -24,6 +24,7 @@ PAGES = [
         ROOT / "docs" / "index.md",
         *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
         *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+        ROOT / "docs" / "discussion" / "where-code-runs.md",
     ]
     if "```python\n" in path.read_text(encoding="utf-8")
 ]

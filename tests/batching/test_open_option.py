@@ -13,12 +13,19 @@ import pytest
 
 import shoal
 from batching.scenes import outcome, settle
-from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 
 pool: ContextVar[str] = ContextVar("pool")
+
+
+async def alone(opening: Awaitable[object]) -> object:
+    """Returns the error of an opening, without the groups of its tasks."""
+    error = await outcome(opening)
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    return error
 
 
 class Life:
@@ -28,7 +35,7 @@ class Life:
         self.notes: list[Any] = []
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
+    async def opened(self) -> AsyncGenerator[None]:
         await anyio.sleep(0.01)
         pool.set("a pool")
         self.notes.append("opened")
@@ -79,15 +86,13 @@ def test_blocking_enters_it_in_its_event_loop(backend: str) -> None:
 @pytest.mark.anyio
 async def test_a_batcher_whose_manager_raises_does_not_open() -> None:
     @asynccontextmanager
-    async def fails() -> AsyncIterator[None]:
+    async def fails() -> AsyncGenerator[None]:
         raise ConnectionRefusedError("no database")
         yield
 
     life = Life()
     batcher = shoal.Batcher(life.handler, open=fails)
-    error = await outcome(batcher.__aenter__())
-    while isinstance(error, BaseExceptionGroup):
-        (error,) = error.exceptions
+    error = await alone(batcher.__aenter__())
     assert repr(error) == "ConnectionRefusedError('no database')"
     assert isinstance(batcher.failure, ConnectionRefusedError)
 
@@ -112,14 +117,6 @@ def test_a_handler_for_asyncio_is_told_to_use_asyncio() -> None:
         assert call(1) == 1
 
 
-class NeedsLoop:
-    def __init__(self) -> None:
-        asyncio.get_running_loop()
-
-    async def __call__(self, item: int) -> int:
-        return item
-
-
 @pytest.mark.anyio
 @pytest.mark.real_time
 async def test_a_handler_with_a_connection_of_another_thread_is_told_of_warm_up() -> None:
@@ -131,15 +128,87 @@ async def test_a_handler_with_a_connection_of_another_thread_is_told_of_warm_up(
     async with shoal.Batcher(handler) as call:
         error = await outcome(call(1))
     assert type(error) is sqlite3.ProgrammingError
-    assert "make it in `async def warm_up(self)`" in str(error)
+    assert "in `async def warm_up(self)`" in str(error)
+
+
+@pytest.mark.parametrize("form", ["coroutine", "generator"])
+def test_an_async_function_without_its_decorator_is_refused(form: str) -> None:
+    async def coroutine() -> None: ...
+    async def generator() -> AsyncIterator[None]:
+        yield
+
+    opens: Any = coroutine if form == "coroutine" else generator
+    with pytest.raises(TypeError, match=r"write @contextlib\.asynccontextmanager above"):
+        shoal.Batcher(Life().handler, open=opens)
 
 
 @pytest.mark.anyio
+async def test_a_function_that_returns_something_else_does_not_open() -> None:
+    opens: Any = lambda: 5  # noqa: E731
+    error = await alone(shoal.Batcher(Life().handler, open=opens).__aenter__())
+    assert type(error) is TypeError
+    assert "must return an async context manager, not 5" in str(error)
+
+
+@pytest.mark.anyio
+async def test_a_context_manager_of_one_use_is_refused_in_words_the_second_time() -> None:
+    fetch = shoal.batch(open=Life().opened())(Life().handler)
+    async with shoal.open_batchers(fetch):
+        assert await fetch(1) == "a pool"
+    error = await alone(shoal.open_batchers(fetch).__aenter__())
+    assert "give the function that makes it: open=pool, not open=pool()" in str(error)
+
+
+@pytest.mark.anyio
+async def test_it_can_not_be_changed_while_the_batcher_is_open() -> None:
+    life = Life()
+    batcher = shoal.Batcher(life.handler, open=life.opened)
+    async with batcher as call:
+        for opens in (None, Life().opened):
+            with pytest.raises(ValueError, match="open= can't be changed"):
+                batcher.configure(open=opens, max_batch_size=2)
+        assert batcher.options.max_batch_size == 10
+        batcher.configure(open=life.opened, max_batch_size=2)
+        assert await call(1) == "a pool"
+
+
+@pytest.mark.anyio
+async def test_a_handler_of_an_open_batch_a_stream_and_a_method_have_it() -> None:
+    life = Life()
+
+    async def open_batch(batch: shoal.OpenBatch[int, str]) -> None:
+        async for request in batch:
+            await request.finish(pool.get())
+
+    async def steps(items: list[int]) -> AsyncIterator[list[str]]:
+        yield [pool.get()] * len(items)
+
+    class Service:
+        @shoal.batch(open=life.opened)
+        async def fetch(self, items: list[int]) -> list[str]:
+            return [pool.get()] * len(items)
+
+    async with shoal.Batcher(open_batch, fill="continuous", open=life.opened) as call:
+        assert await call(1) == "a pool"
+    async with shoal.Batcher(steps, open=life.opened) as streamed, streamed(1) as stream:
+        assert [item async for item in stream] == ["a pool"]
+    async with shoal.open_batchers():
+        assert await Service().fetch(1) == "a pool"
+    assert life.notes == ["opened", "closed"] * 3
+
+
 @pytest.mark.real_time
-@pytest.mark.parametrize("placement", ["task", "process"])
-async def test_a_constructor_that_needs_an_event_loop_is_told_of_warm_up(placement: str) -> None:
-    async with Controller() as controller:
-        config = {"placement": placement}
-        error = await outcome(controller.create_backend("code", NeedsLoop, config=config))
-    assert type(error) is shoal.ReplicaNotStarted
-    assert "make what needs the loop in `async def warm_up(self)`" in str(error)
+def test_blocking_on_trio_says_which_event_loop_the_manager_needs() -> None:
+    @asynccontextmanager
+    async def needs_asyncio() -> AsyncGenerator[None]:
+        await asyncio.sleep(0)
+        asyncio.get_running_loop()
+        yield
+
+    batcher = shoal.Batcher(Life().handler, open=needs_asyncio)
+    with pytest.raises(BaseException) as caught, shoal.blocking(batcher):
+        pass
+    error = caught.value
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert 'backend="asyncio"' in str(error)

@@ -141,9 +141,11 @@ async def test_without_a_time_out_a_start_takes_what_it_takes():
 async def test_a_constructor_that_hangs_is_left_behind():
     may_end = threading.Event()
 
-    class Slow(Waiting):
+    class Slow:  # that of an async class would hold the event loop
         def __init__(self):
             assert may_end.wait(15)
+
+        def __call__(self, item): ...
 
     replica = replica_of(Slow, start_timeout_s=0.05)
     error = await failure_of(replica.serve(task_status=anyio.TASK_STATUS_IGNORED))

@@ -339,9 +339,9 @@ class Batcher(Generic[C_co]):
         options = checked_options(
             held_as_handler(changes, self._handler), self._handler, self._options
         )
-        self._options = options
         if session is not None:
             session.configure(options)
+        self._options = options
         self._log_oddity()
 
     def get_max_batch_size(self) -> int:

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -32,11 +32,13 @@ from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, is_cancellation, own_copy
+from shoal.batching.failures.hints import with_hint
 from shoal.batching.handlers.own_context import HoldLog
 from shoal.batching.loops.bell import Bell
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
+from shoal.batching.options.opens import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
@@ -171,12 +173,11 @@ class Session:
             return
         async with AsyncExitStack() as stack:
             try:
-                is_manager = isinstance(opens, AbstractAsyncContextManager)
-                manager = cast("Any", opens if is_manager else cast("Any", opens)())
-                await stack.enter_async_context(manager)
+                await stack.enter_async_context(manager_of(opens))
             except BaseException as error:
-                self._task_died(error)
-                raise
+                told = with_hint(error)
+                self._task_died(told)
+                raise told  # noqa: B904 - it has its cause
             yield
 
     async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
@@ -258,7 +259,11 @@ class Session:
         A batch that is filling (it has its first request, and a slot waits with it) keeps its
         options. The new ones are applied as soon as it is dispatched or empty. Options of admission
         control and of the number of batches are applied at once.
+
+        Raises:
+            ValueError: ``open`` is another; nothing is changed.
         """
+        refuse_change(self._options.open, options.open)
         self._options = options
         now = options
         if self.slots.is_gathering:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
+from shoal.batching.loops.this_loop import parking_of_this_loop
+
 _NO_LOOP: Final = ("no running event loop", "no current event loop", "other framework like asyncio")
-_OTHER_THREAD: Final = (
+_ELSEWHERE: Final = (
     "created in a thread",
     "attached to a different loop",
     "bound to a different event loop",
+    "Event loop is closed",
 )
 _PAGE: Final = "see the page 'Where your code runs'"
+_NEEDS_ASYNCIO: Final = (
+    'the code needs asyncio, and trio runs it: write shoal.blocking(f, backend="asyncio"), or '
+    "shoal serve --event-loop asyncio"
+)
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
@@ -20,28 +28,38 @@ def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
     return type(said) is str and any(text in said for text in texts)
 
 
-def handler_hint(error: BaseException, loop: str) -> str:
-    """Returns advice on an error that a handler raised, or an empty string.
+def _needs_asyncio(error: BaseException) -> bool:
+    is_trio = parking_of_this_loop().name == "trio"
+    return is_trio and type(error) in (RuntimeError, TypeError) and _says(error, _NO_LOOP)
 
-    Args:
-        error: The error.
-        loop: The event loop that runs the handler: "trio" or "asyncio".
+
+def with_hint(error: BaseException) -> BaseException:
+    """Returns an error of a handler with advice, if it is one of code in the wrong loop or thread.
+
+    The event loop that runs the handler must be running in this thread.
     """
-    if loop == "trio" and type(error) in (RuntimeError, TypeError) and _says(error, _NO_LOOP):
-        return (
-            "the handler needs asyncio, and trio runs it: write shoal.blocking(f, "
-            'backend="asyncio"), or shoal serve --event-loop asyncio'
+    if _says(error, _ELSEWHERE):
+        hint = (
+            "make it where it is used: in `async def warm_up(self)` of a class with async methods, "
+            f'with placement="thread", or with the option open= of a function: {_PAGE}'
         )
-    if _says(error, _OTHER_THREAD):
-        return f"make it in `async def warm_up(self)`, or with the option open=: {_PAGE}"
-    return ""
+    elif _needs_asyncio(error):
+        hint = f"{_NEEDS_ASYNCIO}: {_PAGE}"
+    else:
+        return error
+    with suppress(Exception):  # its class may take other arguments
+        told = type(error)(f"{error.args[0]}; {hint}")
+        told.__cause__ = error
+        return told
+    return error
 
 
 def constructor_hint(error: BaseException) -> str:
     """Returns advice on an error that a constructor raised, or an empty string."""
-    if not _says(error, (*_NO_LOOP, *_OTHER_THREAD)):
+    if not _says(error, (*_NO_LOOP, *_ELSEWHERE)):
         return ""
-    return (
-        "; a constructor runs outside of the event loop: make what needs the loop in "
-        f"`async def warm_up(self)`: {_PAGE}"
+    hint = (
+        "; constructors run outside of the event loop, except those of classes with async methods: "
+        f"make what needs the loop in `async def warm_up(self)`: {_PAGE}"
     )
+    return f"{hint}; {_NEEDS_ASYNCIO}" if _needs_asyncio(error) else hint

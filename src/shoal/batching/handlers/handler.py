@@ -73,7 +73,7 @@ class Handler:
         self.told = told
         self.name = _name(function)
         self.fill = one_of("fill", fill, get_args(Fill))
-        code = _innermost(function)
+        code = innermost(function)
         is_async = inspect.iscoroutinefunction(code)
         self._async_steps = inspect.isasyncgenfunction(code)
         self.streams = self._async_steps or inspect.isgeneratorfunction(code)
@@ -212,7 +212,7 @@ async def _of_one(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]
             yield [step]
 
 
-def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+def innermost(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function inside of partials, bound methods and callable objects."""
     while True:
         if isinstance(function, functools.partial):

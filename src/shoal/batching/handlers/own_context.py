@@ -35,12 +35,16 @@ class HoldLog:
 
     Args:
         code: The code, for the message: ``"the handler embed"``.
+        advice: What to do about it.
     """
 
-    __slots__ = ("_code", "_logged_at")
+    __slots__ = ("_advice", "_code", "_logged_at")
 
-    def __init__(self, code: str) -> None:
+    def __init__(
+        self, code: str, advice: str = "declare it with def, or await the slow part"
+    ) -> None:
         self._code = code
+        self._advice = advice
         self._logged_at = -math.inf
 
     def held(self, since: float, until: float) -> None:
@@ -49,10 +53,10 @@ class HoldLog:
             return
         self._logged_at = until
         logger.warning(
-            "%s held the event loop for %.1f s; declare it with def, or await the slow part: "
-            "await anyio.to_thread.run_sync(function)",
+            "%s held the event loop for %.1f s; %s: await anyio.to_thread.run_sync(function)",
             self._code,
             until - since,
+            self._advice,
         )
 
 

@@ -11,6 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.failures.held import held
+from shoal.batching.options.opens import HeldOpens
 from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from shoal.core.policy import Dispatch, Pressure, Wait
     from shoal.core.request import Request
 
-_FUNCTIONS: Final = ("batch_size_fn", "join", "open")
+_FUNCTIONS: Final = ("batch_size_fn", "join")
 _LISTING: Final = ("pad", "split")
 _PLAIN: Final = (str, int, bool, float, bytes, type(None))
 
 
 def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a batcher with each function, and what it returns, `held`."""
-    functions = {
+    functions: dict[str, Any] = {
         name: held(options[name], name) for name in _FUNCTIONS if callable(options.get(name))
     }
     for name in _LISTING:
@@ -38,6 +39,8 @@ def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
         functions["bucket_by"] = held(functools.partial(_key, bucket_by), "bucket_by")
     if callable(dedupe := options.get("dedupe")):
         functions["dedupe"] = held(functools.partial(_key, dedupe), "dedupe")
+    if (opens := options.get("open")) is not None:
+        functions["open"] = HeldOpens(opens)
     if (policy := options.get("policy")) is not None:
         functions["policy"] = held(functools.partial(_policy, policy), "policy")
     return {**options, **functions}

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
-from shoal.batching.failures.hints import handler_hint
+from shoal.batching.failures.hints import with_hint
 from shoal.batching.handlers.batch_results import not_results
 from shoal.batching.handlers.own_context import in_own_context
 from shoal.core.batch import Batch
@@ -136,7 +135,7 @@ class Run(ABC):
             return
         # Outside of the block above: errors of later runs would have this one as their context.
         try:
-            failure = _with_hint(failure, self.parking.name)
+            failure = with_hint(failure)
             if scope.cancel_called and batch.active:
                 self._fail_all(requests, self._timed_out)
             else:
@@ -307,18 +306,6 @@ class Run(ABC):
         if getattr(results, "__iter__", None) is not None:
             return list(results)
         return [results[index] for index in range(count)]
-
-
-def _with_hint(error: BaseException, loop: str) -> BaseException:
-    """Returns an error with advice, if it is a known one of code in the wrong loop or thread."""
-    hint = handler_hint(error, loop)
-    if not hint:
-        return error
-    with suppress(Exception):  # its class may take other arguments
-        told = type(error)(f"{error.args[0]}; {hint}")
-        told.__cause__ = error
-        return told
-    return error
 
 
 def kinds_of(values: Iterable[Any]) -> Iterable[type]:

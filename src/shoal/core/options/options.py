@@ -5,6 +5,7 @@ the record that was in force when it was formed. The names are those of Ray Serv
 else those of TensorFlow and Triton.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -120,6 +121,11 @@ def _opens(name: str, value: Any) -> Opens:
         manager: Opens = value
         return manager
     make: Opens = function(name, value, form="open=pool, an @asynccontextmanager function")
+    if inspect.iscoroutinefunction(make) or inspect.isasyncgenfunction(make):
+        raise TypeError(
+            f"{name}={value!r} is an async function, and must return an async context manager; "
+            "write @contextlib.asynccontextmanager above an async generator function"
+        )
     return make
 
 

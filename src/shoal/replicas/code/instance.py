@@ -17,7 +17,7 @@ from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.failures.held import held
 from shoal.batching.handlers.binding import annotations_of
-from shoal.batching.handlers.handler import Handler
+from shoal.batching.handlers.handler import Handler, innermost
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.batching.open.batch import OpenBatch
 from shoal.replicas.code.description import Description, Method
@@ -50,6 +50,24 @@ _NOT_FOR_CALLERS: Final = frozenset({*HOOKS, *_RAYS.values()})
 def is_async(function: Callable[..., Any]) -> bool:
     """Returns whether a hook must be awaited."""
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+
+
+@held
+def is_async_class(code: Any) -> bool:
+    """Returns whether code is a class with an async handler; its constructor runs in the loop."""
+    if not inspect.isclass(code):
+        return False
+    for name in ("__call__", *_method_names(code)):
+        function: Any = inspect.getattr_static(code, name)
+        if isinstance(function, partialmethod):
+            function = function.func
+        function = getattr(function, "__func__", function)
+        if isinstance(function, Decorated):
+            function = cast("Any", function).__wrapped__
+        function = innermost(function)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            return True
+    return False
 
 
 class Instance:
@@ -110,13 +128,18 @@ def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "__call__", target
     if inspect.isroutine(target):
         return
-    cls = cast("Any", type(target))
+    for name in _method_names(cast("Any", type(target))):
+        yield name, getattr(target, name)
+
+
+def _method_names(cls: Any) -> Iterator[str]:
+    """Yields the names of the methods that callers may call, other than ``__call__``."""
     for name in dir(cls):
         if name.startswith("_") or name in _NOT_FOR_CALLERS:
             continue
         static: Any = inspect.getattr_static(cls, name)
         if any(isinstance(static, kind) for kind in _METHODS) and _is_its_own(cls, name):
-            yield name, getattr(target, name)
+            yield name
 
 
 def _is_its_own(cls: Any, name: str) -> bool:
@@ -143,8 +166,9 @@ def _own_batchers(target: Any) -> Iterator[Decorated]:
     if isinstance(target, Decorated):
         yield target
         return
-    for name in dir(type(target)):
-        static: Any = inspect.getattr_static(type(target), name, None)
+    cls = cast("Any", type(target))
+    for name in dir(cls):
+        static: Any = inspect.getattr_static(cls, name, None)
         if isinstance(getattr(static, "__func__", static), Decorated):
             yield getattr(target, name)
 

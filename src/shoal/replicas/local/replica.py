@@ -12,6 +12,7 @@ import inspect
 import logging
 from abc import abstractmethod
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -23,14 +24,14 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
 from shoal.batching.failures.hints import constructor_hint
 from shoal.batching.handlers.batch_results import advice_on
-from shoal.batching.handlers.own_context import HoldLogs, in_own_context
+from shoal.batching.handlers.own_context import HoldLog, HoldLogs, in_own_context
 from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.batching.setting import setting
 from shoal.errors import ReplicaNotStarted
-from shoal.replicas.code.instance import Instance, is_async
+from shoal.replicas.code.instance import Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainMethod
 from shoal.replicas.contract import Replica
 from shoal.replicas.local.work import UnderWay
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.handlers.handler import Handler
+    from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
 
@@ -272,13 +274,22 @@ class LocalReplica(Replica):
         finally:
             del cause  # its traceback holds this frame
 
+    @holds_ctrl_c
     async def _construct(self) -> None:
         definition = self.blueprint.definition
-        if definition.import_path is None and not inspect.isclass(definition.target):
-            self.instance = held(Instance)(definition)  # runs almost no user code
-        else:
-            job = Job(partial(Instance, definition), f"the constructor of {definition.name}")
+        name = f"the constructor of {definition.name}"
+        if definition.import_path is not None:
+            loaded = await self._in_thread(Job(definition.load, name), shield=False)
+            definition = replace(definition, target=loaded)
+        if is_async_class(definition.target):
+            with self._work.running(name):
+                log = HoldLog(name, "do the slow part in `async def warm_up(self)`")
+                self.instance = await in_own_context(_instantiated(definition), log)
+        elif inspect.isclass(definition.target):
+            job = Job(partial(Instance, definition), name)
             self.instance = await self._in_thread(job, shield=False)
+        else:
+            self.instance = held(Instance)(definition)  # runs almost no user code
 
     @held
     def _takes_user_config(self, user_config: Any) -> Callable[..., Any]:
@@ -382,6 +393,10 @@ class LocalReplica(Replica):
         self._work.check_open()
         batched = self.instance.description.method(method).batched
         return self.instance.handlers[method], batched
+
+
+async def _instantiated(definition: Definition) -> Instance:
+    return Instance(definition)
 
 
 def _as_plain(results: Any) -> Any:

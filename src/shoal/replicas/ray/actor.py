@@ -23,6 +23,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -36,7 +37,7 @@ from shoal.batching.failures.held import shown
 from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.trace import continued
 from shoal.replicas.code.current import Identity, running_replica
-from shoal.replicas.code.instance import Instance
+from shoal.replicas.code.instance import Instance, is_async_class
 from shoal.replicas.code.jobs import DONE, PlainMethod
 from shoal.replicas.process.child.endpoints import (
     ParentChannel,
@@ -137,7 +138,11 @@ class ReplicaActor:
         """Starts the code, and returns its description."""
         try:
             with self._code_context():
-                self._instance = instance = Instance(definition)
+                definition = replace(definition, target=definition.load())
+                if is_async_class(definition.target):
+                    self._instance = instance = self._portal.call(_instantiated, definition)
+                else:
+                    self._instance = instance = Instance(definition)
                 for name, method in instance.description.methods.items():
                     plain = PlainMethod(instance.handlers[name], batched=method.batched)
                     defaults = Defaults(method.signature)
@@ -314,6 +319,11 @@ class _Method:
             check_results(self.handler.name, len(items), results, is_step=is_step)
         check_may_leave(results)
         return slots_as_data(results)
+
+
+async def _instantiated(definition: Definition) -> Instance:
+    with as_exceptions():
+        return Instance(definition)
 
 
 async def _awaited(awaitable: Any) -> Any:

@@ -18,6 +18,7 @@ import anyio
 from shoal.batching.batcher import Batcher
 from shoal.batching.handlers.array_types import array_check
 from shoal.batching.options.checks import checked_options
+from shoal.batching.options.opens import refuse_change
 from shoal.errors import BatcherClosed
 from shoal.serving.replica_set.pool import PoolRoom
 
@@ -68,9 +69,11 @@ class MethodBatcher:
 
         Raises:
             TypeError: An option has the wrong type.
-            ValueError: An option does not fit the code, or the other options.
+            ValueError: An option does not fit the code or the other options, or can't be changed.
         """
         checked_options(options, self._handler)
+        if self.batcher.is_alive:
+            refuse_change(self.batcher.options.open, options["open"])
 
     def entry(self) -> Entry:
         """Returns the entry through which calls are made.

@@ -169,6 +169,12 @@ class BackendConfig:
             )
         if self.max_ongoing_requests is not None:
             fitted(self.batching, self.max_ongoing_requests)
+        if self.batching.get("open") is not None and self.placement in ("process", "ray"):
+            raise ValueError(
+                f"open= is entered in the server's process, and placement={self.placement!r} runs "
+                "the code in another one; connect in `async def warm_up(self)` of a class, and "
+                "disconnect in `async def close(self)`"
+            )
 
     @classmethod
     def of(cls, given: BackendConfig | Mapping[str, Any] | None) -> BackendConfig:

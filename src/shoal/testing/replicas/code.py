@@ -71,7 +71,7 @@ class _Code:
         self._folder.note("constructed")
         if trouble == "raise":
             raise Mistake("constructor")
-        if trouble == "wait":
+        if trouble == "wait" and isinstance(self, PlainCode):
             self._folder.wait("constructor")
 
     def _take_config(self, user_config: Any) -> None:
@@ -219,6 +219,8 @@ class AsyncCode(_Code):
     async def warm_up(self) -> None:
         """Records the warm-up; raises if the code was told to."""
         await anyio.lowlevel.checkpoint()
+        if self._trouble == "wait":  # an async class's constructor would hold the event loop
+            await self._folder.wait_async("constructor")
         self._be_warm()
 
     async def health(self) -> bool | None:

@@ -28,13 +28,14 @@ import time
 import traceback
 import types
 from contextvars import copy_context
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
 from shoal.replicas.code.current import Identity, running_replica
-from shoal.replicas.code.instance import HOOKS, Instance, is_async
+from shoal.replicas.code.instance import HOOKS, Instance, is_async, is_async_class
 from shoal.replicas.process.child.calls import CallAnswers
 from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextvars import Context
 
+    from shoal.replicas.code.definition import Definition
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.start import MainScript, StartMessage
 
@@ -126,25 +128,31 @@ class Child:
         running_replica.set(Identity(*start_message[:3]))
         parent_channel.set(ParentChannel(self._control))
         try:
-            instance, user_config = _loaded(start_message)
-            answers = CallAnswers(self._codec, instance, self._control.draining)
-            if user_config is not None:
-                answers.takes_user_config()
+            definition, user_config = _loaded(start_message)
+            answers = None
+            if not is_async_class(definition.target):
+                answers = self._answers_of(definition, user_config)
         except Exception as error:
             self._say(frame, Kind.ERROR, as_data(error))
             sys.exit(1)
-        hooks = [hook for name in HOOKS if (hook := instance.hook(name)) is not None]
-        if all(h.threaded for h in instance.handlers.values()) and not any(map(is_async, hooks)):
+        if answers is not None and _is_plain(answers.instance):
             self._run_plain(frame, answers, user_config)
         else:
             anyio.run(
                 self._run_async,
                 frame,
+                definition,
                 answers,
                 user_config,
                 copy_context(),
                 backend=start_message.loop,
             )
+
+    def _answers_of(self, definition: Definition, user_config: Any) -> CallAnswers:
+        answers = CallAnswers(self._codec, Instance(definition), self._control.draining)
+        if user_config is not None:
+            answers.takes_user_config()
+        return answers
 
     def _run_plain(self, frame: Frame, answers: CallAnswers, user_config: Any) -> None:
         work = SyncWork(answers, self._control, self._socket, self._reader)
@@ -171,21 +179,26 @@ class Child:
             except Exception:
                 traceback.print_exc()
 
-    async def _run_async(
-        self, frame: Frame, answers: CallAnswers, user_config: Any, context: Context
-    ) -> None:
+    async def _run_async(self, *args: Any) -> None:
         # Imported here: it loads event loops, which plain code does not need.
         async with import_module("shoal.batching.decorator.block").BatcherBlock():
-            await self._work_async(frame, answers, user_config, context)
+            await self._work_async(*args)
 
     async def _work_async(
-        self, frame: Frame, answers: CallAnswers, user_config: Any, context: Context
+        self,
+        frame: Frame,
+        definition: Definition,
+        answers: CallAnswers | None,
+        user_config: Any,
+        context: Context,
     ) -> None:
         make = import_module("shoal.replicas.process.child.async_loop").AsyncWork
-        work = make(answers, self._control, self._socket, self._reader, context)
-        instance = answers.instance
         parent_channel.get().clock_offset = anyio.current_time() - time.monotonic()
         try:
+            if answers is None:
+                answers = self._answers_of(definition, user_config)
+            instance = answers.instance
+            work = make(answers, self._control, self._socket, self._reader, context)
             if user_config is not None:
                 await work.call_hook(answers.takes_user_config(), user_config)
             if (warm_up := instance.hook("warm_up")) is not None:
@@ -207,8 +220,13 @@ class Child:
         send(self._socket, self._codec.frame(kind, start_message.id, packed(content)))
 
 
-def _loaded(start_message: StartMessage) -> tuple[Instance, Any]:
-    """Loads and instantiates the code; returns it and the user config.
+def _is_plain(instance: Instance) -> bool:
+    hooks = [hook for name in HOOKS if (hook := instance.hook(name)) is not None]
+    return all(h.threaded for h in instance.handlers.values()) and not any(map(is_async, hooks))
+
+
+def _loaded(start_message: StartMessage) -> tuple[Definition, Any]:
+    """Loads the code; returns it and the user config.
 
     Raises:
         Exception: What the user's code, or the search for it, raised.
@@ -223,7 +241,7 @@ def _loaded(start_message: StartMessage) -> tuple[Instance, Any]:
     if start_message.main is not None:
         _run_main_again(start_message.main)
     definition, user_config = unpickled(start_message.code)
-    return Instance(definition), user_config
+    return replace(definition, target=definition.load()), user_config
 
 
 def _run_main_again(script: MainScript) -> None:

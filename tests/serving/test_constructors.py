@@ -1,0 +1,254 @@
+"""Where the constructors of served classes run, and what errors of the wrong place say."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import sqlite3
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import sniffio
+
+import shoal
+from batching.scenes import outcome
+from shoal.serving.controller.controller import Controller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+PLACES = ["task", "process"]
+
+
+def here() -> list[Any]:
+    """Returns the thread, and the kind of event loop that runs in it."""
+    try:
+        loop: str | None = sniffio.current_async_library()
+    except sniffio.AsyncLibraryNotFoundError:
+        loop = None
+    return [os.getpid(), threading.get_ident(), loop]
+
+
+class _Made:
+    def __init__(self) -> None:
+        self.made = here()
+
+
+class Function(_Made):
+    async def __call__(self, _: int) -> list[Any]:
+        return [self.made, here()]
+
+
+class Lists(_Made):
+    async def __call__(self, items: list[int]) -> list[Any]:
+        return [[self.made, here()] for _ in items]
+
+
+class Batched(_Made):
+    @shoal.batch
+    async def __call__(self, items: list[int]) -> list[Any]:
+        return [[self.made, here()] for _ in items]
+
+
+class Other(_Made):
+    """Its ``__call__`` is plain; another method is async."""
+
+    def __call__(self, _: int) -> list[Any]:
+        return [self.made, anyio.from_thread.run_sync(here)]
+
+    async def other(self, item: int) -> int:
+        return item
+
+
+class Static(_Made):
+    def __call__(self, _: int) -> list[Any]:
+        return [self.made, anyio.from_thread.run_sync(here)]
+
+    @staticmethod
+    async def other(item: int) -> int:
+        return item
+
+
+class Partial(_Made):
+    def __call__(self, _: int) -> list[Any]:
+        return [self.made, anyio.from_thread.run_sync(here)]
+
+    async def _other(self, item: int, more: int) -> int:
+        return item + more
+
+    other = functools.partialmethod(_other, more=1)
+
+
+class Steps(_Made):
+    async def __call__(self, _: int) -> AsyncIterator[list[Any]]:
+        yield self.made
+        yield here()
+
+
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [
+        *((code, "task") for code in (Function, Lists, Batched, Other, Static, Partial)),
+        (Function, "process"),
+    ],
+)
+async def test_the_constructor_of_an_async_class_runs_in_the_event_loop(
+    code: type[_Made], placement: str
+) -> None:
+    async with Controller() as controller:
+        config = {"placement": placement}
+        await controller.create_backend("code", f"{__name__}:{code.__name__}", config=config)
+        await controller.create_endpoint("code", backend="code")
+        made, called = await (await controller.get_handle("code")).call(1)
+    assert made == called
+    assert made[2] is not None
+
+
+async def test_that_of_a_class_with_an_async_generator_does_too() -> None:
+    async with Controller() as controller:
+        await controller.create_backend("code", Steps)
+        await controller.create_endpoint("code", backend="code")
+        async with (await controller.get_handle("code")).stream(1) as stream:
+            made, called = [item async for item in stream]
+    assert made == called
+
+
+class Plain(_Made):
+    def __call__(self, _: int) -> list[Any]:
+        return self.made
+
+
+class PlainBatched(_Made):
+    @shoal.batch
+    def __call__(self, items: list[int]) -> list[Any]:
+        return [self.made for _ in items]
+
+
+class PlainWithAsyncHook(Plain):
+    async def warm_up(self) -> None:
+        pass
+
+    async def _helper(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("code", [Plain, PlainBatched, PlainWithAsyncHook])
+async def test_the_constructor_of_a_plain_class_runs_in_a_worker_thread(code: type[_Made]) -> None:
+    async with Controller() as controller:
+        await controller.create_backend("code", code)
+        await controller.create_endpoint("code", backend="code")
+        pid, thread, loop = await (await controller.get_handle("code")).call(1)
+    assert (pid, loop) == (os.getpid(), None)
+    assert thread != threading.get_ident()
+
+
+class Raises:
+    def __init__(self, how: BaseException) -> None:
+        raise how
+
+    async def __call__(self, item: int) -> int:
+        return item
+
+
+@pytest.mark.parametrize("how", [ValueError(7), SystemExit(7), GeneratorExit(7)])
+async def test_whatever_the_constructor_of_an_async_class_raises_is_a_failed_start(
+    how: BaseException,
+) -> None:
+    async with Controller() as controller:
+        error = await outcome(controller.create_backend("code", Raises, how))
+        assert isinstance(error, shoal.ReplicaNotStarted)
+        assert f"{type(how).__name__}" in str(error)
+        await controller.create_backend("other", Function)
+
+
+class Slow:
+    def __init__(self) -> None:
+        threading.Event().wait(0.02)
+
+    async def __call__(self, item: int) -> int:
+        return item
+
+
+async def test_a_slow_constructor_of_an_async_class_is_logged_with_advice(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.batching.handlers.own_context.HELD_LONG_S", 0.01)
+    with caplog.at_level(logging.WARNING, "shoal"):
+        async with Controller() as controller:
+            await controller.create_backend("code", Slow)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(
+        "the constructor of Slow held the event loop for 0.0 s; do the slow part"
+    )
+    assert "`async def warm_up(self)`" in line
+
+
+class PlainNeedsLoop:
+    def __init__(self) -> None:
+        asyncio.get_running_loop()
+
+    def __call__(self, item: int) -> int:
+        return item
+
+
+class NeedsLoop(PlainNeedsLoop):
+    async def __call__(self, item: int) -> int:  # type: ignore[override]
+        return item
+
+
+@pytest.mark.parametrize("placement", ["task", "thread"])
+async def test_a_plain_constructor_that_needs_an_event_loop_is_told_of_warm_up(
+    placement: str,
+) -> None:
+    async with Controller() as controller:
+        config = {"placement": placement}
+        error = await outcome(controller.create_backend("code", PlainNeedsLoop, config=config))
+    assert type(error) is shoal.ReplicaNotStarted
+    assert "make what needs the loop in `async def warm_up(self)`" in str(error)
+    assert "the page 'Where your code runs'" in str(error)
+
+
+@pytest.mark.parametrize("placement", PLACES)
+async def test_an_async_constructor_for_asyncio_is_told_of_it_on_trio(
+    placement: str, anyio_backend_name: str
+) -> None:
+    async with Controller() as controller:
+        config = {"placement": placement}
+        error = await outcome(controller.create_backend("code", NeedsLoop, config=config))
+    if anyio_backend_name == "asyncio":
+        assert error is None
+    else:
+        assert "shoal serve --event-loop asyncio" in str(error)
+
+
+class Database:
+    """Its connection belongs to the thread of the constructor."""
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(":memory:")
+        self.lock = threading.Barrier(2, timeout=10)
+
+    def __call__(self, item: int) -> int:
+        self.lock.wait()  # so that two threads run it
+        (found,) = self.connection.execute("select ?", (item,)).fetchone()
+        return int(found)
+
+
+async def test_a_connection_of_another_thread_is_told_of_warm_up_and_of_threads() -> None:
+    async with Controller() as controller:
+        await controller.create_backend("code", Database, config={"max_concurrent_batches": 2})
+        await controller.create_endpoint("code", backend="code")
+        handle = await controller.get_handle("code")
+        results = await handle.map([1, 2], return_exceptions=True)
+    errors = [result for result in results if isinstance(result, Exception)]
+    assert errors
+    for error in errors:
+        assert type(error) is sqlite3.ProgrammingError
+        assert "in `async def warm_up(self)` of a class with async methods" in str(error)
+        assert 'placement="thread"' in str(error)
