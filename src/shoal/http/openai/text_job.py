@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.http.openai.messages import NotText
+from shoal.http.openai.messages import text_of
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.openai.unsupported import SPECIAL, check_supported
 from shoal.http.requests.call_route import answered
@@ -193,9 +193,6 @@ def answer_with_text(exchange: Exchange, kept: KeptText) -> Coroutine[Any, Any, 
         Exception: The call's error.
     """
     call, end, forms, prompts, count = kept
-    result = call.pending_result()
-    if not isinstance(result, str):
-        raise NotText(result)
-    text = end.whole(result)
+    text = end.whole(text_of(call.pending_result()))
     body = forms.whole_of_one(exchange.id, text, end, _tokens_of(prompts, count))
     return answered(exchange, JSON, body)
