@@ -11,18 +11,7 @@ import logging
 import os
 from contextlib import AsyncExitStack
 from threading import get_ident
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    Generic,
-    Literal,
-    ParamSpec,
-    TypeVar,
-    Unpack,
-    cast,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 import anyio
 import anyio.lowlevel
@@ -40,11 +29,12 @@ from shoal.errors import BatcherClosed, NotOpen
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from inspect import Signature
+    from typing import Literal, Unpack
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.calls.result_types import Answer, Steps
+    from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.batching.open.batch import OpenBatch
     from shoal.batching.running.capacity import Room
@@ -101,19 +91,35 @@ class Batcher(Generic[C_co]):
     @overload
     def __init__(self: Batcher[StreamCall[[A], R]], handler: Callable[[OpenBatch[A, R]], Awaitable[None]], *, fill: Literal["open", "continuous"], streams: Literal[True], signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
+    def __init__(self: Batcher[StreamCall[[A], R]], handler: Callable[[list[A]], ListSteps[R, N]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
     def __init__(self: Batcher[StreamCall[[A], R]], handler: Callable[[list[A]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
+    def __init__(self: Batcher[UnaryCall[[A], R]], handler: Callable[[list[A]], ListAnswer[R, N]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
     def __init__(self: Batcher[UnaryCall[[A], R]], handler: Callable[[list[A]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
+    def __init__(self: Batcher[StreamCall[[A, B], R]], handler: Callable[[list[A], list[B]], ListSteps[R, N]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
     def __init__(self: Batcher[StreamCall[[A, B], R]], handler: Callable[[list[A], list[B]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
+    def __init__(self: Batcher[UnaryCall[[A, B], R]], handler: Callable[[list[A], list[B]], ListAnswer[R, N]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
     def __init__(self: Batcher[UnaryCall[[A, B], R]], handler: Callable[[list[A], list[B]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
+    def __init__(self: Batcher[StreamCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], ListSteps[R, N]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
     def __init__(self: Batcher[StreamCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
+    def __init__(self: Batcher[UnaryCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], ListAnswer[R, N]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
     def __init__(self: Batcher[UnaryCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
+    def __init__(self: Batcher[StreamCall[[], R]], handler: Callable[[], ListSteps[R, N]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
     def __init__(self: Batcher[StreamCall[[], R]], handler: Callable[[], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
+    def __init__(self: Batcher[UnaryCall[[], R]], handler: Callable[[], ListAnswer[R, N]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
     def __init__(self: Batcher[UnaryCall[[], R]], handler: Callable[[], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
@@ -135,20 +141,16 @@ class Batcher(Generic[C_co]):
         observers: Observers | None = None,
         **options: Any,
     ) -> None:
-        adapted_handler = (
-            handler
-            if isinstance(handler, Handler)
-            else Handler(handler, signature, fill=fill, streams=streams)
-        )
-        takes_one = adapted_handler.binding.single or signature is not None
-        if adapted_handler.fill != "closed" and not takes_one:
+        if not isinstance(handler, Handler):
+            handler = Handler(handler, signature, fill=fill, streams=streams)
+        if handler.fill != "closed" and not (handler.binding.single or signature is not None):
             raise TypeError(
-                f"the handler of an open batch takes the batch alone, not {handler!r}; write "
+                f"the handler of an open batch takes the batch alone, not {handler.function!r}; write "
                 "async def handler(batch: shoal.OpenBatch[T, R]) -> None"
             )
-        self.name = name or adapted_handler.name
-        self._handler = adapted_handler
-        self._options = checked_options(held_as_handler(options, adapted_handler), adapted_handler)
+        self.name = name or handler.name
+        self._handler = handler
+        self._options = checked_options(held_as_handler(options, handler), handler)
         self._counters = Counters(observers)
         self.observers = self._counters.observers
         self._room = room
@@ -336,9 +338,8 @@ class Batcher(Generic[C_co]):
             NotOpen: The batcher is open in another event loop; nothing is changed.
         """
         session = self._own_session()
-        options = checked_options(
-            held_as_handler(changes, self._handler), self._handler, self._options
-        )
+        held = held_as_handler(changes, self._handler)
+        options = checked_options(held, self._handler, self._options)
         if session is not None:
             session.configure(options)
         self._options = options

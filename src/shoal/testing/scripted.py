@@ -187,13 +187,13 @@ class ScriptedStreams(_ScriptedHandler[ScriptedSteps[T, R]], Generic[T, R]):
             the test for a batch, and that of a batch for its next step.
     """
 
-    async def __call__(self, items: list[T], /) -> AsyncIterator[Results[Slot[R]]]:
+    async def __call__(self, items: list[T], /) -> AsyncIterator[Results[R]]:
         """Waits for the test to make the steps of a batch; called by the batcher."""
         script = Script(items, self._patience_s)
         batch = ScriptedSteps[T, R](items, script)
         self._arrivals.add(batch, script)
         try:
-            said: tuple[Results[Slot[R]]] | None
+            said: tuple[Results[R]] | None
             while (said := await script.next()) is not None:
                 batch.made += 1
                 yield said[0]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, SupportsIndex, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Iterator
 
     from shoal.batching.calls.stream import Mark
 
+MYPY = False
+"""Whether mypy reads this, which takes it as True."""
+
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+N = TypeVar("N")
+N_co = TypeVar("N_co", covariant=True)
 
 
 class Results(Protocol[R_co]):
@@ -21,8 +26,49 @@ class Results(Protocol[R_co]):
     def __getitem__(self, index: int, /) -> R_co: ...
 
 
+class ResultList(Protocol[R, N_co]):
+    """A list of results and exceptions.
+
+    Each method has its purpose, and their order matters. `__contains__` has pyright match an
+    exception class with `Exception` before R. `append` has mypy refuse an R that is wider than the
+    elements, such as ``object`` for ``int | str``; `__len__` has it refuse a generic handler, for
+    which it finds no R. A handler that is refused here is taken as one that returns `Results`.
+    """
+
+    if not MYPY:
+
+        def __contains__(self, element: R, /) -> bool: ...
+
+    def __getitem__(self, index: SupportsIndex, /) -> R | Exception: ...
+
+    def __len__(self) -> N_co: ...
+
+    def append(self, element: R, /) -> None:
+        """Adds an element."""
+        ...
+
+
+class SlotList(Protocol[R, N_co]):
+    """A list of slots; see `ResultList`."""
+
+    if not MYPY:
+
+        def __contains__(self, element: R, /) -> bool: ...
+
+    def __getitem__(self, index: SupportsIndex, /) -> Slot[R] | Exception: ...
+
+    def __len__(self) -> N_co: ...
+
+    def append(self, element: R, /) -> None:
+        """Adds an element."""
+        ...
+
+
 Answer: TypeAlias = "Awaitable[Results[R]] | Results[R]"
 """What a unary handler returns when it is called."""
+
+ListAnswer: TypeAlias = "Awaitable[ResultList[R, N]] | ResultList[R, N]"
+"""The same for a list, in which exceptions are no results."""
 
 Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration | StopAsyncIteration]"
 """The values in a slot that end its stream."""
@@ -30,5 +76,8 @@ Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration | StopAsyncIteration]
 Slot: TypeAlias = "R | Ended | Literal[Mark.SKIP]"
 """What one slot of a step may hold, besides an exception."""
 
-Steps: TypeAlias = "AsyncIterator[Results[Slot[R]]] | Iterator[Results[Slot[R]]]"
+Steps: TypeAlias = "AsyncIterator[Results[R]] | Iterator[Results[R]]"
 """What a generator handler returns: steps, each with one slot for each request."""
+
+ListSteps: TypeAlias = "AsyncIterator[SlotList[R, N]] | Iterator[SlotList[R, N]]"
+"""The same for lists, in which marks and exceptions are no results."""
