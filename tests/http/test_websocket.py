@@ -414,7 +414,7 @@ ODD = [
     ('{"id":1,"item":}', 1007),
     ('{"id":1,"item":[NaN}', 1007),
     ('{"id":null,"item":NaN}', 1007),
-    ('{"priority":1,"id":1,"item":' + "[" * 1500, 1007),
+    ('{"more":1,"id":1,"item":' + "[" * 1500, 1007),
     ("[NaN]", 1007),
     ("[" * 1500, 1007),
     ("[1]", 1008),
@@ -550,6 +550,10 @@ FORMS = [
     '{"item":%s,"id":2}',
     '{"id":2,"item":%s,"priority":1}',
     '{"id":2,"timeout_s":3,"item":%s}',
+    '{"priority":0,"id":2,"item":%s}',
+    '{"timeout_s": 1.5, "credit": 4, "id": 2, "item": %s, "priority": 0}',
+    '{"priority":null,"item":%s , "id" : 2 ,"timeout_s":1e2,"credit":4}',
+    '\ufeff{"id":2,"item":%s}',
 ]
 
 
@@ -610,6 +614,17 @@ async def test_the_id_of_an_item_that_can_not_be_read_is_found_between_other_mem
             socket.say('{"priority":1,"id":"a.b","item":' + text + "}")
             failed = await socket.read()
             assert (failed["id"], failed["error"]["status"]) == ("a.b", 400)
+        socket.say(id=1, item=1)
+        assert await socket.read() == {"id": 1, "result": 2}
+
+
+async def test_a_byte_order_mark_is_named_in_the_error_of_its_request():
+    app = serving(doubled)
+    async with app.lifespan(), opened(app, "/x") as socket:
+        socket.say('\ufeff{"id":2,"item":1}')
+        failed = await socket.read()
+        assert (failed["id"], failed["error"]["status"]) == (2, 400)
+        assert "byte order mark" in str(failed["error"])
         socket.say(id=1, item=1)
         assert await socket.read() == {"id": 1, "result": 2}
 

@@ -30,12 +30,13 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
 from shoal.http.requests.body import too_large
-from shoal.http.requests.json_scan import Costs, check_json, not_json
+from shoal.http.requests.json_scan import Costs, check_json, encoding_flaw, not_json
 from shoal.http.requests.problem import Refused
 
 FIRST_CREDIT: Final = 64
@@ -45,10 +46,15 @@ MOST_CREDIT: Final = 2**31 - 1
 
 _ID_TEXT: Final = r'"[A-Za-z0-9_.:-]{1,64}"|0|[1-9][0-9]{0,14}'
 _REQUEST: Final = re.compile(rf'\s*\{{\s*"id"\s*:\s*({_ID_TEXT})\s*,\s*"item"\s*:'.encode())
-# The id of a message that can't be parsed: its first member, or its last one.
-_FIRST: Final = re.compile(rf'\s*\{{\s*"id"\s*:\s*({_ID_TEXT})\s*,'.encode())
-_LAST: Final = re.compile(rf',\s*"id"\s*:\s*({_ID_TEXT})\s*\}}\s*\Z'.encode())
-_LONGEST_LAST: Final = 128
+# The id of a message that can't be parsed: before its item, or behind it.
+_OPTION: Final = r'"(?:priority|timeout_s|credit)"\s*:\s*[-+.\w]{1,32}\s*'
+_BEFORE: Final = re.compile(
+    rf'\s*\{{\s*(?:{_OPTION},\s*){{0,3}}"id"\s*:\s*({_ID_TEXT})\s*,'.encode()
+)
+_BEHIND: Final = re.compile(
+    rf',\s*"id"\s*:\s*({_ID_TEXT})\s*(?:,\s*{_OPTION}){{0,3}}\}}\s*\Z'.encode()
+)
+_LONGEST_END: Final = 256
 _ID: Final = re.compile(_ID_TEXT.encode())
 _LONGEST_HEAD: Final = 1024
 _COSTS: Final = Costs()
@@ -225,7 +231,7 @@ def _members(text: bytes, max_elements: int) -> dict[str, Any] | NewRequest:
     except Refused as refused:
         return _unreadable(text, refused)
     except ValueError as error:
-        return _unreadable(text, not_json(str(error)))
+        return _unreadable(text, not_json(encoding_flaw(text) or str(error)))
     if not isinstance(members, dict):
         raise Violation(VIOLATION, "a message is a JSON object")
     return members  # pyright: ignore[reportUnknownVariableType] (its keys are text)
@@ -246,7 +252,7 @@ def _unreadable(text: bytes, refused: Refused) -> NewRequest:
         pass
     except ValueError:
         raise Violation(NOT_TEXT, "a message is not JSON") from None
-    found = _FIRST.match(text) or _LAST.search(text[-_LONGEST_LAST:])
+    found = _BEFORE.match(text.removeprefix(BOM_UTF8)) or _BEHIND.search(text[-_LONGEST_END:])
     if found is not None:
         return NewRequest(found[1], b"", refused=refused)
     try:
