@@ -369,4 +369,4 @@ async def test_what_was_served_in_a_batchers_life_is_logged_at_its_end(
         await call.map(range(25))
     (line,) = [r.getMessage() for r in caplog.records if "closed" in r.getMessage()]
     assert line.startswith("embed: closed, having served 25 requests in its life")
-    assert line.endswith("; of these while closing: 0 finished, 0 failed, 0 cancelled")
+    assert line.endswith("; of these while closing: 0 finished, 0 failed, 0 cancelled, 0 declined")

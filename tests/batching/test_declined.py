@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
+
 import anyio
 import pytest
 from starlette.exceptions import HTTPException
@@ -120,3 +123,23 @@ async def test_all_calls_that_share_a_declined_one_are_declined():
     found = batcher.statistics()
     assert (found.declined, found.failed, found.shared) == (3, 0, 2)
     assert len(set(map(id, caught))) == 3
+
+
+async def test_what_is_declined_while_a_batcher_closes_is_counted_apart(caplog):
+    caplog.set_level(logging.INFO, "shoal")
+    began, go = anyio.Event(), anyio.Event()
+
+    async def handler(items: list[str]) -> list[str | Exception]:
+        began.set()
+        await go.wait()
+        return await plain(items)
+
+    batcher = shoal.Batcher(handler, max_batch_size=9)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(call.map, ["no", "bad", "fine"], return_exceptions=True))
+        await began.wait()
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        go.set()
+    assert await batcher.aclose() == shoal.ClosingCounts(1, 1, 0, declined=1)
+    assert "(1 failed, 0 cancelled or out of time, 1 declined)" in caplog.text

@@ -122,7 +122,7 @@ class Session:
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None
         self._closed = anyio.Event()
         self._drop_asked: bool | None = None
-        self._ended_before: tuple[int, int, int] | None = None
+        self._ended_before: tuple[int, int, int, int] | None = None
         self._counts = ClosingCounts(0, 0, 0)
 
     async def run(self, on_open: Callable[[], object]) -> None:
@@ -385,7 +385,8 @@ class Session:
             self.state = "closed"
             logger.info(
                 "%s: closed, having served %d requests in its life (%d failed, %d cancelled or out "
-                "of time); of these while closing: %d finished, %d failed, %d cancelled",
+                "of time, %d declined); of these while closing: %d finished, %d failed, %d "
+                "cancelled, %d declined",
                 self._name,
                 *self._ended_so_far(),
                 *astuple(self._counts),
@@ -396,10 +397,10 @@ class Session:
         if self._ended_before is None:
             self._ended_before = self._ended_so_far()
 
-    def _ended_so_far(self) -> tuple[int, int, int]:
+    def _ended_so_far(self) -> tuple[int, int, int, int]:
         counters = self._counters
-        failed, left = counters.failed + counters.declined, counters.cancelled + counters.expired
-        return counters.finished, failed, left
+        left = counters.cancelled + counters.expired
+        return counters.finished, counters.failed, left, counters.declined
 
 
 def _with_what_holds_at_once(in_force: BatchOptions, wanted: BatchOptions) -> BatchOptions:

@@ -37,13 +37,15 @@ class ClosingCounts:
 
     Attributes:
         finished: How many got their result.
-        failed: How many got an error.
+        failed: How many failed.
         cancelled: How many were cancelled by their callers, or ran out of time.
+        declined: How many the handler declined, by an ``HTTPException`` below 500.
     """
 
     finished: int
     failed: int
     cancelled: int
+    declined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
