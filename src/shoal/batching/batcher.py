@@ -28,6 +28,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.call import StreamCall, UnaryCall
+from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.handler import Fill, Handler
 from shoal.batching.model import Model, model_handler
 from shoal.batching.options.checks import checked_options
@@ -135,20 +136,17 @@ class Batcher(Generic[C_co]):
         observers: Observers | None = None,
         **options: Any,
     ) -> None:
-        adapted_handler = (
-            handler
-            if isinstance(handler, Handler)
-            else Handler(handler, signature, fill=fill, streams=streams)
-        )
-        takes_one = adapted_handler.binding.single or signature is not None
-        if adapted_handler.fill != "closed" and not takes_one:
+        if not isinstance(handler, Handler):
+            handler = Handler(handler, signature, fill=fill, streams=streams)
+        takes_one = handler.binding.single or signature is not None
+        if handler.fill != "closed" and not takes_one:
             raise TypeError(
-                f"the handler of an open batch takes the batch alone, not {handler!r}; write "
+                f"the handler of an open batch takes the batch alone, not {handler.function!r}; write "
                 "async def handler(batch: shoal.OpenBatch[T, R]) -> None"
             )
-        self.name = name or adapted_handler.name
-        self._handler = adapted_handler
-        self._options = checked_options(held_as_handler(options, adapted_handler), adapted_handler)
+        self.name = name or handler.name
+        self._handler = handler
+        self._options = checked_options(held_as_handler(options, handler), handler)
         self._counters = Counters(observers)
         self.observers = self._counters.observers
         self._room = room
@@ -259,6 +257,7 @@ class Batcher(Generic[C_co]):
 
     async def __aexit__(self, *_: object) -> None:
         assert self._scope is not None
+        refuse_own_handler("a Batcher", self.runs)
         self._scope.shield = False
         async with self._exit:
             await self.aclose()
