@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 
 import anyio
 import pytest
@@ -15,6 +17,7 @@ import shoal
 from serving.plain_code import double
 from shoal import errors
 from shoal.serving.clients.remote_client import RemoteClient
+from shoal.serving.controller.controller import Controller
 
 anyio_test = pytest.mark.anyio
 real_time = pytest.mark.real_time  # replicas load their code in threads
@@ -328,3 +331,81 @@ def test_all_public_names_are_there():
     names: dict[str, object] = {}
     exec("from shoal import *", names)
     assert set(shoal.__all__) <= set(names)
+
+
+class Leaves:
+    """Code that leaves the block in which it runs."""
+
+    block = None
+
+    def __call__(self, item: int) -> int:
+        self.block.__exit__(None, None, None)
+        return item
+
+
+class LeavesInLoop(Leaves):
+    async def __call__(self, item: int) -> int:
+        return super().__call__(item)
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("code", "placement"), [(Leaves, "task"), (Leaves, "thread"), (LeavesInLoop, "task")]
+)
+def test_a_handler_that_leaves_its_own_block_is_refused_at_once(code, placement, monkeypatch):
+    block = shoal.start()
+    monkeypatch.setattr(Leaves, "block", block)
+    with block as client:
+        client.create_backend("b", code, config={"placement": placement})
+        client.create_endpoint("e", backend="b")
+        with pytest.raises(errors.WouldDeadlock, match=r"the block of shoal\.start\(\)"):
+            client.get_handle("e").call(1)
+        assert "b" in client.list_backends()
+
+
+@anyio_test
+async def test_so_it_is_in_a_block_of_an_event_loop(monkeypatch):
+    block = shoal.start()
+
+    async def leaves(item: int) -> int:
+        await block.__aexit__(None, None, None)
+        return item
+
+    async with block as client:
+        await client.create_backend("b", leaves)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        began_at = anyio.current_time()
+        with pytest.raises(errors.WouldDeadlock):
+            await handle.call(1)
+        assert anyio.current_time() == began_at
+        assert "b" in await client.list_backends()
+
+
+@real_time
+@pytest.mark.parametrize("when", ["entering", "leaving"])
+def test_ctrl_c_ends_the_block_at_once(when, monkeypatch):
+    async def interrupted(self, *args):
+        os.kill(os.getpid(), signal.SIGINT)
+        await anyio.sleep(0.1)
+        return await plain(self, *args)
+
+    name = "__aenter__" if when == "entering" else "__aexit__"
+    plain = getattr(Controller, name)
+    monkeypatch.setattr(Controller, name, interrupted)
+    with pytest.raises(KeyboardInterrupt), shoal.start():
+        assert when == "leaving"
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and "shoal" in thread.name:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@real_time
+@pytest.mark.parametrize("how", ["kept", "dropped"])
+def test_a_block_that_nobody_leaves_keeps_no_process_alive(how):
+    program = f"import shoal; block = shoal.start(); client = block.__enter__(); {how} = True"
+    if how == "dropped":
+        program += "; del block, client"
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, timeout=20, check=True, stderr=subprocess.PIPE).stderr == b""

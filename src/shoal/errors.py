@@ -45,8 +45,8 @@ class NotOpen(ShoalError, RuntimeError):
 class WouldDeadlock(ShoalError, RuntimeError):
     """A handler waits for itself.
 
-    It called its own batcher, whose only worker slot runs its batch; or it left the block of
-    `shoal.blocking` in which it runs.
+    It called its own batcher, whose only worker slot runs its batch; or it left a block that waits
+    for it: of `shoal.blocking`, `shoal.open_batchers`, `shoal.Batcher` or `shoal.start`.
     """
 
 

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 from anyio import TASK_STATUS_IGNORED
-from anyio.from_thread import start_blocking_portal
 
-from shoal.batching.decorator.decorator import open_batchers
-from shoal.batching.loops.forks import keep_for_ever
+from shoal.batching.current import waiting_batches
+from shoal.batching.decorator.block import BatcherBlock
+from shoal.batching.loops.kept import KeptBlock
 from shoal.core.extras import needing
+from shoal.errors import WouldDeadlock
 from shoal.replicas.threads import check_may_block
 from shoal.serving.clients.in_replica import client_inside
 from shoal.serving.clients.remote_client import RemoteClient
+from shoal.serving.clients.running import running_controller
 from shoal.serving.controller.controller import Controller
 from shoal.serving.http_options import HttpOptions
 from shoal.serving.local_servers import admin_socket
 from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Awaitable, Callable, Mapping
     from typing import Unpack
 
@@ -49,7 +51,8 @@ def start(
 
     Leaving the block shuts the controller down: work under way is answered, within its time limits.
     A program without an event loop writes ``with shoal.start() as client:`` and gets the blocking
-    client, ``client.sync``; the event loop then runs in a thread of its own.
+    client, ``client.sync``; the event loop then runs in a thread of its own. A handler of the
+    controller can't leave the block: that raises `WouldDeadlock`, at once.
 
     Args:
         http: Whether and how to serve over HTTP as well; see `HttpOptions`. None for no HTTP.
@@ -67,6 +70,10 @@ def start(
 class Starting:
     """The context manager, sync and async, that `start` returns."""
 
+    _blocking: KeptBlock[Controller]
+    _controller: Controller
+    _batchers: BatcherBlock
+
     def __init__(
         self,
         http: HttpOptions | Mapping[str, Any] | bool | None,
@@ -75,22 +82,18 @@ class Starting:
         self._http = http
         self._state = state
         self._exit = AsyncExitStack()
-        self._blocking = ExitStack()
         self._is_entered = False
-        self._process = os.getpid()
 
     async def __aenter__(self) -> Controller:
-        if self._is_entered:
-            raise RuntimeError("this context manager was already entered; call shoal.start() again")
-        self._is_entered = True
+        self._refuse_second_entering()
         server = None if self._http is None or self._http is False else _server_of(self._http)
         state = None
         if self._state is not None:
             state = await anyio.to_thread.run_sync(StateFile.open, self._state)
             self._exit.callback(state.close)
         try:
-            await self._exit.enter_async_context(open_batchers())
-            controller = await self._exit.enter_async_context(Controller(state))
+            self._batchers = await self._exit.enter_async_context(BatcherBlock())
+            self._controller = controller = await self._exit.enter_async_context(Controller(state))
             if server is not None:
                 make, options = server
                 running = await self._exit.enter_async_context(make(controller, options))
@@ -101,22 +104,34 @@ class Starting:
         return controller
 
     async def __aexit__(self, *exc_info: object) -> None:
+        if self._runs_caller():
+            raise WouldDeadlock(
+                "a handler leaves the block of shoal.start() in which it runs: the block waits for "
+                "the handler; leave it in another task, or when the call has returned"
+            )
         await self._exit.aclose()
 
     def __enter__(self) -> SyncFace:
         check_may_block("async with shoal.start(...) as client:")
-        with ExitStack() as stack:
-            portal = stack.enter_context(start_blocking_portal("trio"))
-            client = stack.enter_context(portal.wrap_async_context_manager(self))
-            self._blocking = stack.pop_all()
-            self._process = os.getpid()
-        return client.sync
+        self._refuse_second_entering()
+        inside = Starting(self._http, self._state)
+        self._blocking = KeptBlock(inside, "trio")
+        self._controller = inside._controller
+        self._batchers = inside._batchers
+        return self._blocking.value.sync
 
-    def __exit__(self, *exc_info: object) -> None:
-        if os.getpid() != self._process:
-            keep_for_ever(self._blocking)  # the controller is the parent's
-        else:
-            self._blocking.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._blocking.leave("shoal.start()", kind, self._runs_caller)
+
+    def _refuse_second_entering(self) -> None:
+        if self._is_entered:
+            raise RuntimeError("this context manager was already entered; call shoal.start() again")
+        self._is_entered = True
+
+    def _runs_caller(self) -> bool:
+        return running_controller.get(None) is self._controller or any(
+            map(self._batchers.runs, waiting_batches())
+        )
 
 
 def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:

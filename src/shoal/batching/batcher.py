@@ -17,6 +17,8 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.call import StreamCall, UnaryCall
+from shoal.batching.current import refuse_own_handler
+from shoal.batching.handlers.binding import not_of_a_batch
 from shoal.batching.handlers.handler import Fill, Handler
 from shoal.batching.model import Model, model_handler
 from shoal.batching.options.checks import checked_options
@@ -144,10 +146,7 @@ class Batcher(Generic[C_co]):
         if not isinstance(handler, Handler):
             handler = Handler(handler, signature, fill=fill, streams=streams)
         if handler.fill != "closed" and not (handler.binding.single or signature is not None):
-            raise TypeError(
-                f"the handler of an open batch takes the batch alone, not {handler.function!r}; write "
-                "async def handler(batch: shoal.OpenBatch[T, R]) -> None"
-            )
+            raise not_of_a_batch(handler.function)
         self.name = name or handler.name
         self._handler = handler
         self._options = checked_options(held_as_handler(options, handler), handler)
@@ -261,6 +260,7 @@ class Batcher(Generic[C_co]):
 
     async def __aexit__(self, *_: object) -> None:
         assert self._scope is not None
+        refuse_own_handler("a Batcher", self.runs)
         self._scope.shield = False
         async with self._exit:
             await self.aclose()

@@ -1,10 +1,11 @@
 """`shoal.current_batch`: the batch that the calling handler runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Final
 
 from shoal.core.batch import Batch
+from shoal.errors import WouldDeadlock
 
 running_batch: Final[ContextVar[Batch]] = ContextVar("shoal.running_batch")
 
@@ -32,6 +33,39 @@ def current_batch() -> Batch:
         return running_batch.get()
     except LookupError:
         raise RuntimeError("current_batch() is for handlers: no batch is running here") from None
+
+
+def waiting_batches() -> Iterator[Batch]:
+    """Yields the batches whose handlers wait for this code: its own, and those of its callers."""
+    seen: set[Batch] = set()
+    to_see = [running_batch.get(None)]
+    while to_see:
+        batch = to_see.pop()
+        if batch is None or batch in seen:
+            continue
+        yield batch
+        seen.add(batch)
+        for leader in batch.members:
+            calls = getattr(leader.waiter, "flight", None)  # equal calls that share a request
+            requests = [leader] if calls is None else calls.members
+            to_see += [request.context.get(running_batch) for request in requests]
+
+
+def refuse_own_handler(block: str, runs: Callable[[Batch], bool]) -> None:
+    """Refuses to leave a block whose end would wait for the calling code.
+
+    Args:
+        block: What makes the block, for the message.
+        runs: Returns whether the block waits for the handler of a batch.
+
+    Raises:
+        WouldDeadlock: The calling code is such a handler, or one waits for it.
+    """
+    if any(map(runs, waiting_batches())):
+        raise WouldDeadlock(
+            f"a handler leaves the block of {block} in which it runs: the block waits for the "
+            "handler; leave it in another task or thread, or when the call has returned"
+        )
 
 
 def time_left(now: Callable[[], float]) -> float | None:

@@ -30,7 +30,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
-from shoal.batching.current import running_batch
+from shoal.batching.current import waiting_batches
 from shoal.batching.failures.exceptions import ends_the_program, is_cancellation, own_copy
 from shoal.batching.failures.hints import with_hint
 from shoal.batching.handlers.own_context import HoldLog
@@ -198,8 +198,7 @@ class Session:
             if self.state == "draining":
                 self._fail_queue()
         self.stop()
-        batch = running_batch.get(None)
-        if batch is not None and self.slots.is_running(batch):  # a handler must not await itself
+        if any(map(self.slots.is_running, waiting_batches())):  # a handler must not await itself
             await anyio.lowlevel.checkpoint()
         else:
             await self._closed.wait()

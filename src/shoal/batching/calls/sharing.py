@@ -26,9 +26,9 @@ from shoal.batching.calls.flight import Flight
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.calls.item_keys import given_key, key_of
 from shoal.batching.calls.shared_stream import SharedBuffer, filled_buffer
-from shoal.batching.current import running_batch
+from shoal.batching.current import waiting_batches
 from shoal.batching.failures.exceptions import own_copy
-from shoal.core.request import NOTHING, Request, RequestBatch, State
+from shoal.core.request import NOTHING, Request, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, MutableMapping, Sequence
@@ -291,20 +291,7 @@ def _waits_for_caller(flight: Flight) -> bool:
     So a call of a handler to its own function, with an item that it works on, gets a request of its
     own, as it would without sharing.
     """
-    seen: set[RequestBatch] = set()
-    to_see = [running_batch.get(None)]
-    while to_see:
-        batch = to_see.pop()
-        if batch is None or batch in seen:
-            continue
-        if flight.leader.batch is batch:
-            return True
-        seen.add(batch)
-        for leader in batch.members:
-            calls = getattr(leader.waiter, "flight", None)
-            requests = [leader] if calls is None else calls.members
-            to_see += [request.context.get(running_batch) for request in requests]
-    return False
+    return any(batch is flight.leader.batch for batch in waiting_batches())
 
 
 def _without_limits(options: RequestOptions | None) -> RequestOptions | None:

@@ -140,8 +140,8 @@ class Decorated:
         is_bound = self._opening.is_method and self._receiver is not None
         return None if is_bound else self._opening.watches
 
-    def opened(self) -> AbstractAsyncContextManager[None]:
-        """Returns the context manager that keeps a batcher open for this function."""
+    def opened(self) -> AbstractAsyncContextManager[Batcher[Any]]:
+        """Returns the context manager that keeps a batcher open for this function, its value."""
         return self._opening.opened(self._receiver, self)
 
     def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:

@@ -1,41 +1,31 @@
 """`shoal.blocking`: batching for programs with threads and without an event loop.
 
-The event loop runs in its own thread, which ends when the block is left, and leaving waits for
-that. Another thread, the keeper, enters and leaves what the block opens. One case must not wait: a
-generator that is dropped inside of such a block may be closed by the garbage collector in any
-thread. If an event loop runs there, waiting could block it for ever (the block may be waiting for
-callers in that loop). Then the keeper is told to leave, and nobody waits for it. The same holds for
-a block that was entered by hand and dropped.
-
-A process that was forked inside of the block has a copy of it, but not of its threads. There calls
-are refused, and leaving the block does nothing: the block belongs to the parent.
+The event loop runs in its own thread, which ends when the block is left; see `loops.kept`. In a
+process that was forked inside of the block calls are refused.
 """
 
 from __future__ import annotations
 
 import os
-import threading
-import weakref
-from concurrent.futures import Future
-from contextlib import ExitStack
-from contextvars import copy_context
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unpack, cast, overload
-
-from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.calls.threads import ThreadStream
-from shoal.batching.current import calls_from_thread, running_batch
+from shoal.batching.current import calls_from_thread, waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.loops.event_loop import EventLoop
+from shoal.batching.loops.kept import KeptBlock
 from shoal.batching.setting import setting
-from shoal.errors import BatcherClosed, NotOpen, WouldDeadlock
+from shoal.errors import BatcherClosed, NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    import threading
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+    from concurrent.futures import Future
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
 
@@ -208,22 +198,9 @@ class _BlockingContext:
                 "    async with shoal.open_batchers(f):\n"
                 "        ...  # await f(item)"
             )
-        self._process = os.getpid()
-        self._closing = closing = threading.Event()
-        # Ends the keeper if the block is dropped. It starts no thread: it may run while the
-        # interpreter shuts down, when a new thread would never begin.
-        self._dropped = weakref.finalize(self, closing.set)
-        self._dropped.atexit = False
-        # It must not refer to this block, which would never be dropped; calls do refer to it.
-        self._keeper = keeper = _Keeper(self._batcher, self._opened, self._backend, closing)
-        try:
-            keeper.start()
-            portal, batcher = keeper.entered.result()
-        except BaseException:  # a Ctrl-C, too
-            closing.set()
-            del self._keeper, keeper  # its error's traceback holds this frame
-            raise
-        run = _PortalRun(portal, closing, self)
+        self._kept = KeptBlock(_in_block(self._opened, self._batcher), self._backend)
+        _, batcher = self._kept.value
+        run = _PortalRun(self._kept.portal, self._kept.closing, self)
         streams = isinstance(cast("object", self._call), StreamCall)
         kind: Any = BlockingStreamCall if streams else BlockingCall
         return cast("BlockingFace", kind(self._call, run, batcher))
@@ -234,89 +211,21 @@ class _BlockingContext:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if os.getpid() != self._process:
-            return
-        is_own = self._keeper.waits_for_caller()
-        is_dropped = exc_type is not None and issubclass(exc_type, GeneratorExit)
-        if is_own and not is_dropped:
-            raise WouldDeadlock(
-                "a handler leaves the block of shoal.blocking() in which it runs: the block waits "
-                "for the handler; leave it in another thread, or when the call has returned"
-            )
-        self._closing.set()
-        if is_dropped and (is_own or EventLoop.is_in_thread()):
-            return
-        left = self._keeper.left
-        try:
-            left.result()
-        finally:
-            del left, self._keeper  # its error's traceback holds this frame
+        block, batcher = self._kept.value
+        self._kept.leave(
+            "shoal.blocking()",
+            exc_type,
+            lambda: any(batcher.runs(one) or block.runs(one) for one in waiting_batches()),
+        )
 
 
-class _Keeper:
-    """A thread that enters the event loop and the batcher, and leaves them when it is told to.
-
-    Python raises a Ctrl-C in the main thread alone. So it interrupts the wait for this thread, and
-    never an entering or leaving that is under way.
-
-    Args:
-        batcher: Returns the batcher, once it is open.
-        opened: Opens the batcher.
-        backend: The event loop.
-        closing: Set when the block is left or dropped.
-
-    Attributes:
-        entered: The portal and the batcher, or the error of entering.
-        left: Done when all is left, with the error of leaving.
-    """
-
-    def __init__(
-        self,
-        batcher: Callable[[], Batcher[Any]],
-        opened: AbstractAsyncContextManager[Any],
-        backend: str,
-        closing: threading.Event,
-    ) -> None:
-        self._batcher = batcher
-        self._opened = opened
-        self._backend = backend
-        self._closing = closing
-        self._block: BatcherBlock | None = None
-        self._loop_thread: int | None = None
-        self.entered: Future[tuple[BlockingPortal, Batcher[Any]]] = Future()
-        self.left: Future[None] = Future()
-
-    def start(self) -> None:
-        """Starts the thread, in a copy of the caller's context."""
-        target = partial(copy_context().run, self._run)
-        threading.Thread(target=target, name="shoal.blocking", daemon=True).start()
-
-    def waits_for_caller(self) -> bool:
-        """Returns whether leaving waits for the caller: a handler, or its event loop's thread."""
-        if threading.get_ident() == self._loop_thread:
-            return True
-        batch, block = running_batch.get(None), self._block
-        if batch is None or block is None:
-            return False
-        _, batcher = self.entered.result()
-        return batcher.runs(batch) or block.runs(batch)
-
-    def _run(self) -> None:
-        future: Future[Any] = self.entered
-        try:
-            with ExitStack() as stack:
-                portal = stack.enter_context(start_blocking_portal(self._backend))
-                self._loop_thread = portal.call(threading.get_ident)
-                self._block = portal.call(BatcherBlock)
-                for opened in (self._block, self._opened):
-                    stack.enter_context(portal.wrap_async_context_manager(opened))
-                self.entered.set_result((portal, portal.call(self._batcher)))
-                future = self.left
-                self._closing.wait()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            self.left.set_result(None)
+@asynccontextmanager
+async def _in_block(
+    opened: AbstractAsyncContextManager[Any], batcher: Callable[[], Batcher[Any]]
+) -> AsyncGenerator[tuple[BatcherBlock, Batcher[Any]]]:
+    """Opens a batcher, and a block for those that its handler calls."""
+    async with BatcherBlock() as block, opened:
+        yield block, batcher()
 
 
 class _PortalRun:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncContextDecorator, AsyncExitStack
 from functools import partial
 from inspect import getattr_static
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
+from shoal.batching.current import refuse_own_handler
 from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator, Decorated
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.decorator.registry import Opening
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
+    from collections.abc import Callable, Iterator
+    from types import TracebackType
     from typing import Unpack
 
     from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
@@ -201,8 +203,7 @@ def _decorated(
     return BatchedFunction[..., Any](opening)
 
 
-@asynccontextmanager
-async def open_batchers(*batched: Any) -> AsyncGenerator[None]:
+def open_batchers(*batched: Any) -> AbstractAsyncContextManager[None]:
     """Opens batchers in this event loop for the duration of a block.
 
     Without arguments each batched function or method is opened at its first call in this event
@@ -229,18 +230,38 @@ async def open_batchers(*batched: Any) -> AsyncGenerator[None]:
         RuntimeError: One of them is open in this event loop already, in another such block that
             names it.
 
+    Raises (on leaving): `WouldDeadlock` in a handler that the block waits for, at once.
+
     Cancellation: while the block is being cancelled, batchers keep running until it is left, so
     that clean-up code gets results; then callers fail with `BatcherClosed`.
     """
-    if not batched:
-        async with BatcherBlock():
-            yield
-        return
-    faces = [face for one in batched for face in _faces_of(one)]
-    async with AsyncExitStack() as stack:
-        for face in faces:
-            await stack.enter_async_context(face.opened())
-        yield
+    return _OpenBatchers(batched)
+
+
+class _OpenBatchers(AbstractAsyncContextManager[None], AsyncContextDecorator):
+    """The context manager that `open_batchers` returns."""
+
+    def __init__(self, batched: tuple[Any, ...]) -> None:
+        self._batched = batched
+
+    async def __aenter__(self) -> None:
+        faces = [face for one in self._batched for face in _faces_of(one)]
+        async with AsyncExitStack() as stack:
+            blocks: list[Any] = [face.opened() for face in faces] or [BatcherBlock()]
+            self._opened = [await stack.enter_async_context(block) for block in blocks]
+            self._exit = stack.pop_all()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        # Before any of them is left: leaving goes on when it has begun.
+        refuse_own_handler(
+            "shoal.open_batchers()", lambda batch: any(one.runs(batch) for one in self._opened)
+        )
+        return await self._exit.__aexit__(kind, error, traceback)
 
 
 def _faces_of(batched: Any) -> Iterator[Decorated]:

@@ -151,8 +151,8 @@ class Opening:
         return self._open_in(block, receiver)
 
     @asynccontextmanager
-    async def opened(self, receiver: object, face: Face) -> AsyncGenerator[None]:
-        """Keeps a batcher open for this event loop and a receiver.
+    async def opened(self, receiver: object, face: Face) -> AsyncGenerator[Batcher[Any]]:
+        """Keeps a batcher open for this event loop and a receiver, and yields it.
 
         Args:
             receiver: The instance or class that a method is batched for; None for a function.
@@ -162,7 +162,7 @@ class Opening:
         with self._taking(receiver):
             async with batcher:
                 with self._known(receiver, face, batcher):
-                    yield
+                    yield batcher
 
     @contextmanager
     def lent(

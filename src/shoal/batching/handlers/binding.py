@@ -298,11 +298,7 @@ def signature_of_batch(
     annotations = annotations_of(handler) or [Parameter.empty]
     count = 1 if prototype is not None else len(_parameters(handler))
     if not 1 <= count <= 2 or holds_no_batch(annotations[-1]) or _gives_results(hints):
-        raise TypeError(
-            "the handler of an open batch takes the batch alone, and answers each of its requests, "
-            f"but {handler!r} is {read_signature(handler)}; "
-            "write async def handler(batch: shoal.OpenBatch[T, R]) -> None"
-        )
+        raise not_of_a_batch(handler)
     if prototype is not None:
         return _without_self(prototype)
     receiver = _parameters(handler)[:-1]
@@ -311,6 +307,15 @@ def signature_of_batch(
     return Signature(
         [*receiver, Parameter("item", Parameter.POSITIONAL_OR_KEYWORD, annotation=item)],
         return_annotation=result,
+    )
+
+
+def not_of_a_batch(handler: Callable[..., Any]) -> TypeError:
+    """Returns the error for a handler of open batches that takes or returns something else."""
+    return TypeError(
+        "the handler of an open batch takes the batch alone, and answers each of its requests, "
+        f"but {handler!r} is {read_signature(handler)}; "
+        "write async def handler(batch: shoal.OpenBatch[T, R]) -> None"
     )
 
 
