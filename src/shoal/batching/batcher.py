@@ -1,8 +1,7 @@
 """The batcher: one handler, its options, and the lifetime of the tasks that run it.
 
-The owner runs the batcher in a nursery, or opens it with ``async with``. In the second case its
-tasks are shielded until the block is left, so that callers that clean up while the block is being
-cancelled still get results.
+The owner runs the batcher in a nursery, or opens it with ``async with``: then its tasks are shielded
+until the block is left, so that callers that clean up while it is cancelled still get results.
 """
 
 from __future__ import annotations
