@@ -350,6 +350,19 @@ async def test_a_response_with_a_status_that_there_is_not_is_an_internal_error(s
 
 
 @pytest.mark.one_loop
+async def test_a_response_of_no_media_type_is_sent_as_bytes():
+    app = shoal.App()
+
+    @app.endpoint("/r", methods=("GET",))
+    async def respond(items: list[bytes]) -> list[Response]:
+        return [Response(b"text")]
+
+    async with app.lifespan():
+        answer = await ask(app, "/r", method="GET")
+    assert answer.headers["content-type"] == "application/octet-stream"
+
+
+@pytest.mark.one_loop
 async def test_a_traceback_with_a_lone_surrogate_is_shown():
     app = app_of(lambda: ValueError("lone \ud800"), debug=True)
     async with app.lifespan():

@@ -101,7 +101,7 @@ async def _answer_with_response(exchange: Exchange, response: Response) -> None:
         await _answer_by_asgi(exchange, response)
         return
     headers = headers_of_code(response.raw_headers)
-    media_type = dict(headers).get(b"content-type", b"")
+    media_type = dict(headers).get(b"content-type", b"application/octet-stream")
     headers = [pair for pair in headers if pair[0] != b"content-type"]
     await exchange.answer(status, media_type, bytes(body), headers)
     if response.background is not None:
