@@ -111,6 +111,7 @@ class RequestOptions:
         asked_priority: The level that its caller asked for; None if the caller named none.
         options_factory: The factory that made the record. On admission it is checked whether this
             is still the current one.
+        waits_for_room: Whether it waits for a place in a full queue, whatever ``overload`` says.
         timer: The timer of its deadline, while it is watched.
         queue_timer: The timer of its time limit in the queue, while it is watched.
     """
@@ -129,6 +130,7 @@ class RequestOptions:
         "queue_timeout_s",
         "queue_timer",
         "timer",
+        "waits_for_room",
     )
 
     def __init__(
@@ -151,6 +153,7 @@ class RequestOptions:
         self.options_factory: object = None
         self.timer: Timer | None = None
         self.queue_timer: Timer | None = None
+        self.waits_for_room = False
 
     def move(self, by_s: float) -> None:
         """Converts its times to those of a clock that is so many seconds ahead."""
@@ -232,6 +235,11 @@ class Request:
     def priority(self) -> int:
         """Its priority level; 1 is the highest."""
         return 1 if self.options is None else self.options.priority
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it waits for a place in a full queue, whatever ``overload`` says."""
+        return self.options is not None and self.options.waits_for_room
 
     @property
     def cost(self) -> float:

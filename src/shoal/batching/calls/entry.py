@@ -247,12 +247,6 @@ class Entry:
             return raised(error)
         return self.begin_all(items, call_options, return_exceptions=return_exceptions)
 
-    def takes(self, calls: int) -> bool:
-        """Returns whether so many calls together would not be refused for want of room."""
-        former = self.intake.former
-        waits = former.options.overload == "wait" or former.room.closed
-        return waits or former.fits(calls, calls)
-
     def begin_all(
         self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
     ) -> Coroutine[Any, Any, list[Any]]:

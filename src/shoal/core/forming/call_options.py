@@ -44,6 +44,8 @@ class CallOptions(NamedTuple):
         queue_timeout_s: How long it may wait in the queue, in seconds; None for no limit of its
             own.
         share: Whether it may share a request with equal calls, or get a result from the cache.
+        waits_for_room: Whether it waits for a place in a full queue, whatever ``overload`` says.
+            Requests of several items use it for the rest of them, once they have begun.
     """
 
     timeout_s: float | None = None
@@ -51,6 +53,7 @@ class CallOptions(NamedTuple):
     priority: int | None = None
     queue_timeout_s: float | None = None
     share: bool = True
+    waits_for_room: bool = False
 
     def with_changes(self, given: Mapping[str, Any]) -> CallOptions:
         """Checks options, and returns these with those that are not None.
@@ -131,7 +134,14 @@ class RequestOptionsFactory:
             Exception: What a function of one item raised.
         """
         asked = _new(RequestOptions)  # without the constructor: 2 % of a call
-        timeout_s, asked.metadata, asked_priority, asked.queue_timeout_s, _ = call_options
+        (
+            timeout_s,
+            asked.metadata,
+            asked_priority,
+            asked.queue_timeout_s,
+            _,
+            asked.waits_for_room,
+        ) = call_options
         asked.options_factory = self
         asked.asked_priority = asked_priority
         asked.priority = (
@@ -199,6 +209,7 @@ class RequestOptionsFactory:
                 asked.priority = min(before.asked_priority, self._options.priority_levels)
             asked.deadline, asked.due = before.deadline, before.due
             asked.queue_timeout_s = before.queue_timeout_s
+            asked.waits_for_room = before.waits_for_room
             asked.timer, asked.queue_timer = before.timer, before.queue_timer
             asked.delayed_at = before.delayed_at
         request.options = asked

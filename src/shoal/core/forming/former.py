@@ -108,10 +108,10 @@ class Former:
             if refusal is not None:
                 return Admission(refusal)
         victim = None
-        if self.parked or not self.fits(1, request.cost):
+        if self.parked or not self._fits(1, request.cost):
             if room.closed:
                 return Admission("it is closed")
-            if self.options.overload == "wait":
+            if self.options.overload == "wait" or request.waits_for_room:
                 self._park(request)
                 return Admission()
             victim = None if control is None or self.parked else control.victim(request)
@@ -131,7 +131,8 @@ class Former:
         No request is shed for a group, because one of the group might still be refused.
         """
         size = sum([request.cost for request in requests])
-        if self.options.overload == "wait" or self.fits(len(requests), size):
+        waits = self.options.overload == "wait" or requests[0].waits_for_room
+        if waits or self._fits(len(requests), size):
             return None
         return self.room.fullness(self.live)
 
@@ -388,8 +389,7 @@ class Former:
             pressures.taken(taken)
         return taken
 
-    def fits(self, requests: int, size: float) -> bool:
-        """Returns whether the queue has room for requests, of this size together."""
+    def _fits(self, requests: int, size: float) -> bool:
         fits = self.live + requests <= self.room.most
         return fits or self.room.takes_at_once(self._policy.size_of_all() + size)
 
@@ -403,7 +403,7 @@ class Former:
     def _admit_parked(self) -> bool:
         """Moves parked requests to the queue while it has room."""
         woken = False
-        while (request := self._parked.first()) is not None and self.fits(1, request.cost):
+        while (request := self._parked.first()) is not None and self._fits(1, request.cost):
             request.state = QUEUED
             try:
                 woken = self.arrive(request) or woken

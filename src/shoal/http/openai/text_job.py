@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +105,7 @@ class TextJob:
         is_first = self._turns.available_tokens > 0
         async with self._turns:
             if not is_first:
-                await call.room_for(1, math.inf)
+                call.wait_for_room()
             yield
 
     def form(self) -> MessageForm:

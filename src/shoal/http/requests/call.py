@@ -8,7 +8,6 @@ counted. None of this depends on the protocol.
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import traceback
 from functools import partial
@@ -48,9 +47,6 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
     from shoal.serving.http_options import HttpOptions
-
-# How often a request that has begun looks for room in the queue.
-_ROOM_S: Final = 0.01
 
 _log: Final = logging.getLogger("shoal.http")
 
@@ -325,26 +321,22 @@ class EndpointCall:
         return sys.maxsize if most is None else max(most, options.max_batch_size)
 
     async def _in_turns(self, items: list[Any], metadata: Mapping[str, Any]) -> list[Any]:
-        options = self._call_options._replace(metadata=metadata)
-        size, limit_s = self.most_at_once, options.timeout_s
-        ends_at = anyio.current_time() + (math.inf if limit_s is None else limit_s)
+        options, most = self._call_options._replace(metadata=metadata), self.most_at_once
+        began_at, limit_s = anyio.current_time(), options.timeout_s
         results: list[Any] = []
-        while left := len(items) - len(results):
-            if results:
-                size = await self.room_for(min(self.most_at_once, left), ends_at)
+        for at in range(0, len(items), most):
+            if at:
+                options = options._replace(waits_for_room=True)
                 if limit_s is not None:
-                    options = options._replace(timeout_s=max(0, ends_at - anyio.current_time()))
-            turn = items[len(results) : len(results) + size]
+                    left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
+                    options = options._replace(timeout_s=left_s)
+            turn = items[at : at + most] if len(items) > most else items
             results += await self._entry.begin_all(turn, options, return_exceptions=False)
         return results
 
-    async def room_for(self, calls: int, ends_at: float) -> int:
-        """Waits for room for more calls of a request; returns how many of them may be made now."""
-        while not self._entry.takes(calls) and anyio.current_time() < ends_at:
-            if calls == 1:
-                await anyio.sleep(_ROOM_S)
-            calls = max(1, calls // 2)
-        return calls
+    def wait_for_room(self) -> None:
+        """Has the call wait for a place in a full queue, instead of being refused."""
+        self._call_options = self._call_options._replace(waits_for_room=True)
 
     def is_suspended(self, item: Any, metadata: Mapping[str, Any]) -> bool:
         """Makes a call with one result for which no task waits, if the server allows that.
