@@ -17,8 +17,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from shoal.core.npy import array_of
+from shoal.http.requests.json_codec import written
 from shoal.http.requests.plain import encoded
-from shoal.http.requests.results import written
 
 HALF = "a\ud800b"
 WHOLE = "a\N{REPLACEMENT CHARACTER}b"

@@ -21,7 +21,7 @@ import orjson
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.dashboard.state import state_of_server
-from shoal.http.requests.one_line_json import one_line_json
+from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_open
 from shoal.observe.history import BatchHistory
 from shoal.observe.sampler import Sampler, Watched

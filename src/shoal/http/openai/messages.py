@@ -14,8 +14,7 @@ from typing_extensions import override
 
 from shoal.http.openai.errors import error_json
 from shoal.http.requests.codec import StreamForm
-from shoal.http.requests.one_line_json import one_line_json
-from shoal.http.requests.plain import whole_text
+from shoal.http.requests.plain import one_line_json, whole_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

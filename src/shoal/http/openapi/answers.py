@@ -11,10 +11,10 @@ from shoal.http.openapi.inputs import BINARY, JSON
 from shoal.http.openapi.problems import MEANINGS, WITH_RETRY_AFTER, kinds_of
 from shoal.http.openapi.schemas import is_response, results_of
 from shoal.http.requests.arrays import NPY
+from shoal.http.requests.json_codec import BYTES, BYTES_TYPES
 from shoal.http.requests.marks import media_type_of, stripped
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack
 from shoal.http.requests.problem import PROBLEM_JSON
-from shoal.http.requests.results import BYTES, BYTES_TYPES
 from shoal.http.requests.stream_forms import JsonLines, ServerSentEvents
 
 if TYPE_CHECKING:

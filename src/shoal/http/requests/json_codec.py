@@ -1,4 +1,16 @@
-"""Shoal's own protocol: results as JSON or bytes, streams as `stream_forms` has them."""
+"""Shoal's own protocol: a result as one of these forms, streams as `stream_forms` has them.
+
+==============================  =================================================================
+the result is                   the answer is
+==============================  =================================================================
+bytes                           these, as ``application/octet-stream`` or what `MediaType` says
+a numpy array                   a ``.npy`` file, if ``Accept`` asks for ``application/x-npy``
+anything                        MessagePack, if ``Accept`` asks for ``application/msgpack``
+anything                        JSON
+==============================  =================================================================
+
+A result that can't be written as ``Accept`` asks is sent as JSON: ``Accept`` is a preference.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +25,15 @@ from starlette.responses import FileResponse, Response
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import run_unless_left
-from shoal.http.requests.accept import VARIES
+from shoal.http.requests.accept import VARIES, prefers, weights
+from shoal.http.requests.arrays import NPY, as_npy
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.header_check import headers_of_code
 from shoal.http.requests.marks import media_type_of
-from shoal.http.requests.plain import encoded
+from shoal.http.requests.msgpack import MSGPACK, has_msgpack, packed
+from shoal.http.requests.plain import encoded, of_memoryview
 from shoal.http.requests.queries import ItemReader
-from shoal.http.requests.results import BYTES, BYTES_TYPES, written
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
@@ -39,8 +52,14 @@ _ASKS_FOR_NOTHING: Final = frozenset({None, b"", b"*/*", JSON})
 # A browser must not take bytes for a page, whatever they look like.
 _NOT_JSON: Final = (b"x-content-type-options", b"nosniff")
 
-
 _ASGI: Final = {"version": "3.0", "spec_version": "2.4"}
+
+
+BYTES: Final = b"application/octet-stream"
+"""The media type of bytes, if code does not say another."""
+
+BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
+"""The types of results that are sent as they are."""
 
 
 class JsonCodec(Codec):
@@ -147,3 +166,34 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
                 await pieces.aclose()
     if response.background is not None:
         await response.background()
+
+
+def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]:
+    """Writes a handler's result.
+
+    Args:
+        value: The result.
+        accept: The request's ``Accept``; empty if it has none.
+        media_type: The media type of bytes.
+
+    Returns:
+        The media type and the bytes.
+
+    Raises:
+        TypeError: The value can't be written.
+    """
+    if type(value) is memoryview:
+        value = of_memoryview(value)
+    if type(value) in BYTES_TYPES:
+        return media_type, bytes(value)
+    accepted = weights(accept) if accept else {}
+    if prefers(accepted, NPY, JSON):
+        array = as_npy(value)
+        if array is not None:
+            return NPY, array
+    if prefers(accepted, MSGPACK, JSON) and has_msgpack():
+        try:
+            return MSGPACK, packed(value)
+        except TypeError:
+            pass
+    return JSON, encoded(value)

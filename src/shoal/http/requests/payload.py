@@ -40,10 +40,9 @@ from shoal.core.extras import need
 from shoal.http.requests.arrays import NpyForm
 from shoal.http.requests.body_form import NotInstalled
 from shoal.http.requests.content_coding import decoded
-from shoal.http.requests.foreign_marks import check_no_foreign_marks
 from shoal.http.requests.form_costs import check_form
 from shoal.http.requests.json_type import JsonType, adapter_of, keys_of
-from shoal.http.requests.marks import Marked, element_of, fields_of
+from shoal.http.requests.marks import Marked, check_no_foreign_marks, element_of, fields_of
 from shoal.http.requests.msgpack import MsgpackForm, has_msgpack
 from shoal.http.requests.multipart import FormType, Upload, has_multipart
 from shoal.http.requests.problem import Problem, Refused

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 
 # Types that both libraries write, whatever the value.
 _ALWAYS_PLAIN: Final = frozenset({float, bool, type(None)})
+# Of characters at which `str.splitlines` ends a line.
+_LINE_ENDS: Final = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
 _LOWEST: Final = -(2**63)
 _HIGHEST: Final = 2**64 - 1
 # Of memoryviews whose elements are bytes.
@@ -60,6 +66,20 @@ def encoded(value: Any) -> bytes:
         return orjson.dumps(_repaired(value), default=_jsonable, option=orjson.OPT_NON_STR_KEYS)
     except (RecursionError, ValueError):  # it contains itself, or an integer of 5,000 digits
         raise failure from None
+
+
+def one_line_json(text: bytes) -> bytes:
+    """Returns JSON with escapes for NEL, LINE SEPARATOR and PARAGRAPH SEPARATOR.
+
+    JSON may contain these, but `str.splitlines` and the readers that use it end a line there.
+
+    Args:
+        text: JSON on one line, in UTF-8.
+    """
+    if not text.isascii():
+        for separator, escape in _LINE_ENDS:
+            text = text.replace(separator, escape)
+    return text
 
 
 def whole_text(text: str) -> str:

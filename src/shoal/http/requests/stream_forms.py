@@ -27,8 +27,7 @@ from typing_extensions import override
 
 from shoal.http.requests.accept import VARIES, weights
 from shoal.http.requests.codec import StreamForm
-from shoal.http.requests.one_line_json import one_line_json
-from shoal.http.requests.plain import encoded
+from shoal.http.requests.plain import encoded, one_line_json
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ from hypercorn.protocol.h2 import (
     StreamBuffer,
 )
 from hypercorn.protocol.ws_stream import WSStream
-from hypercorn.utils import suppress_body
 
 from shoal.http.requests.header_check import WRONG_LENGTH, check_headers, length_of
 from shoal.http.server.http1.answer import status_line
@@ -307,7 +306,7 @@ class Http2(H2Protocol):
     def _has_body(self, event: Response) -> bool:
         stream = self.streams.get(event.stream_id)
         scope: Any = {} if stream is None else stream.scope
-        return not suppress_body(scope.get("method", "GET"), event.status_code)
+        return scope.get("method") != "HEAD" and event.status_code not in (204, 304)
 
     async def _end(self, stream_id: int, buffer: _BoundedBuffer) -> None:
         """Ends a stream whose answer is not whole."""
