@@ -1059,3 +1059,10 @@ async def test_a_full_batch_whose_requests_wait_does_nothing(kind: Kind) -> None
         assert activity.anything == 0
         assert [caller.outcome for caller in callers] == [PENDING] * 2
         tasks.cancel_scope.cancel()
+
+
+def test_an_open_batch_without_the_option_names_it():
+    async def handle(batch: shoal.OpenBatch[int, int]) -> None: ...
+
+    with pytest.raises(TypeError, match="takes an open batch: say so with fill='open' or"):
+        shoal.batch(handle)

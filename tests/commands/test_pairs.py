@@ -80,6 +80,10 @@ def test_weights_are_read():
     assert weights_of(["a=0.9", "b:c=.1"]) == {"a": 0.9, "b:c": 0.1}
 
 
+def test_weights_that_sum_to_100_are_percentages():
+    assert weights_of(["a=99.9", "b=0.1"]) == {"a": 99.9 / 100, "b": 0.1 / 100}
+
+
 @pytest.mark.parametrize("texts", [["a"], ["=1"], ["a="], ["a=most"], ["a=1", "a=0"]])
 def test_weights_of_another_form_are_refused(texts):
     with pytest.raises(CommandError):

@@ -111,7 +111,7 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         "weights",
         nargs="+",
         metavar="BACKEND=WEIGHT",
-        help="a backend's share, from 0 to 1, or a percentage; whole numbers that sum to 100 are "
+        help="a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are "
         "percentages",
     )
     add_server_arguments(change)

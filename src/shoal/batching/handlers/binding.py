@@ -188,6 +188,10 @@ def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> No
         if held_by(annotation) is not Holds.ITEM:
             continue
         name, kind = parameter.name, inspect.formatannotation(annotation)
+        if "shoal.batching.open.batch.OpenBatch" in kind:
+            raise TypeError(
+                f"{handler!r} takes an open batch: say so with fill='open' or fill='continuous'"
+            )
         constant = f"functools.partial(handler, {name}=...)"
         raise TypeError(
             f"a handler gets a list for each of its parameters, but {name!r} of {handler!r} is "

@@ -158,7 +158,7 @@ def _pair(text: str, form: str) -> tuple[str, str]:
 def weights_of(texts: Sequence[str]) -> dict[str, float]:
     """Parses traffic of the form BACKEND=WEIGHT.
 
-    A weight is a share, as ``0.9``, or a percentage, as ``90%``. Whole numbers that sum to 100 are
+    A weight is a share, as ``0.9``, or a percentage, as ``90%``. Numbers that sum to 100 are
     percentages, too.
 
     Raises:
@@ -175,7 +175,7 @@ def weights_of(texts: Sequence[str]) -> dict[str, float]:
         if backend in found:
             raise CommandError(f"{backend} is given two weights")
         found[backend] = value
-    if sum(found.values()) == 100 and all(one.is_integer() for one in found.values()):
+    if math.isclose(sum(found.values()), 100):
         return {backend: value / 100 for backend, value in found.items()}
     return found
 
