@@ -4,6 +4,7 @@ import anyio
 import pytest
 
 import shoal
+from shoal.core.request_times import LEFT
 from shoal.testing import settle
 from shoal.testing.asgi import Call, calling
 
@@ -58,7 +59,7 @@ async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(app, hel
         held.go.set()
         await last.returned.wait()
     assert held.batches == [[1], [3]]
-    assert queued.sent == []
+    assert queued.status == LEFT
     assert (first.answer.json(), last.answer.json()) == (1, 3)
     assert statistics(app).cancelled == 1
 
@@ -70,7 +71,7 @@ async def test_a_client_that_leaves_the_handler_loses_its_result_and_its_mate_do
         await settle()
         leaver.leave()
         await leaver.returned.wait()
-        assert leaver.sent == []
+        assert leaver.status == LEFT
         held.go.set()
         await mate.returned.wait()
     assert sorted(held.batches[0]) == [1, 2]
@@ -103,24 +104,24 @@ async def test_a_client_that_leaves_in_the_same_tick_as_its_result_harms_nobody(
         assert after.answer.json() == 2
 
 
-async def test_a_client_that_is_gone_before_its_call_is_made_is_not_answered(app, held):
+async def test_a_client_that_is_gone_before_its_call_is_made_gets_no_result(app, held):
     call = Call(app, "/held", item=1)
     call.leave()
     async with app.lifespan(), calling(call):
         await call.returned.wait()
-        assert call.sent == []
+        assert call.status == LEFT
         held.go.set()
         await settle()
     assert statistics(app).finished == 0
 
 
-async def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered(app, held):
+async def test_a_client_that_leaves_before_its_body_is_whole_gets_no_result(app, held):
     call = Call(app, "/held", body=b"1", whole=False)
     async with app.lifespan(), calling(call):
         await settle()
         call.leave()
         await call.returned.wait()
-    assert call.sent == []
+    assert call.status == LEFT
     assert held.batches == []
 
 

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 import shoal
 from shoal.http.app.middleware import within
-from shoal.testing.asgi import ask
+from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
 
@@ -135,6 +135,24 @@ async def test_a_client_that_leaves_behind_starlettes_middleware_is_no_error(ver
         await left.wait()
         assert (await server.talk(request("/-/healthz", close=True))).startswith(b"HTTP/1.1 200")
     assert not [one for one in caplog.records if one.levelno >= logging.WARNING or one.exc_info]
+
+
+async def test_on_other_servers_starlettes_middleware_gets_an_answer_though_the_client_has_left():
+    began = anyio.Event()
+    app = shoal.App(middleware=[Middleware(Passing)])
+
+    @app.endpoint("/hold")
+    async def hold(items: list[int]) -> list[int]:
+        began.set()
+        await anyio.sleep_forever()
+        return items
+
+    call = Call(app, "/hold", item=1)
+    async with app.lifespan(), calling(call):  # which raises what the application raises
+        await began.wait()
+        call.leave()
+        await call.returned.wait()
+    assert call.status == 499
 
 
 @pytest.mark.real_time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -16,7 +17,7 @@ from shoal.core.histogram import MOST_NEW
 from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
 from shoal.http.requests.body import IncompleteBodies
-from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.exchange import DISCONNECT, Exchange
 from shoal.http.requests.problem import (
     Refused,
     explained,
@@ -187,6 +188,10 @@ class RouteDispatcher:
             media_type, body = route.problem(problem, exchange.request_id)
             await exchange.answer(problem.status, media_type, body, problem.headers)
         except CallerLeft as left:
+            is_ours = exchange.direct or DISCONNECT in (exchange.scope.get("extensions") or ())
+            if not (is_ours or exchange.status):
+                with suppress(CallerLeft):  # which middleware may insist on, and servers drop
+                    await exchange.answer_without_body(LEFT)
             exchange.status = exchange.refused_with or LEFT
             _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
         finally:
