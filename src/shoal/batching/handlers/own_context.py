@@ -78,22 +78,26 @@ def in_own_context(user_code: Coroutine[Any, Any, T], log: HoldLog) -> Generator
         user_code: The coroutine.
         log: Logs that it held up the event loop.
     """
-    run = copy_context().run
-    resume: Callable[[Any], Any] = user_code.send
+    run, send = copy_context().run, user_code.send
+    resume: Callable[[Any], Any] = send
     value: Any = None
     while True:
         since = perf_counter()
         try:
             awaited = run(resume, value)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        finally:
+        except BaseException as end:
             value = None  # the traceback of an error would hold this frame
             if (until := perf_counter()) - since > HELD_LONG_S:
                 log.held(since, until)
+            if isinstance(end, StopIteration):
+                result: T = end.value
+                return result
+            raise
+        value = None
+        if (until := perf_counter()) - since > HELD_LONG_S:
+            log.held(since, until)
         try:
             value = yield awaited
-            resume = user_code.send
+            resume = send
         except BaseException as error:
             value, resume = error, user_code.throw
