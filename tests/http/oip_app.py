@@ -41,10 +41,6 @@ def oip_app() -> shoal.App:
     def fail(x: list[int]) -> list[int]:
         raise RuntimeError("private")
 
-    @app.endpoint("/full", name="full", max_queued_requests=2, max_batch_size=1)
-    def full(x: list[int]) -> list[int]:
-        return x
-
     return app
 
 

@@ -88,14 +88,14 @@ def check_text(client: Any) -> None:
 
 
 def check_errors(client: Any) -> None:
-    one, many = np.array([1]), np.arange(100)
+    one, many = np.array([1]), np.arange(16_385)
     for model, array, more, status, text in (
         ("nothing", one, {}, "404", "no such model"),
         ("same", one, {"model_version": "2"}, "404", "not found"),
         ("dot", one, {}, "400", "'a' is missing"),
         ("same", one, {"sequence_id": 3}, "400", "sequence_id"),
         ("fail", one, {}, "500", "The call failed"),
-        ("full", many, {}, "503", "overloaded"),
+        ("same", many, {}, "400", "1 to 16384 rows, but it has 16385"),
     ):
         with pytest.raises(triton.InferenceServerException, match=text) as raised:
             client.infer(model, [tensor("x", array, True)], **more)
