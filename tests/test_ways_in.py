@@ -25,6 +25,7 @@ pytest.importorskip("numpy")
 
 NO_LIST = "a handler gets a list for each of its parameters"
 NO_NAMES = "must be named"
+NO_RESULTS = "a handler returns a list with a result for each item"
 UNCLEAR = "it is unclear whether"
 LIST, ONE = "list [1]", "int 1"
 LISTS = "lists of up to 10"
@@ -62,7 +63,7 @@ TABLE = [
     Row(code="of_lists", batched=LIST, served=LIST, takes=f"{LISTS} int"),
     Row(
         code="of_one_list",
-        batched="must give back a list of 1 results, not str",
+        batched=NO_RESULTS,
         served="one list [1]",
         takes="one list[int] at a time",
         item=([1],),
@@ -72,7 +73,7 @@ TABLE = [
     Row(code="of_one_async", batched=NO_LIST, served=ONE, takes="one int at a time"),
     Row(
         code="of_array",
-        batched=LIST,
+        batched=NO_RESULTS,
         served="ndarray 1",
         takes="one numpy.ndarray at a time",
     ),
@@ -81,7 +82,7 @@ TABLE = [
     Row(code="of_collection", batched=LIST, served=LIST, takes=f"{LISTS} int"),
     Row(
         code="of_maybe_a_list",
-        batched="list [None]",
+        batched=NO_RESULTS,
         served="NoneType None",
         takes="one list[int] | None at a time",
         item=(None,),
@@ -127,7 +128,7 @@ TABLE = [
     Row(code="of_any_number", batched=NO_NAMES, served=NO_NAMES),
     Row(
         code="of_nothing",
-        batched="must give back a list",
+        batched=NO_RESULTS,
         served="nothing",
         takes="one () at a time",
         item=(),
@@ -135,7 +136,7 @@ TABLE = [
     ),
 ]
 each_row = pytest.mark.parametrize("row", TABLE, ids=[row.code for row in TABLE])
-REFUSALS = (NO_LIST, NO_NAMES, UNCLEAR)
+REFUSALS = (NO_LIST, NO_NAMES, NO_RESULTS, UNCLEAR)
 
 
 def test_each_code_is_in_the_table() -> None:

@@ -153,7 +153,7 @@ class RequestOptionsFactory:
         if self._cost_of is not None:
             try:
                 cost = self._cost_of(item)
-            except Exception as error:
+            except (TypeError, AttributeError) as error:  # as of a list's items, of one item
                 self._check_is_of_one(item, error)
                 raise
             if type(cost) is not int or cost < 0:
