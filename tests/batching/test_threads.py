@@ -357,7 +357,7 @@ def test_so_does_one_that_is_closed_between_two_tasks() -> None:
 
     dropped = [use()]
     next(dropped[0])
-    (keeper,) = [thread for thread in threading.enumerate() if thread.name == "shoal.blocking"]
+    (keeper,) = [thread for thread in threading.enumerate() if thread.name == "shoal keeps a block"]
     trio.run(trio.sleep, 0, instruments=[Collector()])
     keeper.join(10)
     assert not keeper.is_alive()
@@ -382,7 +382,7 @@ def test_a_blocking_block_that_is_dropped_without_being_left_is_closed(backend: 
     del call
     gc.collect()
     for thread in threading.enumerate():
-        if thread.name == "shoal.blocking":
+        if thread.name == "shoal keeps a block":
             thread.join(10)
     assert not batcher.is_alive
     assert threading.active_count() < before

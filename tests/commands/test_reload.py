@@ -260,7 +260,7 @@ def test_an_address_in_use_is_said(capsys):
 
 
 def test_what_is_not_installed_is_said(capsys, monkeypatch):
-    monkeypatch.setattr("shoal.commands.server.reload.find_spec", lambda name: None)
+    monkeypatch.setattr("shoal.core.extras.find_spec", lambda name: None)
     assert main(["serve", "mine:app", "--reload"]) == 1
     assert "--reload needs watchfiles, which is not installed" in capsys.readouterr().err
 

@@ -664,7 +664,7 @@ async def test_rc27_a_server_that_never_started_only_ends() -> None:
             trio.from_thread.run_sync(stop.set)
             trio.from_thread.run(trio.sleep_forever)
 
-        async def __call__(self, items: list[str]) -> list[str]:
+        def __call__(self, items: list[str]) -> list[str]:
             return items
 
     with trio.fail_after(HANG_S):

@@ -69,6 +69,7 @@ def test_all_options_that_take_a_path_are_known() -> None:
         "join",
         "policy",
         "dedupe",
+        "open",
     ]
 
 

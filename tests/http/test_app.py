@@ -122,7 +122,7 @@ async def test_a_batched_function_can_be_called_while_it_is_served():
 
 @anyio_test
 @real_time
-async def test_a_class_is_instantiated_once_in_a_worker_thread_when_the_app_opens():
+async def test_a_class_of_async_code_is_instantiated_once_in_the_event_loop_when_the_app_opens():
     made = []
 
     class Model(Scaled):
@@ -137,7 +137,7 @@ async def test_a_class_is_instantiated_once_in_a_worker_thread_when_the_app_open
         await ask(app, "/x", 1)
         await ask(app, "/x", 1)
     assert len(made) == 1
-    assert made[0] != threading.get_ident()
+    assert made[0] == threading.get_ident()
 
 
 @anyio_test

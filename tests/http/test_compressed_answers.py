@@ -127,12 +127,12 @@ async def test_each_message_of_a_stream_can_be_read_when_it_was_sent(coding):
             await anyio.sleep(40)  # of virtual time: two heartbeats
             read = zlib.decompressobj(31) if coding == "gzip" else zstd.ZstdDecompressor()
             so_far = b"".join(one["body"] for one in call.sent if "body" in one)
-            assert read.decompress(so_far) == b":\n\ndata: 1\n\n"
+            assert read.decompress(so_far) == b":\ndata: 1\n\n"
             goes_on.set()
             await call.returned.wait()
         assert len([one for one in call.sent if one.get("body") in BLOCKS]) == 2
         assert DECOMPRESS[coding](call.answer.body).startswith(
-            b":\n\ndata: 1\n\ndata: 1\n\nevent: end"
+            b":\ndata: 1\n\ndata: 1\n\nevent: end"
         )
 
 

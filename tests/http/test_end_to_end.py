@@ -196,7 +196,7 @@ async def test_a_stream_arrives_item_by_item(shared, name, headers, item, end):
         assert await anext(stream.lines) == item[0].format(name)
         await tell(client, name)
         assert [line async for line in stream.lines] == [item[0].format(name), *end]
-    assert stream.headers["content-type"] == headers["accept"]
+    assert stream.headers["content-type"] == f"{headers['accept']}; charset=utf-8"
 
 
 # Clients that leave.

@@ -308,7 +308,7 @@ async def test_no_component_is_left_that_nothing_refers_to():
 
 @pytest.mark.parametrize("extra", ["msgpack", "multipart"])
 async def test_a_form_whose_package_is_missing_is_not_described(monkeypatch, extra):
-    for module in ("payload", "results"):
+    for module in ("payload", "json_codec"):
         monkeypatch.setattr(
             f"shoal.http.requests.{module}.has_{extra}", lambda: False, raising=False
         )

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import sys
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 import orjson
 from pydantic_core import PydanticSerializationError, from_json, to_jsonable_python
-from starlette.responses import Response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -167,7 +167,8 @@ def _jsonable(value: Any) -> Any:
 @lru_cache(256)
 def _form_of(kind: Any) -> Callable[[Any], Any]:
     """Returns what makes JSON of values of a type, since there may be many in a result."""
-    if issubclass(kind, Response):
+    responses: Any = sys.modules.get("starlette.responses")  # else nobody has made one
+    if responses is not None and issubclass(kind, responses.Response):
         return _refuse_response
     if not _is_of_numpy(kind):
         return _attributes if dataclasses.is_dataclass(kind) else _of_any
