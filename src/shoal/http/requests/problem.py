@@ -28,7 +28,6 @@ from shoal.errors import (
     SlowReader,
 )
 from shoal.http.requests.header_check import headers_of_code
-from shoal.http.requests.plain import encoded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -239,6 +238,8 @@ def _of_http_exception(error: HTTPException) -> Problem:
 
 def _json_of(detail: object) -> bytes | None:
     """Returns the JSON of the detail of an exception; None if it has none."""
+    from shoal.http.requests.plain import encoded  # with pydantic, which endpoints load
+
     try:
         return encoded(detail)
     except Exception:  # of the class of any value
