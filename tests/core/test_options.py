@@ -51,6 +51,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "policy": None,
         "dedupe": False,
         "cache": None,
+        "open": None,
         "stream_buffer": 16,
         "slow_reader_timeout_s": 10.0,
         "cancel_abandoned": True,

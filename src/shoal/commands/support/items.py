@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.handlers.list_types import is_unannotated
 from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
+from shoal.core.extras import advice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +36,7 @@ def as_annotated(signature: Signature, values: Sequence[Any], source: str) -> li
     except ModuleNotFoundError as error:
         say(
             f"the items of {source} are passed as JSON has them: to convert them to the handler's "
-            f"annotations needs {error.name}: pip install 'shoal[serve]'"
+            f"annotations needs {error.name}: {advice('serve')}"
         )
         return list(values)
     del pydantic, starlette
