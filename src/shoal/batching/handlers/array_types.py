@@ -391,7 +391,7 @@ def _unpacked(annotation: Any) -> Any:
     """Returns the tuple that is unpacked in a type of tuples."""
     if get_origin(annotation) in _UNPACK:
         return get_args(annotation)[0]
-    return tuple[get_args(annotation)]  # type: ignore[misc]
+    return tuple[get_args(annotation)]  # type: ignore[misc]  # the arguments are known at run time
 
 
 def _size_of(annotation: Any) -> _Size:
