@@ -828,9 +828,9 @@ async def test_a_path_or_a_method_that_is_not_there_is_refused_in_the_form_of_th
         ("/v1/v1/models", "it is /v1/models; a client's base URL ends with /v1, once"),
         ("/v1/models/", "it is /v1/models"),
         ("/v1/chat/completions/", "it is /v1/chat/completions"),
-        ("/v1/responses", "the Responses API is not spoken; use /v1/chat/completions"),
-        ("/v1/responses/resp_1", "the Responses API is not spoken; use /v1/chat/completions"),
-        ("/responses", "the Responses API is not spoken; use /v1/chat/completions"),
+        ("/v1/responses", "the Responses API is not supported; use /v1/chat/completions"),
+        ("/v1/responses/resp_1", "the Responses API is not supported; use /v1/chat/completions"),
+        ("/responses", "the Responses API is not supported; use /v1/chat/completions"),
         (
             "/v1/audio/speech",
             "there are /v1/models, /v1/completions, /v1/chat/completions, /v1/emb",

@@ -175,9 +175,9 @@ class Session:
             try:
                 await stack.enter_async_context(manager_of(opens))
             except BaseException as error:
-                told = with_hint(error)
-                self._task_died(told)
-                raise told  # noqa: B904 - it has its cause
+                hinted = with_hint(error)
+                self._task_died(hinted)
+                raise hinted  # noqa: B904 - it has its cause
             yield
 
     async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:

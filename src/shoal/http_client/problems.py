@@ -121,8 +121,8 @@ def error_of(url: str, status: int, problem: object) -> Exception:
     members = cast("Mapping[str, Any]", problem if isinstance(problem, dict) else {})
     kind = _kind_of(members)
     status = members["status"] if type(members.get("status")) is int else status
-    told = [_text_of(members[name]) for name in ("title", "detail") if members.get(name)]
-    text = f"{url} answered {status}: {': '.join(told) or 'without an explanation'}"
+    parts = [_text_of(members[name]) for name in ("title", "detail") if members.get(name)]
+    text = f"{url} answered {status}: {': '.join(parts) or 'without an explanation'}"
     if members.get("instance"):
         text += f" (request {members['instance']})"
     text = text[:_LONGEST_TEXT]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Beside:
-    """Runs functions, each in a task of the caller's, until they are told to end.
+    """Runs functions, each in a task of the caller's, until `end` is called.
 
     On asyncio, anyio keeps the frames of a cancelled task alive through its error, and these would
     keep a dead replica alive. So each task ends by a scope of its own, without an error.

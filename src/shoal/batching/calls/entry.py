@@ -326,7 +326,7 @@ class Entry:
         # Only now: the parts depend on what is queued when the call is.
         splitting = self._splitting
         try:
-            if options.options_factory is not self.options_factory:  # configured meanwhile
+            if options.options_factory is not self.options_factory:  # configured since
                 deadline, due = options.deadline, options.due
                 options = self._request_options_of(item, call_options, self.now())
                 options.deadline, options.due = deadline, due
@@ -358,7 +358,7 @@ class Entry:
         """Makes calls that have only an item."""
         self.intake.check_loop()
         self.intake.adopt()
-        if self._needs_request_options:  # configured meanwhile
+        if self._needs_request_options:  # configured since
             return await self._map(items, NO_CALL_OPTIONS, return_exceptions=return_exceptions)
         return await map_alike(self.intake, items, return_exceptions=return_exceptions)
 

@@ -164,7 +164,7 @@ class Splitting:
         return join([request.value for request in requests])
 
     def outcome(self, requests: Sequence[Request]) -> Outcome:
-        """Returns what `joined` returns or raises; the requests let go of their errors."""
+        """Returns what `joined` returns or raises, and clears the errors of the requests."""
         try:
             return self.joined(requests), None
         except Exception as error:

@@ -48,9 +48,9 @@ def with_hint(error: BaseException) -> BaseException:
     else:
         return error
     with suppress(Exception):  # its class may take other arguments
-        told = type(error)(f"{error.args[0]}; {hint}")
-        told.__cause__ = error
-        return told
+        hinted = type(error)(f"{error.args[0]}; {hint}")
+        hinted.__cause__ = error
+        return hinted
     return error
 
 

@@ -5,8 +5,8 @@ main thread alone. So it interrupts the wait for the keeper, and never an enteri
 is under way. Leaving a block waits for the keeper. One case must not wait: a generator that is
 dropped inside of such a block may be closed by the garbage collector in any thread. If an event
 loop runs there, waiting could block it for ever (the block may be waiting for callers in that
-loop). Then the keeper is told to leave, and nobody waits for it. The same holds for a block that
-was entered by hand and dropped.
+loop). Then the keeper gets a signal to leave, and nobody waits for it. The same holds for a block
+that was entered by hand and dropped.
 
 A process that was forked inside of the block has a copy of it, but not of its threads. There
 leaving the block does nothing: the block belongs to the parent.
@@ -51,7 +51,7 @@ class KeptBlock(Generic[T]):
         value: What entering gave.
 
     Raises:
-        BaseException: What entering raised; or a `KeyboardInterrupt` that came meanwhile.
+        BaseException: What entering raised; or a `KeyboardInterrupt` during the wait.
     """
 
     def __init__(self, opened: AbstractAsyncContextManager[T], backend: str) -> None:
@@ -103,7 +103,7 @@ class KeptBlock(Generic[T]):
 
 
 class _Keeper(Generic[T]):
-    """A thread that enters the event loop and the block, and leaves them when it is told to.
+    """A thread that enters the event loop and the block, and leaves them on a signal.
 
     Attributes:
         entered: The portal and what entering gave, or the error of entering.

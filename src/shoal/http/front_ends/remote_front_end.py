@@ -142,10 +142,10 @@ class RemoteFrontEnd:
 
     async def _kill_if_silent(self) -> None:
         """Kills the process if it does not run: if it is stopped, or stuck in C code."""
-        told, looks = self.is_ready, _LOOKS_AT_START
-        while await _is_set_within(told, looks):
+        answered, looks = self.is_ready, _LOOKS_AT_START
+        while await _is_set_within(answered, looks):
             await anyio.sleep(_ASKED_EVERY_S)
-            told, looks = self.ask_connections(), _LOOKS
+            answered, looks = self.ask_connections(), _LOOKS
         silent_s = looks * _LOOK_S
         _log.error("the worker %d did not answer for %g s, and is killed", self.pid, silent_s)
         self.kill()

@@ -147,14 +147,14 @@ _PATHS: Final = (
 
 
 def _not_there(path: str) -> Problem:
-    """Returns the problem of a path that there is not."""
+    """Returns the problem of an unknown path."""
     first, *rest = path.removeprefix("/v2/").rstrip("/").split("/")
     is_of_models = first == "models"
     extension = rest[-1] if is_of_models and rest else first
     if extension not in _EXTENSIONS_OF_OTHERS and is_of_models and rest:
         return _not_found(f"There is no such model: {rest[0]!r}; or it has no path {path}.")
-    told = _EXTENSIONS_OF_OTHERS.get(extension, _PATHS)
-    return _not_found(f"There is no such model, version or path: {told}.")
+    hint = _EXTENSIONS_OF_OTHERS.get(extension, _PATHS)
+    return _not_found(f"There is no such model, version or path: {hint}.")
 
 
 def _not_found(detail: str) -> Problem:

@@ -53,7 +53,7 @@ def too_long(what: str, error: ItemTooLarge, *, param: str | None = None) -> Ref
 
 
 def no_such_path(path: str) -> Refused | None:
-    """Returns the error for a path that there is not; None if it is not one of the protocol.
+    """Returns the error for an unknown path; None if it is not one of the protocol.
 
     Args:
         path: The path. Some clients make it of a base URL with a slash too many, or without /v1.
@@ -64,16 +64,16 @@ def no_such_path(path: str) -> Refused | None:
         del parts[0]
     rest = "/".join(parts)
     if parts[:1] == ["responses"]:
-        told = f"the Responses API is not spoken; use {PREFIX}/chat/completions"
+        hint = f"the Responses API is not supported; use {PREFIX}/chat/completions"
     elif rest in PATHS:
-        told = f"it is {PREFIX}/{rest}"
+        hint = f"it is {PREFIX}/{rest}"
         if path != f"{PREFIX}/{rest}/":
-            told += f"; a client's base URL ends with {PREFIX}, once and without another slash"
+            hint += f"; a client's base URL ends with {PREFIX}, once and without another slash"
     elif is_ours:
-        told = f"there are {', '.join(f'{PREFIX}/{known}' for known in PATHS)}"
+        hint = f"there are {', '.join(f'{PREFIX}/{known}' for known in PATHS)}"
     else:
         return None
-    return refused(f"There is no path {path} here: {told}", code="unknown_url", status=404)
+    return refused(f"There is no path {path} here: {hint}", code="unknown_url", status=404)
 
 
 def of_invalid_item(refusal: Refused) -> Refused:

@@ -58,8 +58,8 @@ async def knowing(stage: Stage, played: Played) -> None:
     """Checks what the code can find out about its backend and replica."""
     stage.promise = WHERE
     _, _, now, born = (await played.run("state", [1]))[0]
-    stage.expect(tuple(now) == IDENTITY[:2], f"a method was told {now!r}, not {IDENTITY}")
-    stage.expect(tuple(born) == IDENTITY[:2], f"the constructor was told {born!r}")
+    stage.expect(tuple(now) == IDENTITY[:2], f"a method found {now!r}, not {IDENTITY}")
+    stage.expect(tuple(born) == IDENTITY[:2], f"the constructor found {born!r}")
     stage.expect(_is_elsewhere(), "its caller could ask too")
     with a_batch_of(["a"]):
         async with aclosing(played.replica.run_stream("go_on", ["a"])) as reading:

@@ -64,7 +64,7 @@ if _hpack_log.level == logging.NOTSET:
 
 # A client may reset so many requests before they are answered, and half of all after that.
 _MOST_RESETS: Final = 100
-# A head that is so many times too large ends the connection: to decode it would take too long.
+# A head this many times over the limit ends the connection, since decoding it takes too long.
 _HEADS_REFUSED_IN_WORDS: Final = 8
 # The size of a frame that every client takes.
 _FRAME: Final = 2**14
