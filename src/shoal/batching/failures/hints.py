@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
 
-_NO_LOOP: Final = ("no running event loop", "no current event loop", "other framework like asyncio")
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Parts of the error messages of code for one loop that runs in the other, by the loop it is for.
+_SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "asyncio": (
+        "no running event loop",
+        "no current event loop",
+        "AsyncLibraryNotFoundError",
+        "framework like asyncio",
+        "should be used inside a task",
+    ),
+    "trio": ("must be called from async context", "Task got bad yield"),
+}
 _ELSEWHERE: Final = (
     "created in a thread",
     "attached to a different loop",
@@ -15,10 +28,6 @@ _ELSEWHERE: Final = (
     "Event loop is closed",
 )
 _PAGE: Final = "see the page 'Where your code runs'"
-_NEEDS_ASYNCIO: Final = (
-    'the code needs asyncio, and trio runs it: write shoal.blocking(f, backend="asyncio"), or '
-    "shoal serve --event-loop asyncio"
-)
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
@@ -28,9 +37,45 @@ def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
     return type(said) is str and any(text in said for text in texts)
 
 
-def _needs_asyncio(error: BaseException) -> bool:
-    is_trio = parking_of_this_loop().name == "trio"
-    return is_trio and type(error) in (RuntimeError, TypeError) and _says(error, _NO_LOOP)
+def _loop_of(failure: str) -> tuple[str, str] | None:
+    """Returns the loop that failed code was written for, and the one that runs; None if unknown."""
+    running = parking_of_this_loop().name
+    other = "trio" if running == "asyncio" else "asyncio"
+    return (other, running) if any(sign in failure for sign in _SIGNS[other]) else None
+
+
+def _loop_hint(error: BaseException) -> str:
+    """Returns advice on the error of code that was written for the other loop, or an empty text."""
+    if type(error) not in (RuntimeError, TypeError) or len(error.args) != 1:
+        return ""
+    said: object = error.args[0]
+    loops = _loop_of(said) if type(said) is str else None
+    if loops is None:
+        return ""
+    other, running = loops
+    return (
+        f"the code needs {other}, and {running} runs it: write "
+        f'shoal.blocking(f, backend="{other}"), or shoal serve --event-loop {other}'
+    )
+
+
+def server_hint(failure: str) -> str | None:
+    """Returns advice for a server whose code looks as if it was written for the other event loop.
+
+    Args:
+        failure: The error: its type and message, or a traceback.
+
+    Returns:
+        The advice, with the option to set; None if it looks like another failure.
+    """
+    loops = _loop_of(failure)
+    if loops is None:
+        return None
+    other, running = loops
+    return (
+        f"this looks like code for {other}, and {running} runs this server: "
+        f'start it with --event-loop {other}, or event_loop = "{other}" under [server] in its file'
+    )
 
 
 def with_hint(error: BaseException) -> BaseException:
@@ -43,8 +88,8 @@ def with_hint(error: BaseException) -> BaseException:
             "make it where it is used: in `async def warm_up(self)` of a class with async methods, "
             f'with placement="thread", or with the option open= of a function: {_PAGE}'
         )
-    elif _needs_asyncio(error):
-        hint = f"{_NEEDS_ASYNCIO}: {_PAGE}"
+    elif loop_hint := _loop_hint(error):
+        hint = f"{loop_hint}: {_PAGE}"
     else:
         return error
     with suppress(Exception):  # its class may take other arguments
@@ -56,10 +101,11 @@ def with_hint(error: BaseException) -> BaseException:
 
 def constructor_hint(error: BaseException) -> str:
     """Returns advice on an error that a constructor raised, or an empty string."""
-    if not _says(error, (*_NO_LOOP, *_ELSEWHERE)):
+    if not _says(error, (*_SIGNS["asyncio"], *_ELSEWHERE)):
         return ""
     hint = (
         "; constructors run outside of the event loop, except those of classes with async methods: "
         f"make what needs the loop in `async def warm_up(self)`: {_PAGE}"
     )
-    return f"{hint}; {_NEEDS_ASYNCIO}" if _needs_asyncio(error) else hint
+    loop_hint = _loop_hint(error)
+    return f"{hint}; {loop_hint}" if loop_hint else hint

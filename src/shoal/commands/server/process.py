@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.failures.hints import server_hint
 from shoal.commands.server.log_format import write_log
 from shoal.commands.server.notify import notify
 from shoal.commands.server.progress import Progress
@@ -176,7 +177,6 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
 
 async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     from shoal.http.app.loading import load_the_rest
-    from shoal.http.requests.wrong_loop import hint_for
     from shoal.http.server.config import WorkersFailed
     from shoal.http.server.server import serve
 
@@ -250,7 +250,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     except LifespanFailed as failure:
         if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message
             say(above)
-        if (hint := hint_for(failure.details)) is not None:
+        if (hint := server_hint(failure.details)) is not None:
             say(f"shoal: {hint}")
         raise CommandError(str(failure), 1) from None
     except WorkersFailed as failure:

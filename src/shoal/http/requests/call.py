@@ -17,6 +17,7 @@ import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.failures.exceptions import is_cancellation
+from shoal.batching.failures.hints import server_hint
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import NoSuchName, NotOpen
@@ -29,7 +30,6 @@ from shoal.http.requests.problem import (
     not_found,
     not_open,
 )
-from shoal.http.requests.wrong_loop import hint_for
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class EndpointCalls:
         self.endpoint.errors += 1
         if not self._has_hinted:
             original = error.__cause__ or error
-            hint = hint_for("".join(traceback.format_exception_only(original)))
+            hint = server_hint("".join(traceback.format_exception_only(original)))
             if hint is not None:
                 self._has_hinted = True
                 _log.error("%s: %s", self.endpoint.name, hint)
