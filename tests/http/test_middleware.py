@@ -155,6 +155,18 @@ async def test_on_other_servers_starlettes_middleware_gets_an_answer_though_the_
     assert call.status == 499
 
 
+async def asking(server, version):
+    """Returns the stream of a connection that has sent a request, of HTTP/1.1 or HTTP/2."""
+    stream = await server.connect()
+    if version == 1:
+        await stream.send_all(request("/a"))
+    else:
+        client = Http2Client(stream)
+        client.ask(b"/a")
+        await client.flush()
+    return stream
+
+
 @pytest.mark.real_time
 @pytest.mark.parametrize("version", [1, 2])
 async def test_an_application_that_fails_once_its_client_left_is_a_line(version, caplog):
@@ -171,13 +183,7 @@ async def test_an_application_that_fails_once_its_client_left_is_a_line(version,
         raise KeyError("secret")
 
     async with live(app) as server:
-        stream = await server.connect()
-        if version == 1:
-            await stream.send_all(request("/a"))
-        else:
-            client = Http2Client(stream)
-            client.ask(b"/a")
-            await client.flush()
+        stream = await asking(server, version)
         await began.wait()
         await stream.aclose()
         await left.wait()
@@ -204,13 +210,7 @@ async def test_what_fails_after_the_answer_is_an_error_though_its_client_has_lef
         raise KeyError("in the background")
 
     async with live(app) as server:
-        stream = await server.connect()
-        if version == 1:
-            await stream.send_all(request("/a"))
-        else:
-            client = Http2Client(stream)
-            client.ask(b"/a")
-            await client.flush()
+        stream = await asking(server, version)
         await ended.wait()
         await stream.aclose()
         await anyio.wait_all_tasks_blocked()

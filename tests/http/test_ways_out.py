@@ -43,11 +43,7 @@ class App:
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+            raise RuntimeError  # it has none
         await receive()
         for message in self.messages:
             if message["type"].startswith("http") == (scope["type"] == "http"):

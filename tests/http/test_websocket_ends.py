@@ -26,11 +26,7 @@ class Listener:
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "lifespan":
-            await receive()
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-            await send({"type": "lifespan.shutdown.complete"})
-            return
+            raise RuntimeError  # it has none
         await receive()
         await send({"type": "websocket.accept"})
         await self.may_read.wait()
