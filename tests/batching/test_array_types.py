@@ -1,5 +1,7 @@
 """Shapes and dtypes that an array annotation declares."""
 
+import contextlib
+import gc
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal, NewType
@@ -148,3 +150,22 @@ def test_items_are_converted_and_the_callers_own_stay_as_they_are():
 def test_an_annotation_without_arrays_needs_no_check(annotation):
     assert not has_arrays(annotation)
     assert check_of(annotation) is None
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        np.ndarray[Any, np.dtype[np.int8 | np.bool_]],
+        np.ndarray[tuple[Literal[2]], Any] | np.ndarray[tuple[Literal[3]], Any],
+    ],
+)
+def test_an_array_that_is_refused_leaves_nothing_to_the_garbage_collector(annotation):
+    check = array_check(Signature([Parameter("x", Parameter.KEYWORD_ONLY, annotation=annotation)]))
+    gc.collect()
+    gc.disable()
+    try:
+        with contextlib.suppress(ValueError):
+            check(np.array([1.5]))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -25,6 +25,8 @@ from replicas.ray_backends import (
     RaisingInTheLoop,
 )
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
+from serving.table_code import KINDS as KINDS_OF_TABLES
+from serving.table_code import Async, Plain
 from shoal.batching.current import running_batch
 from shoal.batching.setting import setting
 from shoal.core.batch import Batch, DispatchReason
@@ -550,3 +552,14 @@ async def test_a_replica_that_is_killed_while_it_starts_is_not_started(folder):
         replica.replica.kill("nobody wants it")
     assert isinstance(replica.error, ReplicaNotStarted)
     assert "nobody wants it" in str(replica.error)
+
+
+@pytest.mark.parametrize("code", [Plain, Async])
+def test_a_table_is_refused_as_the_results_of_a_batch_in_an_actor(code: Any) -> None:
+    actor = ReplicaActor(("code", "code#1"), "trio")
+    assert actor.begin(Definition(code), None)[1] is None
+    for kind, advice in KINDS_OF_TABLES.items():
+        answers = [actor.run(1, "__call__", ([kind], None))]
+        answers += actor.steps(1, "steps", ([kind], None))
+        for _, error in answers:
+            assert advice in repr(error)

@@ -9,6 +9,9 @@ from shoal.replicas.code.definition import accept_batch
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+KINDS = {"frame": "or a list of rows", "pair": "named tuple", "dict": "a mapping", "set": "a set"}
+"""The kinds of containers, with a part of the advice on each."""
+
 
 class Pair(NamedTuple):
     """Two fields, of which one may be an exception."""

@@ -8,13 +8,9 @@ import pytest
 
 import shoal
 from conformance.replica_scenes import served
-from serving.table_code import Async, Plain
-from shoal.replicas.code.definition import Definition
-from shoal.replicas.ray.actor import ReplicaActor
+from serving.table_code import KINDS, Async, Plain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-KINDS = {"frame": "or a list of rows", "pair": "named tuple", "dict": "a mapping", "set": "a set"}
 
 
 @pytest.mark.one_loop
@@ -36,14 +32,3 @@ async def test_a_table_is_refused_as_the_results_of_a_batch(placement: str, code
             with pytest.raises(shoal.WrongResultType, match=advice):
                 async with handle.options(method_name="steps").stream(kind) as steps:
                     await anext(steps)
-
-
-@pytest.mark.parametrize("code", [Plain, Async])
-def test_a_table_is_refused_as_the_results_of_a_batch_in_an_actor(code: Any) -> None:
-    actor = ReplicaActor(("code", "code#1"), "trio")
-    assert actor.begin(Definition(code), None)[1] is None
-    for kind, advice in KINDS.items():
-        answers = [actor.run(1, "__call__", ([kind], None))]
-        answers += actor.steps(1, "steps", ([kind], None))
-        for _, error in answers:
-            assert advice in repr(error)

@@ -160,14 +160,13 @@ class ArrayType:
             return array
         if not is_number(dtype):
             raise ValueError(_NO_NUMBERS)
-        failure: ValueError | None = None
+        failures: list[ValueError] = []
         for scalar in self._scalars:
             try:
                 return self._converted(array, scalar)
             except ValueError as error:
-                failure = failure or error
-        assert failure is not None
-        raise failure
+                failures.append(error)
+        raise _first_of(failures)
 
     def _converted(self, array: Any, scalar: Any) -> Any:
         np = self._np
@@ -310,7 +309,7 @@ def _of_union(parts: tuple[Any, ...], known: dict[Any, Check]) -> Check:
             except ValueError as error:
                 failures.append(error)
         if failures:
-            raise failures[0]
+            raise _first_of(failures)
         return value
 
     return check
@@ -342,6 +341,13 @@ def _of_elements(checks: list[Check | None], value: Any) -> Any:
     pairs = zip(checks, elements, strict=True)
     made = [_named(str(at), check, one) for at, (check, one) in enumerate(pairs)]
     return tuple(made) if isinstance(value, tuple) else made
+
+
+def _first_of(failures: list[ValueError]) -> ValueError:
+    """Returns the first error and empties the list, which their tracebacks hold."""
+    first = failures[0]
+    failures.clear()
+    return first
 
 
 def is_number(dtype: Any) -> bool:

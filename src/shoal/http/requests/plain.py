@@ -61,11 +61,10 @@ def encoded(value: Any) -> bytes:
             option = orjson.OPT_NON_STR_KEYS
         return orjson.dumps(value, default=_jsonable, option=option)
     except orjson.JSONEncodeError as error:
-        failure = error
-    try:
-        return orjson.dumps(_repaired(value), default=_jsonable, option=orjson.OPT_NON_STR_KEYS)
-    except (RecursionError, ValueError):  # it contains itself, or an integer of 5,000 digits
-        raise failure from None
+        try:
+            return orjson.dumps(_repaired(value), default=_jsonable, option=orjson.OPT_NON_STR_KEYS)
+        except (RecursionError, ValueError):  # it contains itself, or an integer of 5,000 digits
+            raise error from None
 
 
 def one_line_json(text: bytes) -> bytes:
