@@ -255,8 +255,8 @@ class ModelsPage(OpenAIRoute):
         if name is None:
             data = [self._described(model) for model in self._models]
             body = orjson.dumps({"object": "list", "data": data})
-        elif not name and (refusal := no_such_path(f"{PREFIX}/models/")):
-            raise refusal
+        elif not name:
+            raise no_such_path(f"{PREFIX}/models/") or unknown(name)
         else:
             model = self._models.of(name)
             if not model.takes_text:
