@@ -20,7 +20,8 @@ CORES := $(shell getconf _NPROCESSORS_ONLN)
 FAST_WORKERS ?= $(shell echo $$(($(CORES) < 8 ? $(CORES) : 8)))
 TEST_WORKERS ?= $(shell echo $$(($(FAST_WORKERS) * 2)))
 FAST := not real_time and not slow and not soak
-BY_FILE := --dist loadfile --no-loadscope-reorder
+# A worker that dies ends the run: with files kept together, the others wait for ever for the rest of its file.
+BY_FILE := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 IN_PARALLEL := --numprocesses $(TEST_WORKERS) $(BY_FILE)
 
 # The tests start a thousand interpreters, which would each compile the library and, in pytest, the tests anew.
