@@ -85,7 +85,10 @@ class Http2Peer(Http1Peer):
         while data:
             size = min(connection.local_flow_control_window(self.stream_id), 2**14)
             if not size:
-                connection.receive_data(await self.stream.receive_some())
+                got = await self.stream.receive_some()
+                ended = (h2.events.StreamReset, h2.events.ConnectionTerminated)
+                if not got or any(isinstance(e, ended) for e in connection.receive_data(got)):
+                    raise anyio.BrokenResourceError
             else:
                 connection.send_data(self.stream_id, data[:size])
                 data = data[size:]
