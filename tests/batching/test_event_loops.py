@@ -436,6 +436,7 @@ def test_a_program_loads_no_event_loop_but_its_own(loop, other, tmp_path):
     )
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True, check=True)
     loaded = set(ran.stdout.split())
+    assert "shoal" in loaded
     assert other not in loaded
 
 

@@ -122,7 +122,7 @@ REFUSED_BY_ORJSON = {
     "times by the 10 seconds": (np.array([1, "NaT"], "M8[10s]"), ["1970-01-01T00:00:10", None]),
     "a time by the 25 microseconds": (np.datetime64(1, "25us"), "1970-01-01T00:00:00.000025"),
     "a far time": (np.datetime64("12026-01-02"), "12026-01-02"),
-    "a time that ended old versions of orjson": (np.datetime64("300000-01-02"), "300000-01-02"),
+    "a time of a year of six digits": (np.datetime64("300000-01-02"), "300000-01-02"),
     "another byte order": (np.array([1.5, 2], ">f4"), [1.5, 2]),
 }
 
