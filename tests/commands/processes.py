@@ -168,9 +168,9 @@ def is_below(directory, module):
     return file is not None and Path(file).is_relative_to(directory)
 
 
-def ask(port, path, item=None):
+def ask(port, path, item=None, host="127.0.0.1"):
     """Makes a request; gives its status and what was answered."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
+    connection = http.client.HTTPConnection(host, port, timeout=HANG_S)
     try:
         if item is None:
             connection.request("GET", path)

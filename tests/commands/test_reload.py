@@ -6,6 +6,7 @@ import http.client
 import os
 import signal
 import socket
+import sys
 import threading
 
 import pytest
@@ -228,6 +229,20 @@ def test_it_leaves_no_process_if_it_is_killed(reloading):
     served.process.kill()
     said = served.process.stderr.read()  # its end: nobody has it open any more
     assert "requests, drained in " in said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="others have no 127.0.0.2")
+def test_a_name_is_served_at_all_its_addresses(reloading, terminal):
+    hosts = ["127.0.0.1", "127.0.0.2"]
+    names = [(int(socket.AF_INET), 1, 6, "", (host, 0)) for host in hosts]
+    (terminal.directory / "sitecustomize.py").write_text(
+        f"import socket\nsocket.getaddrinfo = lambda *_, **__: {names!r}\n"
+    )
+    terminal.environment["PYTHONPATH"] = str(terminal.directory)
+    served = reloading("--host", "name", "--port", "0", "--allow-host", "*")
+    port = served.port()
+    assert [ask(port, "/version", 1, host) for host in hosts] == [(200, "first")] * 2
 
 
 @pytest.mark.slow

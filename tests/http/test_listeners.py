@@ -17,7 +17,7 @@ from live_server import HANG_S, Client, read_all, read_until, request
 
 from shoal.http.server.config import address_of
 from shoal.http.server.connection_limit import Exhaustion, LimitedListener
-from shoal.http.server.listeners import AppListener, Inherited, Tcp, Unix, bind, bind_all
+from shoal.http.server.listeners import AppListener, Inherited, Tcp, Unix, bind_all
 from shoal.http.server.server import serve
 from shoal.serving.http_options import HttpOptions
 
@@ -108,7 +108,7 @@ class Unlucky:
     "name", ["ECONNABORTED", "EPERM", "EPROTO", "EHOSTUNREACH", "ENETDOWN", "ETIMEDOUT", "EMFILE"]
 )
 async def test_a_client_that_is_gone_before_it_is_accepted_ends_nothing(name):
-    bound = bind(Tcp("127.0.0.1", 0))
+    [bound] = bind_all(Tcp("127.0.0.1", 0))
     listener = LimitedListener(bound, 1, Exhaustion())
     listening = bound.socket
     with anyio.fail_after(HANG_S):
@@ -202,11 +202,16 @@ async def test_a_unix_socket_is_free_again_while_the_server_drains(path):
             assert (await talk(new.urls[0])).endswith(b"hello")
 
 
+def bind(address):
+    [bound] = bind_all(address)
+    return bound
+
+
 async def test_a_socket_file_of_a_dead_server_is_replaced(path):
     died = f"""
 import os, socket
-from shoal.http.server.listeners import Unix, bind
-bind(Unix({path!r})).socket.listen()
+from shoal.http.server.listeners import Unix, bind_all
+bind_all(Unix({path!r}))[0].socket.listen()
 os.kill(os.getpid(), 9)
 """
     ended = await anyio.run_process([sys.executable, "-c", died], check=False)

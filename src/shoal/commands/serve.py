@@ -24,10 +24,11 @@ from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.parser import describe
 from shoal.http.server.activation import NO_SOCKETS, PassedSockets, passed_sockets
 from shoal.http.server.config import address_of
+from shoal.http.server.listeners import Inherited
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from starlette.types import ASGIApp
 
@@ -82,14 +83,14 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="DIRECTORY",
         help="with --reload: a directory with its files; repeatable (the current directory)",
     )
-    parser.add_argument("--version-fds", type=int, nargs=2, help=SUPPRESS)
+    parser.add_argument("--version-fds", type=int, nargs="+", help=SUPPRESS)
 
 
 def _run(arguments: Namespace) -> int:
     collect_less_often()
     need("shoal.http.server.server")
     if arguments.version_fds is not None:
-        listening, control = arguments.version_fds
+        control, *listening = arguments.version_fds
         return _serve_version(arguments, listening, Turn(control))
     if arguments.reload:
         return _reload(arguments)
@@ -123,16 +124,14 @@ def _reload(arguments: Namespace) -> int:
     return reloader.to_its_end()
 
 
-def _serve_version(arguments: Namespace, listening: int, turn: Turn) -> int:
-    """Serves one version of the application at a socket that `Reloader` holds."""
+def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -> int:
+    """Serves one version of the application at sockets that `Reloader` holds."""
     app = _imported(arguments)
     options = _options(arguments, server_settings(app))
     if not turn.wait():
         return 0
-    options = replace(options, uds=None, fd=listening)
-    # Until it is ready, the version before it serves.
-    process = _process(arguments, app, options, turn.wait_over)
-    return replace(process, answers_early=False).to_its_end()
+    passed = PassedSockets(tuple(map(Inherited, listening)))
+    return _process(arguments, app, _at(passed, options), turn.wait_over, passed).to_its_end()
 
 
 def _passed(arguments: Namespace) -> PassedSockets:

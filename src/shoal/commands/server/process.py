@@ -60,7 +60,8 @@ class ServerProcess:
         state: The file that run-time changes are stored in; None to store none.
         started: Called with the URL once clients can connect.
         wait_over: Awaited beside the server; when it returns, the server drains and ends.
-        passed: The sockets that systemd has passed; `options` has the first of the application.
+        passed: The sockets that systemd or `Reloader` has passed; `options` has the first of those
+            of the application.
         workers: How many processes speak HTTP for this one; None to do it here.
         answers_early: Whether a `shoal.App` is served while it starts, so that it says that it is
             not ready.
@@ -106,8 +107,8 @@ class ServerProcess:
             )
         if self.workers is not None and len(self.passed.public) > 1:
             raise CommandError(
-                f"systemd has passed {len(self.passed.public)} sockets for the application, and "
-                "--workers serves one: pass one, or leave --workers out"
+                f"there are {len(self.passed.public)} sockets for the application, and --workers "
+                "serves one: pass one, or name one address, or leave --workers out"
             )
         write_logs(self.log_level, self.log_format, options)
         app = self.shoals

@@ -1,6 +1,6 @@
 """``shoal serve --reload``: serves an application anew when its files have changed.
 
-The command's own process imports no code of the application. It holds the socket, and starts a
+The command's own process imports no code of the application. It holds the sockets, and starts a
 process for each version of the code::
 
     this process      binds, watches the files          tells the two when
@@ -9,8 +9,8 @@ process for each version of the code::
 
 - A version that can't be imported, as with a syntax error, changes nothing: the one before goes on.
 - Two versions never have their models loaded at once, nor a state file open, unless the import does
-  that. While one drains and the next one starts, clients wait in the kernel's queue of the socket,
-  which is never closed. So none is refused.
+  that. While one drains and the next one starts, clients wait in the kernel's queues of the
+  sockets, which are never closed. So none is refused.
 - A version that fails later, when it starts, has nothing to fall back on. Clients wait then until a
   file changes again.
 
@@ -37,7 +37,7 @@ import anyio
 
 from shoal.commands.support.mistake import CommandError, say
 from shoal.core.extras import need
-from shoal.http.server.listeners import bind
+from shoal.http.server.listeners import bind_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -93,17 +93,17 @@ class _Version:
         self._control = control
 
     @classmethod
-    async def start(cls, argv: Sequence[str], listening: int) -> _Version:
+    async def start(cls, argv: Sequence[str], listening: Sequence[int]) -> _Version:
         """Starts it: it imports the application, and waits for its turn.
 
         Args:
             argv: The arguments of ``shoal``.
-            listening: The file descriptor of the socket that it serves at.
+            listening: The file descriptors of the sockets that it serves at.
         """
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
-            fds = (listening, theirs.fileno())
+            fds = (theirs.fileno(), *listening)
             process = await anyio.open_process(
                 [sys.executable, "-m", "shoal", *argv, "--version-fds", *map(str, fds)],
                 stdin=None,
@@ -202,21 +202,23 @@ class Reloader:
             if not directory.is_dir():
                 raise CommandError(f"--reload-dir: {directory} is not a directory")
         try:
-            bound = bind(self._address)
+            bound = bind_all(self._address)
         except OSError as error:
             where = error.filename or " port ".join(map(str, vars(self._address).values()))
             raise CommandError(f"can't listen at {where}: {error.strerror or error}", 1) from None
         try:
-            bound.socket.listen(_BACKLOG)
+            for each in bound:
+                each.socket.listen(_BACKLOG)
             exit_code = anyio.run(partial(self._run, bound), backend="trio")
         finally:
-            bound.close()
+            for each in bound:
+                each.close()
         if self._unwatched is not None:
             where = ", ".join(map(str, self._directories))
             raise CommandError(f"can't watch {where}: {self._unwatched}; see --reload-dir", 1)
         return exit_code
 
-    async def _run(self, bound: BoundSocket) -> int:
+    async def _run(self, bound: Sequence[BoundSocket]) -> int:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._heed_signals)
             tasks.start_soon(self._watch)
@@ -234,11 +236,12 @@ class Reloader:
         if self._serving is not None:
             self._exit_code = await self._serving.end(self._ends_within_s)
 
-    async def _serve_versions(self, bound: BoundSocket, tasks: Any) -> None:
+    async def _serve_versions(self, bound: Sequence[BoundSocket], tasks: Any) -> None:
+        listening = [each.socket.fileno() for each in bound]
         while True:
             self._has_changed = anyio.Event()
             with anyio.CancelScope(shield=True):  # a process that was started must be ended
-                self._next = await _Version.start(self._argv, bound.socket.fileno())
+                self._next = await _Version.start(self._argv, listening)
             version = self._next
             assert version is not None
             if await version.wait_imported(self._has_changed):

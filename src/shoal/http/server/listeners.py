@@ -122,18 +122,6 @@ class BoundSocket:
             release()
 
 
-def bind(address: Address) -> BoundSocket:
-    """Binds a socket to an address; of a name, to its first address.
-
-    Raises:
-        OSError: The address can't be bound; a running server may use it.
-    """
-    first, *others = bind_all(address)
-    for other in others:
-        other.close()
-    return first
-
-
 def bind_all(address: Address) -> list[BoundSocket]:
     """Binds a socket to an address; of a name, a socket to each of its addresses.
 
