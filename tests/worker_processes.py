@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -17,11 +18,11 @@ def workers_of(pid=None):
 
 def children_of(pid):
     """The ids of the children of a process."""
-    return [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for child in (task / "children").read_text().split()
-    ]
+    children = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
+            children += map(int, (task / "children").read_text().split())
+    return children
 
 
 def is_worker(pid):
