@@ -165,7 +165,7 @@ def test_workers_refuse_more_than_one_passed_socket(passing):
     command = ("serve", "lengths:app", "--workers", "2")
     with listening() as one, listening() as two, passing([one, two], "a:b", *command) as run:
         _, said = run.communicate(timeout=HANG_S)
-    assert "--workers serves one: pass one, or leave --workers out" in said
+    assert "--workers serves one: pass one, or name one address" in said
     assert run.returncode == 2
 
 
