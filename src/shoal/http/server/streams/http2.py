@@ -304,9 +304,10 @@ class Http2(H2Protocol):
             await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
 
     def _has_body(self, event: Response) -> bool:
-        stream = self.streams.get(event.stream_id)
-        scope: Any = {} if stream is None else stream.scope
-        return scope.get("method") != "HEAD" and event.status_code not in (204, 304)
+        if event.status_code in (204, 304) or event.stream_id not in self.streams:  # it was reset
+            return False
+        scope: Any = self.streams[event.stream_id].scope
+        return scope.get("method") != "HEAD"
 
     async def _end(self, stream_id: int, buffer: _BoundedBuffer) -> None:
         """Ends a stream whose answer is not whole."""
