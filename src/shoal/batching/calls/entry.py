@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -12,9 +12,8 @@ import anyio.lowlevel
 from shoal.batching.calls.groups import Splitting, any_failed, let_go_of_errors
 from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
 from shoal.batching.calls.mapping import enter_parts, map_alike, map_calls, wait_for
-from shoal.batching.calls.one_result import bare_call, call_with_options, raised, single_call
 from shoal.batching.calls.sharing import Sharing
-from shoal.batching.calls.stream import ResultStream, late_stream
+from shoal.batching.calls.stream import ResultStream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
     from shoal.batching.calls.leaving import Departure, Enter
-    from shoal.batching.calls.one_result import CallOfOne
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.counters import Counters
@@ -35,13 +33,8 @@ class Entry:
     """The entry point for calls of an open batcher.
 
     Attributes:
-        takes_bare: Whether one positional argument needs neither binding nor `RequestOptions`.
-        revision: How often options were applied.
-        on_configured: What is called when new options apply.
         now: The event loop's clock.
         intake: The intake to which requests are added.
-        call: Makes a call of an item that is bound, with its `RequestOptions`, if any.
-        find_elsewhere_by: `Intake.find_elsewhere_by`.
         options_factory: Makes the `RequestOptions` of calls.
     """
 
@@ -53,18 +46,11 @@ class Entry:
         now: Callable[[], float],
         counters: Counters,
     ) -> None:
-        self.call = call_with_options(intake)
-        self._call_bare = bare_call(
-            intake, self.call, lambda item: intake.call_elsewhere(item, None)
-        )
         self.intake = intake
-        self.find_elsewhere_by = intake.find_elsewhere_by
         self._binding = binding
         self.now = now
         self._counters = counters
         self._sharing: Sharing | None = None
-        self.revision = 0
-        self.on_configured: list[Callable[[], object]] = []
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
@@ -91,27 +77,6 @@ class Entry:
             if options.use_scope_deadline
             else self.options_factory.of
         )
-        self.takes_bare = self._binding.takes_bare and not self._needs_request_options
-        self.revision += 1
-        for tell in self.on_configured:
-            tell()
-
-    def function_of_one(self, elsewhere: CallOfOne) -> CallOfOne | None:
-        """Returns a function that makes calls with one positional argument, by the options now.
-
-        Args:
-            elsewhere: Makes such a call in another event loop.
-
-        Returns:
-            The function; None if such a call needs more than `RequestOptions`.
-        """
-        if self.takes_bare:
-            return bare_call(self.intake, self.call, elsewhere)
-        options = self._options
-        needs_more = self._divides or options.use_scope_deadline or self._sharing is not None
-        if needs_more or not self._binding.takes_bare:
-            return None
-        return single_call(self.intake, self.call, self.options_factory.of, elsewhere)
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
@@ -130,17 +95,17 @@ class Entry:
         that is too large, are raised when the call is awaited.
         """
         if call_options is None and not self._needs_request_options:
-            return self._call_bare(item)
+            return self.intake.call(item, None)
         call_options = call_options or NO_CALL_OPTIONS
         try:
             options = self._request_options_of(item, call_options, self.now())
         except Exception as error:
-            return raised(error)
+            return _raised(error)
         if self._divides:
             return self._call_divided(item, options, call_options)
         if self._sharing is not None and call_options.share:
             return self._sharing.call(item, options)
-        return self.call(item, options)
+        return self.intake.call(item, options)
 
     def begin_unless_left(
         self, item: Any, call_options: CallOptions | None, departure: Departure
@@ -160,7 +125,7 @@ class Entry:
         try:
             options = self.options_of(item, call_options)
         except Exception as error:
-            return raised(error)
+            return _raised(error)
         return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
 
     def begin_pending(
@@ -214,7 +179,7 @@ class Entry:
         """
         if self._needs_request_options:
             return self.begin_item(item, CallOptions(metadata=options.metadata))
-        return self.call(item, options)
+        return self.intake.call(item, options)
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Binds a call, and returns its item.
@@ -224,28 +189,28 @@ class Entry:
         """
         return self._binding.item(args, kwargs)
 
-    def begin_map(
+    async def map(
         self,
         columns: tuple[Iterable[Any], ...],
         call_options: CallOptions | None,
         *,
         return_exceptions: bool,
-    ) -> Coroutine[Any, Any, list[Any]]:
-        """Binds many calls, one for each element of the columns, and returns their coroutine.
+    ) -> list[Any]:
+        """Binds many calls, one for each element of the columns, and makes them.
 
         Raises:
             TypeError: The columns don't fit the handler's parameters.
+            ValueError: They have different lengths.
         """
         try:
             if self._binding.single and len(columns) == 1:
                 items = list(columns[0])
             else:
                 items = [self._binding.item(args, {}) for args in zip(*columns, strict=True)]
-        except TypeError:
+        except Exception:
+            await anyio.lowlevel.checkpoint()
             raise
-        except Exception as error:  # columns of different lengths, or what iterating one raised
-            return raised(error)
-        return self.begin_all(items, call_options, return_exceptions=return_exceptions)
+        return await self.begin_all(items, call_options, return_exceptions=return_exceptions)
 
     def begin_all(
         self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
@@ -260,27 +225,19 @@ class Entry:
         call_options = call_options or NO_CALL_OPTIONS
         return self._map(items, call_options, return_exceptions=return_exceptions)
 
-    def begin_stream(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> ResultStream[Any]:
-        """Binds a call and returns the stream that makes it when it is entered.
-
-        Raises:
-            TypeError: The arguments don't fit the handler's parameters.
-        """
-        return self.begin_stream_of(self._binding.item(args, kwargs), call_options)
-
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
-        """Returns the stream of a call whose arguments are bound already.
+        """Returns the stream of a call whose arguments are bound already; entering it makes it."""
+        return ResultStream(partial(self._entered_with, item, call_options))
 
-        Functions of one item run here. Their errors, and the one for an item that is too large, are
-        raised when the stream is entered.
-        """
-        try:
-            options = self.options_of(item, call_options)
-        except Exception as error:
-            return late_stream(partial(_refused, [error]))
-        return ResultStream(self._shared_for(call_options) or self.intake, item, options)
+    def entered(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
+    ) -> tuple[Intake, Request]:
+        """Makes the request of a stream at once; raises the errors of doing so."""
+        return self._entered_with(self._binding.item(args, kwargs), call_options)
+
+    def _entered_with(self, item: Any, call_options: CallOptions | None) -> tuple[Intake, Request]:
+        opener = self._shared_for(call_options) or self.intake
+        return opener.enter_stream(item, self.options_of(item, call_options))
 
     def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
         """Returns the `RequestOptions` of a call; None if it needs none.
@@ -292,13 +249,6 @@ class Entry:
         if call_options is None and not self._needs_request_options:
             return None
         return self._request_options_of(item, call_options or NO_CALL_OPTIONS, self.now())
-
-    def entered(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> tuple[Intake, Request]:
-        """Makes the request of a stream at once; raises the errors of doing so."""
-        item = self._binding.item(args, kwargs)
-        return self.intake.enter_stream(item, self.options_of(item, call_options))
 
     def forget_results(self) -> None:
         """Empties the cache; calls that are made from now on share no request made before."""
@@ -336,7 +286,7 @@ class Entry:
             await anyio.lowlevel.checkpoint()
             raise
         if len(parts) == 1:
-            return await self.call(*parts[0])
+            return await self.intake.call(*parts[0])
         self._count_split(parts)
         try:
             requests = enter_parts(self.intake, parts)
@@ -411,6 +361,10 @@ class Entry:
         self._counters.split_requests += len(parts)
 
 
-def _refused(errors: list[Exception]) -> NoReturn:
-    # Nothing holds the error after this, since its traceback holds the stream.
-    raise errors.pop() if errors else RuntimeError("the call of this stream was refused before")
+async def _raised(error: Exception) -> Any:
+    """Raises an error when it is awaited."""
+    await anyio.lowlevel.checkpoint()
+    try:
+        raise error
+    finally:
+        del error  # its traceback holds this frame

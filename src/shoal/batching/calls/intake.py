@@ -11,13 +11,16 @@ from contextvars import copy_context
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
+
 from shoal.batching.calls.deadlines import Deadlines
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.calls.refusals import Refusals
+from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import Request, State
-from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
+from shoal.errors import BatcherClosed, DeadlineExceeded, NotOpen, ShoalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -76,40 +79,65 @@ class Intake:
         self.soon = parking.soon
         self.ring = ring
         self._adopt = adopt
-        self._find_elsewhere: Callable[[], Any] | None = None
         self.parking = parking
         self._counters = counters
         self._timers = former.overdue.timers
         self._batches = former.batches
         self._now = parking.now
+        self._park = parking.park
         self._new_waiter = parking.new_waiter
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options to the requests made from now on."""
         self.options_factory = RequestOptionsFactory(self.name, options)
 
-    def find_elsewhere_by(self, find: Callable[[], Any] | None) -> None:
-        """Sets what finds the entry of the same function in the caller's event loop, or nothing."""
-        self._find_elsewhere = find
-
     def adopt(self) -> None:
         """Applies changed options that are pending, if no batch is filling."""
         if self.former.awaits_change:
             self._adopt()
 
-    async def call_elsewhere(self, item: Any, options: RequestOptions | None) -> Any:
-        """Makes a call in the caller's event loop, which is another one."""
-        entry = self._entry_here()
-        if options is None:
-            return await entry.begin_item(item, None)
-        options.move(entry.now() - self._now())
-        return await entry.call(item, options)
+    async def call(self, item: Any, options: RequestOptions | None) -> Any:
+        """Adds one request to the queue, and waits for its result.
 
-    def _entry_here(self) -> Any:
-        """Returns the entry for the caller's event loop, or raises why there is none."""
-        if self._find_elsewhere is None:
-            raise self.refusals.elsewhere()
-        return self._find_elsewhere()
+        Returns:
+            What the handler returned for the item.
+
+        Raises:
+            Overloaded: The queue is full.
+            DeadlineExceeded: The call ran out of time.
+            BatcherClosed: The batcher stopped before it could answer.
+            NotOpen: It is awaited in another event loop.
+            WouldDeadlock: The handler that makes the call would wait for itself.
+            Exception: What the handler raised, or returned as this request's result.
+
+        Cancellation: the request is dropped from the queue or its batch; others are not affected.
+        """
+        request = self.new_request(item, options, None, self._now())
+        try:
+            if self._batches and running_batch.get(None) is not None:
+                self.refusals.refuse_blocked()
+            self.add(request)
+        except Exception as error:
+            if not isinstance(error, NotOpen):  # that is raised in another event loop
+                await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
+            raise
+        try:
+            await self._park(request)
+        except BaseException as error:
+            self.abandon(request)
+            # Another event loop raises these for a waiter of this one.
+            if not isinstance(error, (TypeError, RuntimeError)) or self.home.loop.is_here:
+                raise
+            raise self.refusals.elsewhere() from error
+        finally:
+            if request.options is not None:
+                self.former.overdue.forget(request)
+        if request.error is None:
+            return request.value
+        try:
+            raise request.error
+        finally:
+            request.error = None  # its traceback holds this frame
 
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Adds one request to the queue; the caller must wait immediately, until it is woken.
@@ -139,17 +167,16 @@ class Intake:
         """Adds the request of one stream to the queue; its waiter is the stream's buffer.
 
         Returns:
-            The intake that has it, which is another one in another event loop; and the request.
+            This object, and the request.
 
         Raises:
             Overloaded: The queue is full.
             BatcherClosed: The batcher has stopped.
-            NotOpen: It is called in another event loop than the batcher's, and not open there.
+            NotOpen: It is called in another event loop than the batcher's.
             WouldDeadlock: The handler that makes the call would wait for itself.
         """
         if not self.parking.seems_here():
-            there: Intake = self._entry_here().intake
-            return there.enter_stream(item, options)
+            raise self.refusals.elsewhere()
         if self._batches:
             self.refusals.refuse_blocked()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)

@@ -75,10 +75,10 @@ class Sharing:
         self._flights.clear()
 
     async def call(self, item: Any, options: RequestOptions | None) -> Any:
-        """Makes a call with one result; see `call_with_options`."""
+        """Makes a call with one result; see `Intake.call`."""
         intake = self._intake
         if not intake.parking.seems_here():
-            return await intake.call_elsewhere(item, options)
+            raise intake.refusals.elsewhere()
         try:
             request = self.enter(item, options)
         except Exception:
@@ -196,7 +196,7 @@ class Sharing:
         """Makes the request of one stream; as `Intake.enter_stream` does, but it may have ended."""
         intake = self._intake
         if not intake.parking.seems_here():
-            return intake.enter_stream(item, options)  # finds the queue of that event loop
+            raise intake.refusals.elsewhere()
         request = self.enter(item, options, _NO_BUFFER)
         if request.waiter is _NO_BUFFER:  # it was answered from the cache
             capacity = intake.former.options.stream_buffer

@@ -163,9 +163,10 @@ class ShadowFlow:
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions
     ) -> Any:
         method_batcher = await self.backend.method_batcher(method)
+        entry = method_batcher.entry()
         if not method_batcher.streams:
-            return await method_batcher.entry().begin(args, kwargs, call_options)
-        async with method_batcher.entry().begin_stream(args, kwargs, call_options) as stream:
+            return await entry.begin(args, kwargs, call_options)
+        async with entry.begin_stream_of(entry.item(args, kwargs), call_options) as stream:
             return [item async for item in stream]
 
     def _count_alike(self, first: Any, second: Any) -> None:
