@@ -7,14 +7,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
+from anyio.lowlevel import checkpoint
 
 from shoal.batching.calls.groups import Splitting, any_failed, let_go_of_errors
+from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
 from shoal.batching.calls.mapping import enter_parts, map_alike, map_calls, wait_for
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
+from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
 
+FINISHED = State.FINISHED
+
 
 class Entry:
     """The entry point for calls of an open batcher.
 
     Attributes:
+        divides: Whether an item may be divided into several requests.
         now: The event loop's clock.
         intake: The intake to which requests are added.
         options_factory: Makes the `RequestOptions` of calls.
@@ -47,6 +52,7 @@ class Entry:
         counters: Counters,
     ) -> None:
         self.intake = intake
+        self._enter_bare = intake.enter
         self._binding = binding
         self.now = now
         self._counters = counters
@@ -71,41 +77,53 @@ class Entry:
             or not self.intake.former.takes_anyone
             or self._sharing is not None
         )
-        self._divides = options.split is not None
+        self._takes_bare = self._binding.takes_bare and not self._needs_request_options
+        self.divides = options.split is not None
         self._request_options_of: Callable[[Any, CallOptions, float], RequestOptions] = (
             self._request_options_in_scope
             if options.use_scope_deadline
             else self.options_factory.of
         )
 
-    def begin(
+    def enter(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> Coroutine[Any, Any, Any]:
-        """Binds a call and returns the coroutine that makes it.
+    ) -> Request:
+        """Binds a call, and queues its request, at which the caller must `Intake.park` at once.
+
+        Its item must not be one that `divides`.
 
         Raises:
             TypeError: The arguments don't fit the handler's parameters.
+            Exception: As `Intake.enter`; or what a function of one item raised.
         """
-        return self.begin_item(self._binding.item(args, kwargs), call_options)
+        if self._takes_bare and call_options is None and len(args) == 1 and not kwargs:
+            return self._enter_bare(args[0], None)
+        item = self._binding.item(args, kwargs)
+        return self._enter(call_options)(item, self.options_of(item, call_options), None)
 
-    def begin_item(self, item: Any, call_options: CallOptions | None) -> Coroutine[Any, Any, Any]:
-        """Returns the coroutine of a call whose arguments are bound already.
+    async def call(self, item: Any, call_options: CallOptions | None) -> Any:
+        """Makes a call whose arguments are bound already, and returns its result.
 
-        Functions of one item run here, when the call is made. Their errors, and the one for an item
-        that is too large, are raised when the call is awaited.
+        Raises:
+            Exception: As `UnaryCall`.
         """
-        if call_options is None and not self._needs_request_options:
-            return self.intake.call(item, None)
-        call_options = call_options or NO_CALL_OPTIONS
+        intake, request = self.intake, None
         try:
-            options = self._request_options_of(item, call_options, self.now())
-        except Exception as error:
-            return _raised(error)
-        if self._divides:
-            return self._call_divided(item, options, call_options)
-        if self._sharing is not None and call_options.share:
-            return self._sharing.call(item, options)
-        return self.intake.call(item, options)
+            options = self.options_of(item, call_options)
+            if self.divides:
+                assert options is not None
+                return await self._call_divided(item, options, call_options or NO_CALL_OPTIONS)
+            request = self._enter(call_options)(item, options, None)
+            await (checkpoint() if request.state is FINISHED else intake.park(request))
+        except BaseException as error:
+            if not await intake.has_missed(request, error):
+                raise
+        else:
+            return result_of(request)
+        finally:
+            if request is not None:
+                intake.former.overdue.forget(request)
+        raise intake.refusals.elsewhere()
 
     def begin_unless_left(
         self, item: Any, call_options: CallOptions | None, departure: Departure
@@ -119,13 +137,9 @@ class Entry:
             call_options: Its options.
             departure: How to learn that the caller has left.
         """
-        if self._divides:  # it may have several requests
-            call = self.begin_item(item, call_options)
-            return run_unless_left(departure, lambda: call)
-        try:
-            options = self.options_of(item, call_options)
-        except Exception as error:
-            return _raised(error)
+        if self.divides:  # it may have several requests
+            return run_unless_left(departure, partial(self.call, item, call_options))
+        options = self.options_of(item, call_options)
         return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
 
     def begin_pending(
@@ -153,7 +167,7 @@ class Entry:
         Raises:
             Exception: As for any call that is refused.
         """
-        if self._divides:
+        if self.divides:
             return None
         intake = self.intake
         if loop != intake.home.loop:
@@ -162,24 +176,10 @@ class Entry:
         options.metadata = metadata
         pending = PendingCall(intake, ended)
         if self._sharing is None:
-            pending.made(intake.enter_here(item, options, pending, now))
+            pending.made(intake.enter(item, options, pending))
         else:
             pending.made(self._enter(call_options)(item, options, pending))
         return pending
-
-    def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
-        """Returns the coroutine of a call whose arguments are bound, and which has only metadata.
-
-        Args:
-            item: Its item.
-            options: Its options, made by `shared_options`.
-
-        Raises:
-            As `begin_item`.
-        """
-        if self._needs_request_options:
-            return self.begin_item(item, CallOptions(metadata=options.metadata))
-        return self.intake.call(item, options)
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Binds a call, and returns its item.
@@ -208,7 +208,7 @@ class Entry:
             else:
                 items = [self._binding.item(args, {}) for args in zip(*columns, strict=True)]
         except Exception:
-            await anyio.lowlevel.checkpoint()
+            await checkpoint()
             raise
         return await self.begin_all(items, call_options, return_exceptions=return_exceptions)
 
@@ -273,26 +273,12 @@ class Entry:
         self, item: Any, options: RequestOptions, call_options: CallOptions
     ) -> Any:
         """Makes one call with one or several requests; the first that fails ends it."""
-        # Only now: the parts depend on what is queued when the call is.
         splitting = self._splitting
-        try:
-            if options.options_factory is not self.options_factory:  # configured since
-                deadline, due = options.deadline, options.due
-                options = self._request_options_of(item, call_options, self.now())
-                options.deadline, options.due = deadline, due
-            queued = self.intake.former.size_beside(options)
-            parts = splitting.parts(item, options, call_options, self.now(), queued)
-        except Exception:
-            await anyio.lowlevel.checkpoint()
-            raise
-        if len(parts) == 1:
-            return await self.intake.call(*parts[0])
-        self._count_split(parts)
-        try:
-            requests = enter_parts(self.intake, parts)
-        except Exception:
-            await anyio.lowlevel.checkpoint()
-            raise
+        queued = self.intake.former.size_beside(options)
+        parts = splitting.parts(item, options, call_options, self.now(), queued)
+        if len(parts) > 1:
+            self._count_split(parts)
+        requests = enter_parts(self.intake, parts)
         waiter: GroupWaiter = requests[0].waiter
         waiter.has_failed = partial(any_failed, requests)
         await wait_for(self.intake, requests)
@@ -323,7 +309,7 @@ class Entry:
         try:
             calls = [divided(item, call_options, now, entering) for item in items]
         except Exception:
-            await anyio.lowlevel.checkpoint()
+            await checkpoint()
             raise
         return await map_calls(
             self.intake, self._splitting, calls, return_exceptions=return_exceptions
@@ -359,12 +345,3 @@ class Entry:
     def _count_split(self, parts: list[Part]) -> None:
         self._counters.split_calls += 1
         self._counters.split_requests += len(parts)
-
-
-async def _raised(error: Exception) -> Any:
-    """Raises an error when it is awaited."""
-    await anyio.lowlevel.checkpoint()
-    try:
-        raise error
-    finally:
-        del error  # its traceback holds this frame

@@ -20,7 +20,7 @@ from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import Request, State
-from shoal.errors import BatcherClosed, DeadlineExceeded, NotOpen, ShoalError
+from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,6 +52,7 @@ class Intake:
 
     Attributes:
         name, former, parking, ring: As above.
+        park: See `Parking.park`.
         options_factory: Makes the `RequestOptions` of requests under the current options.
         deadlines: Ends requests that run out of time; a task must run it.
         refusals: Makes the errors for calls that the batcher does not answer.
@@ -84,8 +85,7 @@ class Intake:
         self._timers = former.overdue.timers
         self._batches = former.batches
         self._now = parking.now
-        self._park = parking.park
-        self._new_waiter = parking.new_waiter
+        self.park = parking.park
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options to the requests made from now on."""
@@ -96,72 +96,47 @@ class Intake:
         if self.former.awaits_change:
             self._adopt()
 
-    async def call(self, item: Any, options: RequestOptions | None) -> Any:
-        """Adds one request to the queue, and waits for its result.
-
-        Returns:
-            What the handler returned for the item.
-
-        Raises:
-            Overloaded: The queue is full.
-            DeadlineExceeded: The call ran out of time.
-            BatcherClosed: The batcher stopped before it could answer.
-            NotOpen: It is awaited in another event loop.
-            WouldDeadlock: The handler that makes the call would wait for itself.
-            Exception: What the handler raised, or returned as this request's result.
-
-        Cancellation: the request is dropped from the queue or its batch; others are not affected.
-        """
-        request = self.new_request(item, options, None, self._now())
-        try:
-            if self._batches and running_batch.get(None) is not None:
-                self.refusals.refuse_blocked()
-            self.add(request)
-        except Exception as error:
-            if not isinstance(error, NotOpen):  # that is raised in another event loop
-                await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
-            raise
-        try:
-            await self._park(request)
-        except BaseException as error:
-            self.abandon(request)
-            # Another event loop raises these for a waiter of this one.
-            if not isinstance(error, (TypeError, RuntimeError)) or self.home.loop.is_here:
-                raise
-            raise self.refusals.elsewhere() from error
-        finally:
-            if request.options is not None:
-                self.former.overdue.forget(request)
-        if request.error is None:
-            return request.value
-        try:
-            raise request.error
-        finally:
-            request.error = None  # its traceback holds this frame
-
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
-        """Adds one request to the queue; the caller must wait immediately, until it is woken.
+        """Makes a request and adds it to the queue; the caller must `park` at once.
 
-        Without a waiter it gets one of its own, which the caller awaits, in the batcher's loop.
+        Args:
+            item: What the caller passed.
+            options: Its options; None for none.
+            waiter: Its waiter; None if its caller parks, which must be in the batcher's loop.
 
         Raises:
             Overloaded: The queue is full.
             DeadlineExceeded: Its deadline has passed already.
             BatcherClosed: The batcher has stopped.
             NotOpen: It is called in another event loop than the batcher's.
+            WouldDeadlock: The handler that makes the call would wait for itself.
         """
-        if waiter is None:
-            waiter = self._new_waiter()
-        elif not self.parking.seems_here():
+        if waiter is not None and not self.parking.seems_here():
             raise self.refusals.elsewhere()
-        return self.enter_here(item, options, waiter, self._now())
-
-    def enter_here(
-        self, item: Any, options: RequestOptions | None, waiter: Any, now: float
-    ) -> Request:
-        """Does the same for a caller in the batcher's loop that knows what time it is there."""
-        self.add(request := self.new_request(item, options, waiter, now))
+        if self._batches and running_batch.get(None) is not None:
+            self.refusals.refuse_blocked()
+        request = self.new_request(item, options, waiter, self._now())
+        self.add(request)
         return request
+
+    async def has_missed(self, request: Request | None, error: BaseException) -> bool:
+        """Drops the request of a call that has failed before it was answered.
+
+        Args:
+            request: The request; None if it was refused, which is a checkpoint then.
+            error: What was raised.
+
+        Returns:
+            Whether the call was made in another event loop than the batcher's.
+        """
+        if request is not None:
+            self.abandon(request)
+            # Another event loop raises these for a waiter of this one.
+            return isinstance(error, (TypeError, RuntimeError)) and not self.home.loop.is_here
+        if not self.home.loop.is_here:
+            return True
+        await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
+        return False
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
         """Adds the request of one stream to the queue; its waiter is the stream's buffer.
@@ -175,14 +150,8 @@ class Intake:
             NotOpen: It is called in another event loop than the batcher's.
             WouldDeadlock: The handler that makes the call would wait for itself.
         """
-        if not self.parking.seems_here():
-            raise self.refusals.elsewhere()
-        if self._batches:
-            self.refusals.refuse_blocked()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
-        request = self.new_request(item, options, buffer, self._now())
-        self.add(request)
-        return self, request
+        return self, self.enter(item, options, buffer)
 
     def enter_group(
         self, items: list[Any], options: Sequence[RequestOptions] | None
@@ -248,7 +217,7 @@ class Intake:
         Args:
             item: What the caller passed.
             options: Its options.
-            waiter: Its waiter; None if the caller sets it.
+            waiter: Its waiter.
             now: The time, in seconds.
         """
         request = Request()
@@ -269,6 +238,12 @@ class Intake:
             BatcherClosed: The batcher has stopped.
         """
         former, options = self.former, request.options
+        if options is None and former.live < former.free_room:
+            # Nothing is to be checked, and there is room.
+            request.state = QUEUED
+            if former.arrive(request):
+                self.ring()
+            return
         if former.awaits_change:
             self._adopt()
         if options is None or options.options_factory is not self.options_factory:
@@ -413,3 +388,13 @@ class Intake:
         request.error = error
         self._counters.failed += 1
         self.parking.wake_all((request,))
+
+
+def result_of(request: Request) -> Any:
+    """Returns the result of a request that has ended, or raises its error."""
+    if request.error is None:
+        return request.value
+    try:
+        raise request.error
+    finally:
+        request.error = None  # its traceback holds this frame

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls.call import StreamCall, UnaryCall, mark_as_async
 from shoal.batching.current import running_replica
-from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import Unpack
 
@@ -50,7 +49,8 @@ class Decorated:
     def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
         """Sets what the method is bound to, and the entries open for this object, by thread."""
         self._receiver = receiver
-        self._here = here
+        self._here: Mapping[int, Entry] = here
+        self._entries = here
         self.__signature__ = self._opening.signature_for(receiver)
 
     def bound_to(self, receiver: object) -> Self:
@@ -154,13 +154,13 @@ class Decorated:
 
     def enter_at(self, entry: Entry) -> None:
         """Sets the entry for calls in this thread."""
-        self._here[get_ident()] = entry
+        self._entries[get_ident()] = entry
 
     def enter_no_more(self, entry: Entry) -> None:
         """Removes an entry; calls do not use it any more."""
-        for thread, there in tuple(self._here.items()):
+        for thread, there in tuple(self._entries.items()):
             if there is entry:
-                del self._here[thread]
+                del self._entries[thread]
 
     def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
         """Returns the handler, the function with the signature of calls, and the options."""
@@ -198,6 +198,9 @@ class Decorated:
             return self._opening.found(args[0]).entry, args[1:]
         return self._find(), args
 
+    def _elsewhere(self, intake: Intake) -> Entry:
+        return self._find()
+
     def _has_receiver(self, args: tuple[Any, ...]) -> bool:
         """Returns whether the first argument is the receiver of a method."""
         opening = self._opening
@@ -231,23 +234,6 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     def __init__(self, opening: Opening) -> None:
         self._decorate(opening)
         mark_as_async(self)
-
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Makes one call, and returns its result."""
-        result: R
-        entry = self._here.get(get_ident())
-        if entry is not None:
-            try:
-                result = await entry.begin(args, kwargs, None)
-            except NotOpen:
-                if entry.intake.home.loop.is_here:
-                    raise
-                # Another event loop runs in this thread than the one it is open in.
-            else:
-                return result
-        entry, rest = self._found_for(args)
-        result = await entry.begin(rest, kwargs, None)
-        return result
 
 
 class BatchedGenerator(Decorated, StreamCall[P, R]):

@@ -164,9 +164,10 @@ class ShadowFlow:
     ) -> Any:
         method_batcher = await self.backend.method_batcher(method)
         entry = method_batcher.entry()
+        item = entry.item(args, kwargs)
         if not method_batcher.streams:
-            return await entry.begin(args, kwargs, call_options)
-        async with entry.begin_stream_of(entry.item(args, kwargs), call_options) as stream:
+            return await entry.call(item, call_options)
+        async with entry.begin_stream_of(item, call_options) as stream:
             return [item async for item in stream]
 
     def _count_alike(self, first: Any, second: Any) -> None:
