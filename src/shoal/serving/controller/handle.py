@@ -114,11 +114,8 @@ class EndpointHandle(AsyncHandle):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         stream: bool,
-    ) -> tuple[MethodBatcher, Entry, Any, CallOptions | None]:
-        """Chooses the batcher of a call; returns it, its entry, the item, and the call options.
-
-        There are no options if the call has none but the metadata.
-        """
+    ) -> tuple[MethodBatcher, Entry, Any, CallOptions]:
+        """Chooses the batcher of a call; returns it, its entry, the item, and the call options."""
         chosen, spent_s = self.handle_options, 0.0
         backend = endpoint.backend_for(chosen.shard_key)
         method_batcher = (
@@ -167,14 +164,12 @@ class EndpointHandle(AsyncHandle):
                 "put both into one item"
             ) from error
 
-    def _call_options(self, spent_s: float) -> CallOptions | None:
+    def _call_options(self, spent_s: float) -> CallOptions:
         """Returns the options of a call whose routing took this long, in seconds."""
         timeout_s, priority = time_left(anyio.current_time), self.handle_options.priority
         if self.handle_options.timeout_s is not None:
             own_s = max(0.0, self.handle_options.timeout_s - spent_s)
             timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
-        if timeout_s is None and priority is None:
-            return None
         return CallOptions(timeout_s, self._metadata, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
