@@ -37,7 +37,8 @@ class Entry:
     """The entry point for calls of an open batcher.
 
     Attributes:
-        divides: Whether an item may be divided into several requests.
+        item: Binds the arguments of a call, and returns its item; see `Binding.item`.
+        needs_options: Whether each request needs `RequestOptions`, or a call more than one request.
         now: The event loop's clock.
         intake: The intake to which requests are added.
         options_factory: Makes the `RequestOptions` of calls.
@@ -52,8 +53,8 @@ class Entry:
         counters: Counters,
     ) -> None:
         self.intake = intake
-        self._enter_bare = intake.enter
         self._binding = binding
+        self.item = binding.item
         self.now = now
         self._counters = counters
         self._sharing: Sharing | None = None
@@ -70,36 +71,20 @@ class Entry:
             self._sharing = self._sharing or Sharing(self.intake, self._counters)
             self._sharing.configure(options)
         self._splitting = Splitting(self.intake.name, options, self.options_factory)
-        self._needs_request_options = (
+        self.needs_options = (
             self.options_factory.of_each
             or options.request_timeout_s is not None
             or options.use_scope_deadline
             or not self.intake.former.takes_anyone
             or self._sharing is not None
+            or options.split is not None
         )
-        self._takes_bare = self._binding.takes_bare and not self._needs_request_options
-        self.divides = options.split is not None
+        self._divides = options.split is not None
         self._request_options_of: Callable[[Any, CallOptions, float], RequestOptions] = (
             self._request_options_in_scope
             if options.use_scope_deadline
             else self.options_factory.of
         )
-
-    def enter(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> Request:
-        """Binds a call, and queues its request, at which the caller must `Intake.park` at once.
-
-        Its item must not be one that `divides`.
-
-        Raises:
-            TypeError: The arguments don't fit the handler's parameters.
-            Exception: As `Intake.enter`; or what a function of one item raised.
-        """
-        if self._takes_bare and call_options is None and len(args) == 1 and not kwargs:
-            return self._enter_bare(args[0], None)
-        item = self._binding.item(args, kwargs)
-        return self._enter(call_options)(item, self.options_of(item, call_options), None)
 
     async def call(self, item: Any, call_options: CallOptions | None) -> Any:
         """Makes a call whose arguments are bound already, and returns its result.
@@ -110,7 +95,7 @@ class Entry:
         intake, request = self.intake, None
         try:
             options = self.options_of(item, call_options)
-            if self.divides:
+            if self._divides:
                 assert options is not None
                 return await self._call_divided(item, options, call_options or NO_CALL_OPTIONS)
             request = self._enter(call_options)(item, options, None)
@@ -119,10 +104,8 @@ class Entry:
             if not await intake.has_missed(request, error):
                 raise
         else:
+            intake.former.overdue.forget(request)
             return result_of(request)
-        finally:
-            if request is not None:
-                intake.former.overdue.forget(request)
         raise intake.refusals.elsewhere()
 
     def begin_unless_left(
@@ -137,7 +120,7 @@ class Entry:
             call_options: Its options.
             departure: How to learn that the caller has left.
         """
-        if self.divides:  # it may have several requests
+        if self._divides:  # it may have several requests
             return run_unless_left(departure, partial(self.call, item, call_options))
         options = self.options_of(item, call_options)
         return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
@@ -167,7 +150,7 @@ class Entry:
         Raises:
             Exception: As for any call that is refused.
         """
-        if self.divides:
+        if self._divides:
             return None
         intake = self.intake
         if loop != intake.home.loop:
@@ -180,14 +163,6 @@ class Entry:
         else:
             pending.made(self._enter(call_options)(item, options, pending))
         return pending
-
-    def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Binds a call, and returns its item.
-
-        Raises:
-            TypeError: The arguments don't fit the handler's parameters.
-        """
-        return self._binding.item(args, kwargs)
 
     async def map(
         self,
@@ -216,7 +191,7 @@ class Entry:
         self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
     ) -> Coroutine[Any, Any, list[Any]]:
         """Returns the coroutine of many calls whose arguments are bound already."""
-        if call_options is None and not self._needs_request_options:
+        if call_options is None and not self.needs_options:
             return self._map_alike(items, return_exceptions=return_exceptions)
         sharing = self._shared_for(call_options)
         if sharing is not None:
@@ -246,7 +221,7 @@ class Entry:
             ItemTooLarge: The item does not fit into any batch.
             Exception: What a function of one item raised.
         """
-        if call_options is None and not self._needs_request_options:
+        if call_options is None and not self.needs_options:
             return None
         return self._request_options_of(item, call_options or NO_CALL_OPTIONS, self.now())
 
@@ -294,7 +269,7 @@ class Entry:
         """Makes calls that have only an item."""
         self.intake.check_loop()
         self.intake.adopt()
-        if self._needs_request_options:  # configured since
+        if self.needs_options:  # configured since
             return await self._map(items, NO_CALL_OPTIONS, return_exceptions=return_exceptions)
         return await map_alike(self.intake, items, return_exceptions=return_exceptions)
 

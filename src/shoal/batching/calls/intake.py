@@ -18,6 +18,7 @@ from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.calls.refusals import Refusals
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
+from shoal.core.forming.admission import QUIET
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
@@ -82,7 +83,6 @@ class Intake:
         self._adopt = adopt
         self.parking = parking
         self._counters = counters
-        self._timers = former.overdue.timers
         self._batches = former.batches
         self._now = parking.now
         self.park = parking.park
@@ -116,7 +116,12 @@ class Intake:
         if self._batches and running_batch.get(None) is not None:
             self.refusals.refuse_blocked()
         request = self.new_request(item, options, waiter, self._now())
-        self.add(request)
+        former = self.former
+        if options is not None or former.live >= former.free_room:  # else nothing is to be checked
+            self._prepare(request)
+        self._admit(request)
+        if request.options is not None:
+            self.deadlines.watch(request)
         return request
 
     async def has_missed(self, request: Request | None, error: BaseException) -> bool:
@@ -131,6 +136,7 @@ class Intake:
         """
         if request is not None:
             self.abandon(request)
+            self.former.overdue.forget(request)
             # Another event loop raises these for a waiter of this one.
             return isinstance(error, (TypeError, RuntimeError)) and not self.home.loop.is_here
         if not self.home.loop.is_here:
@@ -229,43 +235,25 @@ class Intake:
         request.error = request.batch = None
         return request
 
-    def add(self, request: Request) -> None:
-        """Queues or parks a request, and starts its timers.
+    def _prepare(self, request: Request) -> None:
+        """Gives a request its options under those of the batcher now, and checks its deadline.
 
         Raises:
-            Overloaded: There is no room for it.
+            NotOpen: Its caller is in another event loop, and the queue may be full. Another request
+                could be shed for it.
             DeadlineExceeded: Its deadline has passed already.
-            BatcherClosed: The batcher has stopped.
         """
-        former, options = self.former, request.options
-        if options is None and former.live < former.free_room:
-            # Nothing is to be checked, and there is room.
-            request.state = QUEUED
-            if former.arrive(request):
-                self.ring()
-            return
+        former = self.former
+        is_free = former.admits_freely and former.live < former.room.most
+        if not is_free and not self.parking.seems_here():
+            raise self.refusals.elsewhere()
         if former.awaits_change:
             self._adopt()
-        if options is None or options.options_factory is not self.options_factory:
+        if request.options is None or request.options.options_factory is not self.options_factory:
             self._renew(request)
-            options = request.options
-        deadline = None if options is None else options.deadline
+        deadline = request.deadline
         if deadline is not None and deadline <= request.arrived_at:
             raise self.refusals.late((request,))
-        if former.admits_freely and not former.parked and former.live < former.room.most:
-            request.state = QUEUED
-            if former.arrive(request):
-                self.ring()
-        else:
-            self._admit(request)
-        if options is None:
-            return
-        if former.overdue.limits_queue or options.queue_timeout_s is not None:
-            self.deadlines.watch(request)
-        elif deadline is not None:  # Overdue.watch, inlined: 4 % of a call
-            options.timer = self._timers.add(deadline, request)
-            if deadline < self.deadlines.asleep_until:
-                self.deadlines.look()
 
     def _renew(self, request: Request) -> None:
         """Recomputes the request's options under the batcher's current options."""
@@ -277,11 +265,15 @@ class Intake:
             del error  # its traceback holds this frame
 
     def _admit(self, request: Request) -> None:
-        """Queues or parks a request; raises as `add` does."""
-        if not self.parking.seems_here():
-            # Otherwise another request could be shed for a caller that can't be answered.
-            raise self.refusals.elsewhere()
+        """Queues or parks a request.
+
+        Raises:
+            Overloaded: There is no room for it.
+            BatcherClosed: The batcher has stopped.
+        """
         admission = self.former.admit(request)
+        if admission is QUIET:
+            return
         if admission.refusal is not None:
             raise self.refusals.not_admitted(admission.refusal, (request,))
         if admission.victim is not None:

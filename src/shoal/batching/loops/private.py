@@ -16,11 +16,12 @@ than its batch. `tests/batching/test_private.py` takes each away.
 
 from __future__ import annotations
 
-import asyncio
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator
 
     import trio
@@ -59,11 +60,12 @@ def is_not_taken_up(future: object) -> bool:
 
 def tasks_that_await(future: object) -> Iterator[Any]:
     """Yields the tasks that await a future, or gather it with others; else none."""
+    loaded = sys.modules["asyncio"]  # not imported, since a program on trio has none
     for callback, *_ in getattr(future, OF_FUTURES, None) or ():
         owner = getattr(callback, "__self__", None)
-        if isinstance(owner, asyncio.Task):
+        if isinstance(owner, loaded.Task):
             yield owner
-        elif isinstance(owner, asyncio.TaskGroup):
+        elif isinstance(owner, loaded.TaskGroup):
             yield getattr(owner, "_parent_task", None)
         elif getattr(callback, "__module__", "") == "asyncio.tasks":  # of gather(), or of shield()
             for name, waiter in zip(
