@@ -120,6 +120,7 @@ KNOW_AN_EVENT_LOOP = {
     "shoal.batching.loops.asyncio_parking",  # a caller parks on the loop's own primitive
     "shoal.batching.loops.event_loop",  # names their types
     "shoal.batching.loops.parking",  # as well
+    "shoal.batching.loops.private",  # lists what is read of their private parts
     "shoal.batching.loops.trio_parking",
     "shoal.commands.server.process",  # starts the process's loop
     "shoal.commands.server.signals",  # wakes it

@@ -93,7 +93,7 @@ async def test_a_call_that_does_not_fit_run_is_refused_alone(
         async with anyio.create_task_group() as tasks:
             first = await line_up(tasks, call(left=1, right=2))
             with pytest.raises(TypeError, match=said):
-                call(*args, **kwargs)
+                await call(*args, **kwargs)
             second = await line_up(tasks, call(left=3, right=4, scale=10))
         assert [caller.outcome for caller in first + second] == [3, 70]
 
@@ -104,7 +104,7 @@ async def test_a_handler_names_the_missing_arguments_as_well() -> None:
 
     async with shoal.Batcher(handler) as call:
         with pytest.raises(TypeError, match=r"missing required arguments: 'left', 'right'$"):
-            call()
+            await call()
 
 
 class OneParameter:
@@ -118,7 +118,7 @@ async def test_a_model_of_one_parameter_takes_keywords_too() -> None:
     async with shoal.Batcher.over(OneParameter()) as call:
         assert await outcomes(call(text="a"), call()) == ["a!", "nothing!"]
         with pytest.raises(TypeError, match="'words'"):
-            call(words="a")
+            await call(words="a")
 
 
 class OtherOrder:

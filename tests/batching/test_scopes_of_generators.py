@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from contextlib import asynccontextmanager
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -12,7 +11,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, line_up, outcome, read_all, settle
-from shoal.batching.loops import asyncio_parking
+from shoal.batching.loops import private
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -186,5 +185,5 @@ async def test_a_handler_that_forgets_a_scope_takes_no_other_batch_down() -> Non
 async def test_an_anyio_that_keeps_its_scopes_elsewhere_changes_nothing_for_tidy_generators(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asyncio_parking, "import_module", lambda _name: ModuleType("another_anyio"))
+    monkeypatch.setattr(private, "OF_ANYIO", "_absent")
     await test_a_reader_that_leaves_ends_its_batch_and_no_other(make)

@@ -215,12 +215,11 @@ async def test_items_that_were_not_read_in_time_come_before_the_error() -> None:
                 await anext(stream)
 
 
-async def test_a_bad_call_is_a_type_error_before_there_is_a_stream() -> None:
+async def test_a_bad_call_is_a_type_error_when_it_is_entered() -> None:
     async with shoal.Batcher(count) as call:
-        with pytest.raises(TypeError):
-            call()
-        with pytest.raises(TypeError):
-            call(1, 2)
+        for wrong in (call(), call(1, 2)):
+            with pytest.raises(TypeError):
+                await wrong.__aenter__()
 
 
 async def test_the_request_is_made_on_entering() -> None:

@@ -122,11 +122,11 @@ async def test_a_plain_handler_that_forgets_to_wait_for_a_call_is_told_how() -> 
         return [other(item) for item in items]
 
     async with shoal.open_batchers(double), shoal.Batcher(outer) as call:
-        with pytest.raises(shoal.WrongResultType, match=r"a coroutine of double.*double\.from_thr"):
+        with pytest.raises(shoal.WrongResultType, match=r"a coroutine,.* f\.from_thread"):
             await call(4)
         assert double.batcher.statistics().finished == 0
     async with shoal.Batcher(outer_of_others) as call:
-        with pytest.raises(shoal.WrongResultType, match=r"a coroutine of other.*from_thread\.run"):
+        with pytest.raises(shoal.WrongResultType, match=r"a coroutine,.*from_thread\.run"):
             await call(4)
 
 
@@ -446,9 +446,3 @@ async def test_of_two_event_loops_the_thread_says_which() -> None:
         finally:
             done.set()
         other.result(10)
-
-
-def test_a_call_from_plain_code_names_blocking() -> None:
-    for call in (lambda: double(1), lambda: count(1), lambda: Model().predict(1)):
-        with pytest.raises(shoal.NotOpen, match=r"with shoal\.blocking\((double|count|instance)"):
-            call()

@@ -95,7 +95,7 @@ async def test_a_request_that_lacks_a_keyword_is_refused_alone_in_any_order(wron
                 tasks, *(call(first_name=str(number)) for number in range(wrong_at))
             )
             with pytest.raises(TypeError, match="missing required arguments: 'first_name'"):
-                call(last_name="Bo")
+                await call(last_name="Bo")
             callers += await line_up(
                 tasks, *(call(first_name=str(number)) for number in range(wrong_at, 4))
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -742,18 +741,3 @@ async def test_a_signal_ends_the_program_while_a_backend_runs(
     lines = result.stdout.decode().splitlines()
     assert "went on" not in lines
     assert lines[-1] == f"ended by {ended_by}", (lines, result.stderr.decode())
-
-
-def test_so_does_ctrl_c_where_the_event_loop_leaves_it_to_python() -> None:
-    own_loop = SCRIPT.replace(
-        "anyio.run(main, backend=sys.argv[1])",
-        "import asyncio; asyncio.new_event_loop().run_until_complete(main())",
-    )
-    # What is left of the tasks is complained of, and of no interest.
-    own_loop += "\nsys.stdout.flush(); os._exit(0)"
-    script = "\n".join([IMPORTS, BUSY, BUSY_CODE["itself"], own_loop])
-    command = [sys.executable, "-c", script, "asyncio", "SIGINT"]
-    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=15)
-    lines = result.stdout.splitlines()
-    assert "went on" not in lines
-    assert lines[-1] == "ended by KeyboardInterrupt", (lines, result.stderr)

@@ -157,7 +157,7 @@ class Batcher(Generic[C_co]):
         self._scope: anyio.CancelScope | None = None
         self._exit = AsyncExitStack()
         face = StreamCall if self._handler.streams else UnaryCall
-        self.call: C_co = cast("C_co", face(self.find, self._handler.binding.item, self.loops))
+        self.call: C_co = cast("C_co", face(self.find, self.loops))
 
     @classmethod
     def over(cls, model: Model[P, R], *, name: str | None = None, **options: Unpack[OptionKeywords]) -> Batcher[UnaryCall[P, R]]:  # fmt: skip

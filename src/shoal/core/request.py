@@ -155,29 +155,6 @@ class RequestOptions:
         self.queue_timer: Timer | None = None
         self.waits_for_room = False
 
-    def move(self, by_s: float) -> None:
-        """Converts its times to those of a clock that is so many seconds ahead."""
-        if self.deadline is not None:
-            self.deadline += by_s
-        if self.due is not None:
-            self.due += by_s
-
-
-SHARED: Final = object()
-"""Stands in for `RequestOptions.options_factory` in a record that many requests share; all fields
-but the metadata then have their defaults."""
-
-
-def shared_options(metadata: Mapping[str, Any]) -> RequestOptions:
-    """Makes one record for all calls that have this metadata and no other options.
-
-    A call with it is as cheap as one without a record. If the queue has to tell its requests apart,
-    each request gets its own record on admission.
-    """
-    options = RequestOptions(metadata=metadata)
-    options.options_factory = SHARED
-    return options
-
 
 class Request:
     """The request of one call: what the caller passed, and where its result goes.

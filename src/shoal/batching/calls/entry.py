@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
+from anyio.lowlevel import checkpoint
 
 from shoal.batching.calls.groups import Splitting, any_failed, let_go_of_errors
+from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
 from shoal.batching.calls.mapping import enter_parts, map_alike, map_calls, wait_for
-from shoal.batching.calls.one_result import bare_call, call_with_options, raised, single_call
 from shoal.batching.calls.sharing import Sharing
-from shoal.batching.calls.stream import ResultStream, late_stream
+from shoal.batching.calls.stream import ResultStream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
+from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -23,25 +24,23 @@ if TYPE_CHECKING:
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
     from shoal.batching.calls.leaving import Departure, Enter
-    from shoal.batching.calls.one_result import CallOfOne
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
 
+FINISHED = State.FINISHED
+
 
 class Entry:
     """The entry point for calls of an open batcher.
 
     Attributes:
-        takes_bare: Whether one positional argument needs neither binding nor `RequestOptions`.
-        revision: How often options were applied.
-        on_configured: What is called when new options apply.
+        item: Binds the arguments of a call, and returns its item; see `Binding.item`.
+        needs_options: Whether each request needs `RequestOptions`, or a call more than one request.
         now: The event loop's clock.
         intake: The intake to which requests are added.
-        call: Makes a call of an item that is bound, with its `RequestOptions`, if any.
-        find_elsewhere_by: `Intake.find_elsewhere_by`.
         options_factory: Makes the `RequestOptions` of calls.
     """
 
@@ -53,18 +52,12 @@ class Entry:
         now: Callable[[], float],
         counters: Counters,
     ) -> None:
-        self.call = call_with_options(intake)
-        self._call_bare = bare_call(
-            intake, self.call, lambda item: intake.call_elsewhere(item, None)
-        )
         self.intake = intake
-        self.find_elsewhere_by = intake.find_elsewhere_by
         self._binding = binding
+        self.item = binding.item
         self.now = now
         self._counters = counters
         self._sharing: Sharing | None = None
-        self.revision = 0
-        self.on_configured: list[Callable[[], object]] = []
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
@@ -78,12 +71,13 @@ class Entry:
             self._sharing = self._sharing or Sharing(self.intake, self._counters)
             self._sharing.configure(options)
         self._splitting = Splitting(self.intake.name, options, self.options_factory)
-        self._needs_request_options = (
+        self.needs_options = (
             self.options_factory.of_each
             or options.request_timeout_s is not None
             or options.use_scope_deadline
             or not self.intake.former.takes_anyone
             or self._sharing is not None
+            or options.split is not None
         )
         self._divides = options.split is not None
         self._request_options_of: Callable[[Any, CallOptions, float], RequestOptions] = (
@@ -91,56 +85,28 @@ class Entry:
             if options.use_scope_deadline
             else self.options_factory.of
         )
-        self.takes_bare = self._binding.takes_bare and not self._needs_request_options
-        self.revision += 1
-        for tell in self.on_configured:
-            tell()
 
-    def function_of_one(self, elsewhere: CallOfOne) -> CallOfOne | None:
-        """Returns a function that makes calls with one positional argument, by the options now.
-
-        Args:
-            elsewhere: Makes such a call in another event loop.
-
-        Returns:
-            The function; None if such a call needs more than `RequestOptions`.
-        """
-        if self.takes_bare:
-            return bare_call(self.intake, self.call, elsewhere)
-        options = self._options
-        needs_more = self._divides or options.use_scope_deadline or self._sharing is not None
-        if needs_more or not self._binding.takes_bare:
-            return None
-        return single_call(self.intake, self.call, self.options_factory.of, elsewhere)
-
-    def begin(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> Coroutine[Any, Any, Any]:
-        """Binds a call and returns the coroutine that makes it.
+    async def call(self, item: Any, call_options: CallOptions | None) -> Any:
+        """Makes a call whose arguments are bound already, and returns its result.
 
         Raises:
-            TypeError: The arguments don't fit the handler's parameters.
+            Exception: As `UnaryCall`.
         """
-        return self.begin_item(self._binding.item(args, kwargs), call_options)
-
-    def begin_item(self, item: Any, call_options: CallOptions | None) -> Coroutine[Any, Any, Any]:
-        """Returns the coroutine of a call whose arguments are bound already.
-
-        Functions of one item run here, when the call is made. Their errors, and the one for an item
-        that is too large, are raised when the call is awaited.
-        """
-        if call_options is None and not self._needs_request_options:
-            return self._call_bare(item)
-        call_options = call_options or NO_CALL_OPTIONS
+        intake, request = self.intake, None
         try:
-            options = self._request_options_of(item, call_options, self.now())
-        except Exception as error:
-            return raised(error)
-        if self._divides:
-            return self._call_divided(item, options, call_options)
-        if self._sharing is not None and call_options.share:
-            return self._sharing.call(item, options)
-        return self.call(item, options)
+            options = self.options_of(item, call_options)
+            if self._divides:
+                assert options is not None
+                return await self._call_divided(item, options, call_options or NO_CALL_OPTIONS)
+            request = self._enter(call_options)(item, options, None)
+            await (checkpoint() if request.state is FINISHED else intake.park(request))
+        except BaseException as error:
+            if not await intake.has_missed(request, error):
+                raise
+        else:
+            intake.former.overdue.forget(request)
+            return result_of(request)
+        raise intake.refusals.elsewhere()
 
     def begin_unless_left(
         self, item: Any, call_options: CallOptions | None, departure: Departure
@@ -155,12 +121,8 @@ class Entry:
             departure: How to learn that the caller has left.
         """
         if self._divides:  # it may have several requests
-            call = self.begin_item(item, call_options)
-            return run_unless_left(departure, lambda: call)
-        try:
-            options = self.options_of(item, call_options)
-        except Exception as error:
-            return raised(error)
+            return run_unless_left(departure, partial(self.call, item, call_options))
+        options = self.options_of(item, call_options)
         return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
 
     def begin_pending(
@@ -197,61 +159,39 @@ class Entry:
         options.metadata = metadata
         pending = PendingCall(intake, ended)
         if self._sharing is None:
-            pending.made(intake.enter_here(item, options, pending, now))
+            pending.made(intake.enter(item, options, pending))
         else:
             pending.made(self._enter(call_options)(item, options, pending))
         return pending
 
-    def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
-        """Returns the coroutine of a call whose arguments are bound, and which has only metadata.
-
-        Args:
-            item: Its item.
-            options: Its options, made by `shared_options`.
-
-        Raises:
-            As `begin_item`.
-        """
-        if self._needs_request_options:
-            return self.begin_item(item, CallOptions(metadata=options.metadata))
-        return self.call(item, options)
-
-    def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Binds a call, and returns its item.
-
-        Raises:
-            TypeError: The arguments don't fit the handler's parameters.
-        """
-        return self._binding.item(args, kwargs)
-
-    def begin_map(
+    async def map(
         self,
         columns: tuple[Iterable[Any], ...],
         call_options: CallOptions | None,
         *,
         return_exceptions: bool,
-    ) -> Coroutine[Any, Any, list[Any]]:
-        """Binds many calls, one for each element of the columns, and returns their coroutine.
+    ) -> list[Any]:
+        """Binds many calls, one for each element of the columns, and makes them.
 
         Raises:
             TypeError: The columns don't fit the handler's parameters.
+            ValueError: They have different lengths.
         """
         try:
             if self._binding.single and len(columns) == 1:
                 items = list(columns[0])
             else:
                 items = [self._binding.item(args, {}) for args in zip(*columns, strict=True)]
-        except TypeError:
+        except Exception:
+            await checkpoint()
             raise
-        except Exception as error:  # columns of different lengths, or what iterating one raised
-            return raised(error)
-        return self.begin_all(items, call_options, return_exceptions=return_exceptions)
+        return await self.begin_all(items, call_options, return_exceptions=return_exceptions)
 
     def begin_all(
         self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
     ) -> Coroutine[Any, Any, list[Any]]:
         """Returns the coroutine of many calls whose arguments are bound already."""
-        if call_options is None and not self._needs_request_options:
+        if call_options is None and not self.needs_options:
             return self._map_alike(items, return_exceptions=return_exceptions)
         sharing = self._shared_for(call_options)
         if sharing is not None:
@@ -260,27 +200,19 @@ class Entry:
         call_options = call_options or NO_CALL_OPTIONS
         return self._map(items, call_options, return_exceptions=return_exceptions)
 
-    def begin_stream(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> ResultStream[Any]:
-        """Binds a call and returns the stream that makes it when it is entered.
-
-        Raises:
-            TypeError: The arguments don't fit the handler's parameters.
-        """
-        return self.begin_stream_of(self._binding.item(args, kwargs), call_options)
-
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
-        """Returns the stream of a call whose arguments are bound already.
+        """Returns the stream of a call whose arguments are bound already; entering it makes it."""
+        return ResultStream(partial(self._entered_with, item, call_options))
 
-        Functions of one item run here. Their errors, and the one for an item that is too large, are
-        raised when the stream is entered.
-        """
-        try:
-            options = self.options_of(item, call_options)
-        except Exception as error:
-            return late_stream(partial(_refused, [error]))
-        return ResultStream(self._shared_for(call_options) or self.intake, item, options)
+    def entered(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
+    ) -> tuple[Intake, Request]:
+        """Makes the request of a stream at once; raises the errors of doing so."""
+        return self._entered_with(self._binding.item(args, kwargs), call_options)
+
+    def _entered_with(self, item: Any, call_options: CallOptions | None) -> tuple[Intake, Request]:
+        opener = self._shared_for(call_options) or self.intake
+        return opener.enter_stream(item, self.options_of(item, call_options))
 
     def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
         """Returns the `RequestOptions` of a call; None if it needs none.
@@ -289,16 +221,9 @@ class Entry:
             ItemTooLarge: The item does not fit into any batch.
             Exception: What a function of one item raised.
         """
-        if call_options is None and not self._needs_request_options:
+        if call_options is None and not self.needs_options:
             return None
         return self._request_options_of(item, call_options or NO_CALL_OPTIONS, self.now())
-
-    def entered(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
-    ) -> tuple[Intake, Request]:
-        """Makes the request of a stream at once; raises the errors of doing so."""
-        item = self._binding.item(args, kwargs)
-        return self.intake.enter_stream(item, self.options_of(item, call_options))
 
     def forget_results(self) -> None:
         """Empties the cache; calls that are made from now on share no request made before."""
@@ -323,26 +248,12 @@ class Entry:
         self, item: Any, options: RequestOptions, call_options: CallOptions
     ) -> Any:
         """Makes one call with one or several requests; the first that fails ends it."""
-        # Only now: the parts depend on what is queued when the call is.
         splitting = self._splitting
-        try:
-            if options.options_factory is not self.options_factory:  # configured since
-                deadline, due = options.deadline, options.due
-                options = self._request_options_of(item, call_options, self.now())
-                options.deadline, options.due = deadline, due
-            queued = self.intake.former.size_beside(options)
-            parts = splitting.parts(item, options, call_options, self.now(), queued)
-        except Exception:
-            await anyio.lowlevel.checkpoint()
-            raise
-        if len(parts) == 1:
-            return await self.call(*parts[0])
-        self._count_split(parts)
-        try:
-            requests = enter_parts(self.intake, parts)
-        except Exception:
-            await anyio.lowlevel.checkpoint()
-            raise
+        queued = self.intake.former.size_beside(options)
+        parts = splitting.parts(item, options, call_options, self.now(), queued)
+        if len(parts) > 1:
+            self._count_split(parts)
+        requests = enter_parts(self.intake, parts)
         waiter: GroupWaiter = requests[0].waiter
         waiter.has_failed = partial(any_failed, requests)
         await wait_for(self.intake, requests)
@@ -358,7 +269,7 @@ class Entry:
         """Makes calls that have only an item."""
         self.intake.check_loop()
         self.intake.adopt()
-        if self._needs_request_options:  # configured since
+        if self.needs_options:  # configured since
             return await self._map(items, NO_CALL_OPTIONS, return_exceptions=return_exceptions)
         return await map_alike(self.intake, items, return_exceptions=return_exceptions)
 
@@ -373,7 +284,7 @@ class Entry:
         try:
             calls = [divided(item, call_options, now, entering) for item in items]
         except Exception:
-            await anyio.lowlevel.checkpoint()
+            await checkpoint()
             raise
         return await map_calls(
             self.intake, self._splitting, calls, return_exceptions=return_exceptions
@@ -409,8 +320,3 @@ class Entry:
     def _count_split(self, parts: list[Part]) -> None:
         self._counters.split_calls += 1
         self._counters.split_requests += len(parts)
-
-
-def _refused(errors: list[Exception]) -> NoReturn:
-    # Nothing holds the error after this, since its traceback holds the stream.
-    raise errors.pop() if errors else RuntimeError("the call of this stream was refused before")

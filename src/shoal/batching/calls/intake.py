@@ -11,10 +11,14 @@ from contextvars import copy_context
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
+
 from shoal.batching.calls.deadlines import Deadlines
 from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.calls.refusals import Refusals
+from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
+from shoal.core.forming.admission import QUIET
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
@@ -49,6 +53,7 @@ class Intake:
 
     Attributes:
         name, former, parking, ring: As above.
+        park: See `Parking.park`.
         options_factory: Makes the `RequestOptions` of requests under the current options.
         deadlines: Ends requests that run out of time; a task must run it.
         refusals: Makes the errors for calls that the batcher does not answer.
@@ -76,86 +81,83 @@ class Intake:
         self.soon = parking.soon
         self.ring = ring
         self._adopt = adopt
-        self._find_elsewhere: Callable[[], Any] | None = None
         self.parking = parking
         self._counters = counters
-        self._timers = former.overdue.timers
         self._batches = former.batches
         self._now = parking.now
-        self._new_waiter = parking.new_waiter
+        self.park = parking.park
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options to the requests made from now on."""
         self.options_factory = RequestOptionsFactory(self.name, options)
-
-    def find_elsewhere_by(self, find: Callable[[], Any] | None) -> None:
-        """Sets what finds the entry of the same function in the caller's event loop, or nothing."""
-        self._find_elsewhere = find
 
     def adopt(self) -> None:
         """Applies changed options that are pending, if no batch is filling."""
         if self.former.awaits_change:
             self._adopt()
 
-    async def call_elsewhere(self, item: Any, options: RequestOptions | None) -> Any:
-        """Makes a call in the caller's event loop, which is another one."""
-        entry = self._entry_here()
-        if options is None:
-            return await entry.begin_item(item, None)
-        options.move(entry.now() - self._now())
-        return await entry.call(item, options)
-
-    def _entry_here(self) -> Any:
-        """Returns the entry for the caller's event loop, or raises why there is none."""
-        if self._find_elsewhere is None:
-            raise self.refusals.elsewhere()
-        return self._find_elsewhere()
-
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
-        """Adds one request to the queue; the caller must wait immediately, until it is woken.
+        """Makes a request and adds it to the queue; the caller must `park` at once.
 
-        Without a waiter it gets one of its own, which the caller awaits, in the batcher's loop.
+        Args:
+            item: What the caller passed.
+            options: Its options; None for none.
+            waiter: Its waiter; None if its caller parks, which must be in the batcher's loop.
 
         Raises:
             Overloaded: The queue is full.
             DeadlineExceeded: Its deadline has passed already.
             BatcherClosed: The batcher has stopped.
             NotOpen: It is called in another event loop than the batcher's.
+            WouldDeadlock: The handler that makes the call would wait for itself.
         """
-        if waiter is None:
-            waiter = self._new_waiter()
-        elif not self.parking.seems_here():
+        if waiter is not None and not self.parking.seems_here():
             raise self.refusals.elsewhere()
-        return self.enter_here(item, options, waiter, self._now())
-
-    def enter_here(
-        self, item: Any, options: RequestOptions | None, waiter: Any, now: float
-    ) -> Request:
-        """Does the same for a caller in the batcher's loop that knows what time it is there."""
-        self.add(request := self.new_request(item, options, waiter, now))
+        if self._batches and running_batch.get(None) is not None:
+            self.refusals.refuse_blocked()
+        request = self.new_request(item, options, waiter, self._now())
+        former = self.former
+        if options is not None or former.live >= former.free_room:  # else nothing is to be checked
+            self._prepare(request)
+        self._admit(request)
+        if request.options is not None:
+            self.deadlines.watch(request)
         return request
+
+    async def has_missed(self, request: Request | None, error: BaseException) -> bool:
+        """Drops the request of a call that has failed before it was answered.
+
+        Args:
+            request: The request; None if it was refused, which is a checkpoint then.
+            error: What was raised.
+
+        Returns:
+            Whether the call was made in another event loop than the batcher's.
+        """
+        if request is not None:
+            self.abandon(request)
+            self.former.overdue.forget(request)
+            # Another event loop raises these for a waiter of this one.
+            return isinstance(error, (TypeError, RuntimeError)) and not self.home.loop.is_here
+        if not self.home.loop.is_here:
+            return True
+        await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
+        return False
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
         """Adds the request of one stream to the queue; its waiter is the stream's buffer.
 
         Returns:
-            The intake that has it, which is another one in another event loop; and the request.
+            This object, and the request.
 
         Raises:
             Overloaded: The queue is full.
             BatcherClosed: The batcher has stopped.
-            NotOpen: It is called in another event loop than the batcher's, and not open there.
+            NotOpen: It is called in another event loop than the batcher's.
             WouldDeadlock: The handler that makes the call would wait for itself.
         """
-        if not self.parking.seems_here():
-            there: Intake = self._entry_here().intake
-            return there.enter_stream(item, options)
-        if self._batches:
-            self.refusals.refuse_blocked()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
-        request = self.new_request(item, options, buffer, self._now())
-        self.add(request)
-        return self, request
+        return self, self.enter(item, options, buffer)
 
     def enter_group(
         self, items: list[Any], options: Sequence[RequestOptions] | None
@@ -221,7 +223,7 @@ class Intake:
         Args:
             item: What the caller passed.
             options: Its options.
-            waiter: Its waiter; None if the caller sets it.
+            waiter: Its waiter.
             now: The time, in seconds.
         """
         request = Request()
@@ -233,37 +235,25 @@ class Intake:
         request.error = request.batch = None
         return request
 
-    def add(self, request: Request) -> None:
-        """Queues or parks a request, and starts its timers.
+    def _prepare(self, request: Request) -> None:
+        """Gives a request its options under those of the batcher now, and checks its deadline.
 
         Raises:
-            Overloaded: There is no room for it.
+            NotOpen: Its caller is in another event loop, and the queue may be full. Another request
+                could be shed for it.
             DeadlineExceeded: Its deadline has passed already.
-            BatcherClosed: The batcher has stopped.
         """
-        former, options = self.former, request.options
+        former = self.former
+        is_free = former.admits_freely and former.live < former.room.most
+        if not is_free and not self.parking.seems_here():
+            raise self.refusals.elsewhere()
         if former.awaits_change:
             self._adopt()
-        if options is None or options.options_factory is not self.options_factory:
+        if request.options is None or request.options.options_factory is not self.options_factory:
             self._renew(request)
-            options = request.options
-        deadline = None if options is None else options.deadline
+        deadline = request.deadline
         if deadline is not None and deadline <= request.arrived_at:
             raise self.refusals.late((request,))
-        if former.admits_freely and not former.parked and former.live < former.room.most:
-            request.state = QUEUED
-            if former.arrive(request):
-                self.ring()
-        else:
-            self._admit(request)
-        if options is None:
-            return
-        if former.overdue.limits_queue or options.queue_timeout_s is not None:
-            self.deadlines.watch(request)
-        elif deadline is not None:  # Overdue.watch, inlined: 4 % of a call
-            options.timer = self._timers.add(deadline, request)
-            if deadline < self.deadlines.asleep_until:
-                self.deadlines.look()
 
     def _renew(self, request: Request) -> None:
         """Recomputes the request's options under the batcher's current options."""
@@ -275,11 +265,15 @@ class Intake:
             del error  # its traceback holds this frame
 
     def _admit(self, request: Request) -> None:
-        """Queues or parks a request; raises as `add` does."""
-        if not self.parking.seems_here():
-            # Otherwise another request could be shed for a caller that can't be answered.
-            raise self.refusals.elsewhere()
+        """Queues or parks a request.
+
+        Raises:
+            Overloaded: There is no room for it.
+            BatcherClosed: The batcher has stopped.
+        """
         admission = self.former.admit(request)
+        if admission is QUIET:
+            return
         if admission.refusal is not None:
             raise self.refusals.not_admitted(admission.refusal, (request,))
         if admission.victim is not None:
@@ -386,3 +380,13 @@ class Intake:
         request.error = error
         self._counters.failed += 1
         self.parking.wake_all((request,))
+
+
+def result_of(request: Request) -> Any:
+    """Returns the result of a request that has ended, or raises its error."""
+    if request.error is None:
+        return request.value
+    try:
+        raise request.error
+    finally:
+        request.error = None  # its traceback holds this frame

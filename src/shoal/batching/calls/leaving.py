@@ -107,7 +107,7 @@ async def call_unless_left(
         try:
             if request.state in _ALIVE:
                 is_waiting = True
-                await request.waiter
+                await intake.park(request)
         except BaseException:
             intake.abandon(request)
             raise

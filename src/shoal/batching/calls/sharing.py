@@ -74,33 +74,6 @@ class Sharing:
         self._results.clear()
         self._flights.clear()
 
-    async def call(self, item: Any, options: RequestOptions | None) -> Any:
-        """Makes a call with one result; see `call_with_options`."""
-        intake = self._intake
-        if not intake.parking.seems_here():
-            return await intake.call_elsewhere(item, options)
-        try:
-            request = self.enter(item, options)
-        except Exception:
-            await anyio.lowlevel.checkpoint()
-            raise
-        try:
-            if request.state is RUNNING:
-                await request.waiter
-            else:
-                await anyio.lowlevel.checkpoint()
-        except BaseException:
-            intake.abandon(request)
-            raise
-        finally:
-            intake.former.overdue.forget(request)
-        if request.error is not None:
-            try:
-                raise request.error
-            finally:
-                request.error = None  # its traceback holds this frame
-        return request.value
-
     async def map(
         self,
         items: list[Any],
@@ -185,7 +158,7 @@ class Sharing:
         parking = self._intake.parking
         request = Request()
         request.item = item
-        request.waiter = parking.new_waiter() if waiter is None else waiter
+        request.waiter = waiter
         request.arrived_at = parking.now()
         request.context = copy_context()
         request.options = options
@@ -196,7 +169,7 @@ class Sharing:
         """Makes the request of one stream; as `Intake.enter_stream` does, but it may have ended."""
         intake = self._intake
         if not intake.parking.seems_here():
-            return intake.enter_stream(item, options)  # finds the queue of that event loop
+            raise intake.refusals.elsewhere()
         request = self.enter(item, options, _NO_BUFFER)
         if request.waiter is _NO_BUFFER:  # it was answered from the cache
             capacity = intake.former.options.stream_buffer

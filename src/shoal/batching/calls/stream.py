@@ -14,7 +14,7 @@ import warnings
 import weakref
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.intake import Intake
     from shoal.batching.stream_buffer import StreamBuffer
-    from shoal.core.request import Request, RequestOptions
+    from shoal.core.request import Request
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -50,34 +50,6 @@ END: Final[Literal[Mark.END]] = Mark.END
 
 SKIP: Final[Literal[Mark.SKIP]] = Mark.SKIP
 """In a slot of a step: yields nothing for this stream."""
-
-
-class StreamOpener(Protocol):
-    """Makes the request of a stream: nearly always the `Intake`."""
-
-    def enter_stream(self, item: Any, options: RequestOptions | None, /) -> tuple[Intake, Request]:
-        """Queues the request at once; returns the intake that has it, and the request."""
-        ...
-
-
-class LateOpener:
-    """A `StreamOpener` that calls a function, for streams whose batcher is not known yet.
-
-    Args:
-        enter: Makes the request.
-    """
-
-    def __init__(self, enter: Callable[[], tuple[Intake, Request]]) -> None:
-        self._enter = enter
-
-    def enter_stream(self, _item: Any, _options: RequestOptions | None) -> tuple[Intake, Request]:
-        """See `StreamOpener`."""
-        return self._enter()
-
-
-def late_stream(enter: Callable[[], tuple[Intake, Request]]) -> ResultStream[Any]:
-    """Returns a stream whose request is made by a function when it is entered; it may raise."""
-    return ResultStream(LateOpener(enter), None, None)
 
 
 class ResultStream(Generic[R_co]):
@@ -102,6 +74,7 @@ class ResultStream(Generic[R_co]):
 
     Raises (on entering, or with the first item):
         NotOpen: No batcher is open for the function in this event loop.
+        TypeError: The arguments don't fit the handler's parameters.
         Overloaded: The queue is full.
         ItemTooLarge: The item costs more than ``max_batch_size``.
         Exception: What a function of one item, such as ``bucket_by``, raised.
@@ -115,23 +88,16 @@ class ResultStream(Generic[R_co]):
         "__weakref__",
         "_entered",
         "_intake",
-        "_item",
         "_left",
-        "_opener",
-        "_options",
+        "_make",
         "_request",
-        "keeps",
     )
-
-    keeps: object
-    """An object that must live as long as the stream; unset for none."""
 
     _intake: Intake
 
-    def __init__(self, opener: StreamOpener, item: Any, options: RequestOptions | None) -> None:
-        self._opener = opener
-        self._item = item
-        self._options = options
+    def __init__(self, make: Callable[[], tuple[Intake, Request]]) -> None:
+        # Makes the request. It is kept, since it may be what keeps the instance of a method alive.
+        self._make = make
         self._request: Request | None = None
         self._entered = False
         self._left = False
@@ -247,7 +213,7 @@ class ResultStream(Generic[R_co]):
 
     def _begin(self) -> Request:
         """Makes the request."""
-        self._intake, request = self._opener.enter_stream(self._item, self._options)
+        self._intake, request = self._make()
         self._request = request
         request.waiter.watch = watch = Watch(self, _dropped)
         watch.intake = self._intake

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import partial, update_wrapper
+from functools import update_wrapper
+from inspect import getattr_static
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, Self, TypeVar, cast
 
-from shoal.batching.calls.call import StreamCall, UnaryCall
-from shoal.batching.calls.stream import ResultStream, late_stream
+from shoal.batching.calls.call import StreamCall, UnaryCall, mark_as_async
 from shoal.batching.current import running_replica
-from shoal.batching.decorator.function_of_one import only_parameter, renamed
-from shoal.batching.decorator.lookup import Lookup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import Unpack
 
@@ -38,6 +36,9 @@ R = TypeVar("R")
 class Decorated:
     """The common base of decorated functions and generators."""
 
+    __name__: str
+    __qualname__: str
+
     def _decorate(self, opening: Opening) -> None:
         self._opening = opening
         self._call_options: CallOptions | None = None
@@ -48,8 +49,8 @@ class Decorated:
     def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
         """Sets what the method is bound to, and the entries open for this object, by thread."""
         self._receiver = receiver
-        self._here = here
-        self._lookup = Lookup(self._opening, receiver)
+        self._here: Mapping[int, Entry] = here
+        self._entries = here
         self.__signature__ = self._opening.signature_for(receiver)
 
     def bound_to(self, receiver: object) -> Self:
@@ -153,13 +154,13 @@ class Decorated:
 
     def enter_at(self, entry: Entry) -> None:
         """Sets the entry for calls in this thread."""
-        self._here[get_ident()] = entry
+        self._entries[get_ident()] = entry
 
     def enter_no_more(self, entry: Entry) -> None:
         """Removes an entry; calls do not use it any more."""
-        for thread, there in tuple(self._here.items()):
+        for thread, there in tuple(self._entries.items()):
             if there is entry:
-                del self._here[thread]
+                del self._entries[thread]
 
     def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
         """Returns the handler, the function with the signature of calls, and the options."""
@@ -176,14 +177,49 @@ class Decorated:
         # While it is open there is one object for it, so that method calls need not create any.
         return found.face
 
-    def _find(self) -> Entry:
-        return self._lookup.find()
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        bound: Self = self.bound(owner if self._opening.is_class_method else instance)
+        return bound
 
-    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._lookup.check(args, kwargs)
+    def _find(self) -> Entry:
+        """Returns the entry for calls here; see `Opening.found`."""
+        return self._opening.found(self._receiver).entry
 
     def _loops(self) -> list[EventLoop]:
-        return self._lookup.loops()
+        return self._opening.loops(self._receiver)
+
+    def _found_for(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
+        """Returns the entry for a call, and its arguments without the receiver.
+
+        Args:
+            args: The arguments. For ``Class.method(instance, item)`` the receiver is the first.
+        """
+        if self._receiver is None and self._has_receiver(args):
+            return self._opening.found(args[0]).entry, args[1:]
+        return self._find(), args
+
+    def _elsewhere(self, intake: Intake) -> Entry:
+        return self._find()
+
+    def _has_receiver(self, args: tuple[Any, ...]) -> bool:
+        """Returns whether the first argument is the receiver of a method."""
+        opening = self._opening
+        if not args or opening.is_static:
+            return False
+        if opening.is_method or opening.in_thread(args[0]) is not None:
+            return True
+        if not isinstance(args[0], type):
+            return False
+        name = opening.handler.name.rpartition(".")[2]
+        there: Any = getattr_static(args[0], name, None)
+        under: object = getattr(there, "__func__", None)
+        return isinstance(there, classmethod) and under is opening.face
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Has copies, and pickles, refer to it, as they do to a plain function or a method."""
+        if self._receiver is None:
+            return self.__qualname__
+        return getattr, (self._receiver, self.__name__)
 
     def __repr__(self) -> str:
         return f"<batched {self._opening.handler.name}>"
@@ -195,81 +231,9 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     Raises: as `UnaryCall`.
     """
 
-    if TYPE_CHECKING:
-
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-            """Makes one call; await what it returns."""
-            ...
-
-    else:
-        # Each object has a function of its own, which Python calls without a detour from a slot.
-        __slots__ = {"__call__": "Makes one call; await what it returns."}
-
     def __init__(self, opening: Opening) -> None:
         self._decorate(opening)
-
-    def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
-        super()._bind(receiver, here)
-        self._begin = partial(_begin, here, self._lookup.begin)
-        self._begin_by(self._begin)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy has: not its function, since nobody tells a copy of changes."""
-        return self.__dict__
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin_by(self._begin)
-
-    def enter_at(self, entry: Entry) -> None:
-        """Sets the entry for calls in this thread."""
-        super().enter_at(entry)
-        if self._begin_here not in entry.on_configured:
-            entry.on_configured.append(self._begin_here)
-        self._begin_here()
-
-    def enter_no_more(self, entry: Entry) -> None:
-        """Removes an entry; calls do not use it any more."""
-        super().enter_no_more(entry)
-        if self._begin_here in entry.on_configured:
-            entry.on_configured.remove(self._begin_here)
-        self._begin_here()
-
-    def _begin_here(self) -> None:
-        """Sets what makes calls, by the threads in which this object is open."""
-        self._begin_by(self._begin)
-        there = list(self._here.items())
-        parameter = only_parameter(self.__signature__)
-        if parameter is None or len(there) != 1:
-            return
-        [(thread, entry)] = there
-        revision = entry.revision
-        call = entry.function_of_one(self._begin)
-        if call is None:
-            return
-        self._begin_by(renamed(call, parameter, self._opening.handler.name))
-        # Another thread may have closed or configured it meanwhile.
-        if self._here.get(thread) is not entry or entry.revision != revision:
-            self._begin_by(self._begin)
-
-    def _begin_by(self, begin: Callable[..., Coroutine[Any, Any, R]]) -> None:
-        cast("Any", self).__call__ = begin
-
-    def __get__(self, instance: object, owner: type | None = None) -> Self:
-        bound: Self = self.bound(owner if self._opening.is_class_method else instance)
-        return bound
-
-
-def _begin(
-    here: Mapping[int, Entry],
-    elsewhere: Callable[[tuple[Any, ...], dict[str, Any]], Coroutine[Any, Any, Any]],
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Coroutine[Any, Any, Any]:
-    """Makes one call with any arguments, by the entry for this thread."""
-    entry = here.get(get_ident())
-    return elsewhere(args, kwargs) if entry is None else entry.begin(args, kwargs, None)
+        mark_as_async(self)
 
 
 class BatchedGenerator(Decorated, StreamCall[P, R]):
@@ -281,26 +245,8 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
     def __init__(self, opening: Opening) -> None:
         self._decorate(opening)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
-        """Prepares one call; it is made when the stream is entered."""
-        entry = self._here.get(get_ident())
-        if entry is not None:
-            if len(args) == 1 and not kwargs and entry.takes_bare:
-                return ResultStream(entry.intake, args[0], None)  # the usual call
-            return entry.begin_stream(args, kwargs, None)
-        try:
-            entry, rest = self._lookup.elsewhere(args)
-        except Exception:
-            self._check(args, kwargs)
-            self._opening.check_loop(self._receiver)
-            return late_stream(lambda: self._entered(args, kwargs))
-        return entry.begin_stream(rest, kwargs, None)
-
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:
-        """Makes the request of a stream when it is entered."""
-        entry, rest = self._lookup.elsewhere(args)
+        entry, rest = self._here.get(get_ident()), args
+        if entry is None or not entry.intake.parking.seems_here():
+            entry, rest = self._found_for(args)
         return entry.entered(rest, kwargs, None)
-
-    def __get__(self, instance: object, owner: type | None = None) -> Self:
-        bound: Self = self.bound(owner if self._opening.is_class_method else instance)
-        return bound

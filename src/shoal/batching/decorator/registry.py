@@ -265,8 +265,6 @@ class Opening:
 
     def publish(self, receiver: object, opened: OpenedBatcher) -> None:
         """Registers a batcher that was opened in a block, so that calls find it."""
-        if opened.face is not None:  # if None, the batcher must not keep its instance
-            opened.entry.find_elsewhere_by(lambda: self.found(receiver).entry)
         self._add(self.key(receiver), opened)
 
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
@@ -326,24 +324,13 @@ class Opening:
         unnamed = self.table.get(key)  # a batcher opened by a call; hidden meanwhile
         if unnamed is not None:
             self._remove(key, unnamed)
-        opened.entry.find_elsewhere_by(lambda: self.found(receiver).entry)
         self._add(key, opened)
         try:
             yield
         finally:
             self._remove(key, opened)
-            opened.entry.find_elsewhere_by(None)
             if unnamed is not None and unnamed.batcher.is_open:
                 self._add(key, unnamed)
-
-    def check_loop(self, receiver: object) -> None:
-        """Refuses a call in a thread without an event loop, where it could not be awaited.
-
-        Raises:
-            NotOpen: No event loop runs in this thread.
-        """
-        if EventLoop.here().is_none:
-            raise self.not_open(receiver)
 
     def not_open(self, receiver: object) -> NotOpen:
         """Returns the error for a call that finds no batcher."""

@@ -12,16 +12,13 @@ import signal
 import threading
 from contextlib import suppress
 from functools import partial
-from opcode import opmap
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
 from shoal.batching.loops.event_loop import cancellations, holds_ctrl_c
 from shoal.errors import HandlerFailed
-
-_RAISING: Final = frozenset({opmap["RAISE_VARARGS"], opmap["RERAISE"]})
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -76,24 +73,9 @@ def is_of_a_signal(error: BaseException) -> bool:
     """
     if threading.current_thread() is not threading.main_thread() or not ends_the_program(error):
         return False
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and _is_pythons_own(error):
-        return True
     handlers = map(signal.getsignal, signal.valid_signals())
     codes = {_code_of(handler) for handler in handlers if callable(handler)}
     return any(frame.f_code in codes for frame in _frames_of(error))
-
-
-def _is_pythons_own(error: BaseException) -> bool:
-    """Returns whether Python raised it for Ctrl-C, which leaves no frame at any instruction.
-
-    Code raises an error only by a raise instruction.
-    """
-    traceback = error.__traceback__
-    if not isinstance(error, KeyboardInterrupt) or traceback is None:
-        return False
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return traceback.tb_frame.f_code.co_code[traceback.tb_lasti] not in _RAISING
 
 
 def _code_of(handler: Any) -> object:

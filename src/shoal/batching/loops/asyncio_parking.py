@@ -6,24 +6,22 @@ import asyncio
 import time
 from asyncio import Future, InvalidStateError
 from functools import partial
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from shoal.batching.loops import private
 from shoal.batching.loops.event_loop import in_trio_run, in_trio_task
 from shoal.batching.loops.parking import Parking
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from shoal.batching.loops.parking import Parked, Scope
     from shoal.core.request import Request
 
 FINISHED = State.FINISHED
-NOT_TAKEN_UP: Final = "_asyncio_future_blocking"
-"""The attribute that a future sets when it is awaited, and that asyncio's task resets."""
 
 
 class AsyncioParking(Parking):
@@ -42,9 +40,7 @@ class AsyncioParking(Parking):
         self.new_scope = anyio.CancelScope
         self.checkpoint = partial(asyncio.sleep, 0)  # as anyio's, which looks for the loop first
         self.soon = loop.call_soon_threadsafe
-        # No public API tells a task's innermost scope. With an anyio that stores this elsewhere,
-        # only code that never leaves a scope breaks more than its own batch.
-        self._states: Any = getattr(import_module("anyio._backends._asyncio"), "_task_states", {})
+        self._state_of = private.scopes_of_anyio()
 
     def park(self, parked: Parked) -> Awaitable[Any]:
         waiter: Future[None] = Future(loop=self._loop)
@@ -88,7 +84,7 @@ class AsyncioParking(Parking):
         return [
             request
             for request in requests
-            if (waiter := request.waiter).done() or getattr(waiter, NOT_TAKEN_UP, False)
+            if (waiter := request.waiter).done() or private.is_not_taken_up(waiter)
         ]
 
     def seems_here(self) -> bool:
@@ -110,7 +106,7 @@ class AsyncioParking(Parking):
             if task.get_coro() in coroutines:
                 return True
             seen.add(task)
-            to_see += [tasks.get(parents.get(id(task)) or 0), *_awaiting(task)]
+            to_see += [tasks.get(parents.get(id(task)) or 0), *private.tasks_that_await(task)]
         return False
 
     def is_in_task(self) -> bool:
@@ -125,17 +121,17 @@ class AsyncioParking(Parking):
             pass
 
     def innermost_scope(self) -> Callable[[], object]:
-        state = self._states.get(asyncio.current_task(self._loop))
+        state = self._state_of(asyncio.current_task(self._loop))
         return partial(getattr, state, "cancel_scope", None)
 
     def leave_scopes_in(self, scope: Scope) -> bool:
         # An anyio scope that was not left breaks all scopes around it, up to the task group's.
-        state = self._states.get(asyncio.current_task())
+        state = self._state_of(asyncio.current_task())
         innermost = outer = getattr(state, "cancel_scope", None)
         if innermost is scope:
             return False
         while outer is not None and outer is not scope:
-            outer = getattr(outer, "_parent_scope", None)
+            outer = private.scope_around(outer)
         if outer is None:
             return False
         while state.cancel_scope is not scope:
@@ -166,23 +162,3 @@ class AsyncioParking(Parking):
 
     async def rest_of_pass(self) -> bool:
         return False  # tasks run in the order in which they became ready
-
-
-def _awaiting(future: Any) -> Iterator[Any]:
-    """Yields the asyncio tasks that await a future, or gather it with others.
-
-    There is no public API before Python 3.14, so this reads the future's done callbacks. If a loop
-    stores them elsewhere, no task is found.
-    """
-    for callback, *_ in getattr(future, "_callbacks", None) or ():
-        owner = getattr(callback, "__self__", None)
-        if isinstance(owner, asyncio.Task):
-            yield owner
-        elif isinstance(owner, asyncio.TaskGroup):
-            yield getattr(owner, "_parent_task", None)
-        elif getattr(callback, "__module__", "") == "asyncio.tasks":  # of gather(), or of shield()
-            for name, waiter in zip(
-                callback.__code__.co_freevars, callback.__closure__ or (), strict=True
-            ):
-                if name == "outer":
-                    yield from _awaiting(waiter.cell_contents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -9,6 +10,7 @@ import trio
 from outcome import Outcome
 from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
+from shoal.batching.loops import private
 from shoal.batching.loops.event_loop import mark_what_holds_ctrl_c, running_asyncio_loop
 from shoal.batching.loops.parking import Parking
 from shoal.core.request import State
@@ -155,9 +157,7 @@ class TrioParking(Parking):
         pass  # on trio only scopes cancel
 
     def innermost_scope(self) -> Callable[[], object]:
-        # No public API tells. With a trio that stores this elsewhere, it never changes.
-        task = current_task()
-        return lambda: getattr(task, "_cancel_status", None)
+        return partial(private.scope_of_trio_task, current_task())
 
     def leave_scopes_in(self, scope: Scope) -> bool:
         return False  # trio leaves them with the outer one, and raises a RuntimeError

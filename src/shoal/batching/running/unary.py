@@ -60,13 +60,12 @@ class UnaryRun(Run):
     def _not_awaited(self, values: Sequence[Any]) -> WrongResultType:
         """Returns the error for results that a plain handler could not await."""
         coroutines: list[Any] = [value for value in values if type(value) is CoroutineType]
-        name = coroutines[0].__name__
         for each in coroutines:
             each.close()  # or Python warns that nothing has awaited it
         return WrongResultType(
-            f"the handler of {self.name} gave back a coroutine of {name}, which it can't await in "
-            f"its thread; it gets the result of a batched function by {name}.from_thread(item), "
-            "and that of another async function by anyio.from_thread.run"
+            f"the handler of {self.name} gave back a coroutine, which it can't await in its "
+            "thread; it gets the result of a batched function f by f.from_thread(item), and that "
+            "of another async function by anyio.from_thread.run"
         )
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:

@@ -104,6 +104,11 @@ class Admission(NamedTuple):
     ring: bool = False
 
 
+QUIET: Final = Admission()
+"""It was queued or parked, and no more is to be done."""
+RINGING: Final = Admission(ring=True)
+
+
 class AdmissionControl:
     """Bounds of priority levels, refusal of late calls, and shedding.
 

@@ -27,7 +27,7 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.forming.admission import Admission, AdmissionControl, Parked
+from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl, Parked
 from shoal.core.forming.overdue import Overdue
 from shoal.core.forming.pressures import PressureTracker
 from shoal.core.forming.regathering import Regathering
@@ -100,6 +100,11 @@ class Former:
         Args:
             request: A new request, which has no state yet.
         """
+        if self.live < self.free_room or (
+            self.admits_freely and not self.parked and self.live < self.room.most
+        ):
+            request.state = QUEUED
+            return RINGING if self.arrive(request) else QUIET
         control, room = self._control, self.room
         if control is not None and not room.closed:
             refusal = control.full_level(request, room.at_once)
@@ -113,7 +118,7 @@ class Former:
                 return Admission("it is closed")
             if self.options.overload == "wait" or request.waits_for_room:
                 self._park(request)
-                return Admission()
+                return QUIET
             victim = None if control is None or self.parked else control.victim(request)
             if victim is None:
                 return Admission(room.fullness(self.live))

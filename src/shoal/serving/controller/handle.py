@@ -12,7 +12,6 @@ import anyio.lowlevel
 
 from shoal.batching.current import running_batch, time_left
 from shoal.core.forming.call_options import CallOptions
-from shoal.core.request import shared_options
 from shoal.core.request_times import LEFT, status_of
 from shoal.serving.clients.handles import AsyncHandle
 from shoal.serving.clients.sync import SyncHandleFace
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.stream import ResultStream
-    from shoal.core.request import RequestOptions
     from shoal.core.request_times import RequestTimes
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.endpoints import Endpoints
@@ -42,7 +40,6 @@ class EndpointHandle(AsyncHandle):
     _endpoints: Endpoints
     _is_inside: bool = False  # whether code in a replica of the controller uses it
     _metadata: Mapping[str, Any] = field(init=False)  # of each request
-    _shared: RequestOptions = field(init=False)
 
     def __post_init__(self) -> None:
         metadata: dict[str, Any] = {"context": "python", "endpoint": self.endpoint}
@@ -54,7 +51,6 @@ class EndpointHandle(AsyncHandle):
         if method is not None or headers is not None:
             metadata |= {"method": method or "", "headers": headers or {}}
         object.__setattr__(self, "_metadata", metadata)
-        object.__setattr__(self, "_shared", shared_options(metadata))
 
     @property
     def sync(self) -> SyncHandleFace:
@@ -72,13 +68,9 @@ class EndpointHandle(AsyncHandle):
             method_batcher, entry, item, call_options = await self._routed(
                 endpoint, args, kwargs, False
             )
-            if call_options is None:
-                call = entry.begin_shared(item, self._shared)
-            else:
-                call = entry.begin_item(item, call_options)
             if endpoint.shadows:
                 answer = endpoint.copied(method_batcher, item, self._metadata)
-            result = await call
+            result = await entry.call(item, call_options)
             if answer is not None:
                 answer.set(result)
             status = 200
@@ -103,7 +95,7 @@ class EndpointHandle(AsyncHandle):
     ) -> ResultStream[Any] | ComparedStream:
         method_batcher, entry, item, call_options = await self._routed(endpoint, args, kwargs, True)
         metadata = self._metadata
-        stream = entry.begin_stream_of(item, call_options or CallOptions(metadata=metadata))
+        stream = entry.begin_stream_of(item, call_options)
         answer = endpoint.copied(method_batcher, item, metadata) if endpoint.shadows else None
         return stream if answer is None else ComparedStream(stream, answer)
 
@@ -122,11 +114,8 @@ class EndpointHandle(AsyncHandle):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         stream: bool,
-    ) -> tuple[MethodBatcher, Entry, Any, CallOptions | None]:
-        """Chooses the batcher of a call; returns it, its entry, the item, and the call options.
-
-        There are no options if the call has none but the metadata.
-        """
+    ) -> tuple[MethodBatcher, Entry, Any, CallOptions]:
+        """Chooses the batcher of a call; returns it, its entry, the item, and the call options."""
         chosen, spent_s = self.handle_options, 0.0
         backend = endpoint.backend_for(chosen.shard_key)
         method_batcher = (
@@ -175,14 +164,12 @@ class EndpointHandle(AsyncHandle):
                 "put both into one item"
             ) from error
 
-    def _call_options(self, spent_s: float) -> CallOptions | None:
+    def _call_options(self, spent_s: float) -> CallOptions:
         """Returns the options of a call whose routing took this long, in seconds."""
         timeout_s, priority = time_left(anyio.current_time), self.handle_options.priority
         if self.handle_options.timeout_s is not None:
             own_s = max(0.0, self.handle_options.timeout_s - spent_s)
             timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
-        if timeout_s is None and priority is None:
-            return None
         return CallOptions(timeout_s, self._metadata, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -163,9 +163,11 @@ class ShadowFlow:
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions
     ) -> Any:
         method_batcher = await self.backend.method_batcher(method)
+        entry = method_batcher.entry()
+        item = entry.item(args, kwargs)
         if not method_batcher.streams:
-            return await method_batcher.entry().begin(args, kwargs, call_options)
-        async with method_batcher.entry().begin_stream(args, kwargs, call_options) as stream:
+            return await entry.call(item, call_options)
+        async with entry.begin_stream_of(item, call_options) as stream:
             return [item async for item in stream]
 
     def _count_alike(self, first: Any, second: Any) -> None:

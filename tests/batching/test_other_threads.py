@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import threading
 from typing import Any, Self
@@ -14,7 +13,6 @@ import pytest
 
 import shoal
 from batching.scenes import settle
-from shoal.batching.decorator import batched
 from shoal.batching.decorator.registry import Opening
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -122,74 +120,12 @@ async def test_a_deadline_is_kept_in_another_event_loop() -> None:
             assert 0 < await left.options(timeout_s=60)(3) <= 60
 
 
-async def test_a_plain_thread_is_refused_when_it_calls_what_has_options() -> None:
-    echo = function(request_timeout_s=9)
-
-    def plain() -> None:
-        with pytest.raises(shoal.NotOpen, match="runs no event loop"):
-            echo(3)
-
-    async with shoal.open_batchers(echo):
-        await anyio.to_thread.run_sync(plain)
-
-
 async def test_a_copy_of_an_open_function_can_be_called_when_it_is_open_again() -> None:
     echo = function()
     async with shoal.open_batchers(echo):
         copied = copy.copy(echo)
     async with shoal.open_batchers(echo):
         assert await copied(3) == 3
-
-
-class WhileClosing:
-    """Stops a thread that closes a function before it sets what makes calls."""
-
-    def __init__(self, there: OpenInThread, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._there = there
-        self._stops, self._may_go_on = threading.Event(), threading.Event()
-        self._renamed = batched.renamed
-        monkeypatch.setattr(batched, "renamed", self._make)
-
-    def _make(self, *args: Any) -> Any:
-        if threading.current_thread().name == "closing":
-            self._stops.set()
-            self._may_go_on.wait(5)
-        return self._renamed(*args)
-
-    def __enter__(self) -> None:
-        self._there._thread.name = "closing"
-        self._there._close.set()
-        assert self._stops.wait(5)
-
-    def __exit__(self, *_: object) -> None:
-        self._may_go_on.set()
-        self._there.close()
-
-
-async def test_options_apply_that_change_while_another_thread_closes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    held, went_on = holding()
-    async with shoal.open_batchers(held):
-        with OpenInThread(held) as there, WhileClosing(there, monkeypatch):
-            held.batcher.configure(dedupe=True)
-        async with anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(held, 3)
-            await settle()
-            assert held.batcher.statistics().shared == 1
-            went_on.set()
-
-
-async def test_a_function_that_two_threads_close_at_once_is_not_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    echo = function()
-    with OpenInThread(echo) as there:
-        async with contextlib.AsyncExitStack() as stack, shoal.open_batchers(echo):
-            stack.enter_context(WhileClosing(there, monkeypatch))
-        with pytest.raises(shoal.NotOpen):
-            await echo(3)
 
 
 async def test_a_call_while_another_thread_is_opening(monkeypatch: pytest.MonkeyPatch) -> None:
