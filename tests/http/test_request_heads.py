@@ -280,7 +280,6 @@ async def test_trailers_have_the_same_limit_over_both_and_are_dropped():
 # What h2 itself ends the whole connection for.
 
 
-@pytest.mark.xfail(strict=True, reason="h2 ends the connection; mended with our own HTTP/2")
 @pytest.mark.parametrize(
     ("length", "body"),
     [(b"abc", b""), (b"5", b"a"), (b"1", b"ab")],
