@@ -15,8 +15,8 @@ from echo_app import EchoApp
 from live_server import request
 
 import shoal
-from shoal.http.server.sockets.tls import tls_of
 from shoal.http.server.server import serve
+from shoal.http.server.sockets.tls import tls_of
 from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -17,15 +17,16 @@ from shoal.http.requests.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.http1.answer import status_line
 from shoal.http.server.log_errors import contained
+from shoal.http.server.streams.change import Change
 from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Iterable
 
     from starlette.types import Message, Scope
 
     from shoal.http.server.http1.head import HeadParser
-    from shoal.http.server.shared import Shared
+    from shoal.http.server.streams.connection import StreamConnection
 
 Fields = list[tuple[bytes, bytes]]
 
@@ -38,16 +39,15 @@ class Wire(Protocol):
     Once it has ended, its methods do nothing.
 
     Attributes:
-        shared: The state of the address.
-        peer: The client's host and port.
-        name: The server's host and port.
         accepts_with: The status that accepts a WebSocket.
     """
 
-    shared: Shared
-    peer: tuple[str, int] | None
-    name: tuple[str, int] | None
     accepts_with: int
+
+    @property
+    def connection(self) -> StreamConnection:
+        """The connection."""
+        ...
 
     def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
         """Sends the head of the response, with what `send` is given next unless it is the last."""
@@ -69,52 +69,8 @@ class Wire(Protocol):
         ...
 
     def taken(self, size: int) -> None:
-        """Notes that so many bytes from the client were processed."""
+        """Lets the client send so many bytes more."""
         ...
-
-    def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        """Starts a task."""
-        ...
-
-    def gave_up(self) -> None:
-        """Notes that the client has let the time for something pass."""
-        ...
-
-    def call_ended(self, call: StreamCall) -> None:
-        """Notes that the application has returned."""
-        ...
-
-    def fail(self) -> None:
-        """Closes the connection at once."""
-        ...
-
-
-class Change:
-    """Something that tasks wait for; each checks for itself whether it was what it waits for.
-
-    Args:
-        shared: The state of the address.
-    """
-
-    __slots__ = ("_shared", "_waiters")
-
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._waiters: list[Any] = []
-
-    def signal(self) -> None:
-        """Wakes the tasks that wait."""
-        for waiter in self._waiters:
-            self._shared.wake(waiter)
-
-    async def wait(self) -> None:
-        """Waits for the next `signal`."""
-        waiter = self._shared.new_waiter()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.remove(waiter)
 
 
 class StreamCall(ABC):
@@ -134,11 +90,12 @@ class StreamCall(ABC):
 
     def __init__(self, wire: Wire, method: str, disconnect: Message) -> None:
         self._wire = wire
-        self._shared = wire.shared
+        self._connection = wire.connection
+        self._shared = shared = wire.connection.shared
         self._method = method
         self._disconnect = disconnect
         self._gave_disconnect = False
-        self._changed = Change(wire.shared)
+        self._changed = Change(shared)
         self._on_left: Callable[[], object] | None = None
         self._is_cut_off = False
         self._has_returned = False
@@ -172,7 +129,7 @@ class StreamCall(ABC):
                 await app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not be told that the call failed.
-            self._wire.fail()
+            self._connection.abandon()
             raise
         finally:
             self._has_returned = True
@@ -182,7 +139,7 @@ class StreamCall(ABC):
                 self._end()
             self.leave()
             shared.finished += 1
-            self._wire.call_ended(self)
+            self._connection.call_ended(self)
 
     # The application's side.
 
@@ -235,6 +192,14 @@ class StreamCall(ABC):
 
     # The server's side.
 
+    @abstractmethod
+    def drain(self) -> None:
+        """Handles that the server ends."""
+
+    def ping(self) -> bool:
+        """Asks the client of an open WebSocket for a sign of life; returns whether it is one."""
+        return False
+
     def leave(self) -> None:
         """Handles that the client is gone; what came before can still be received."""
         if not self.is_over:
@@ -248,7 +213,7 @@ class StreamCall(ABC):
         if self.is_over or self.is_complete:
             return
         if status == 408:
-            self._wire.gave_up()
+            self._connection.gave_up()
         if self.has_begun:
             self._wire.reset(is_clients_fault=status == 400)
         else:
@@ -363,7 +328,8 @@ def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
         parser: Has parsed the head of the request.
         wire: Carries the call.
     """
-    shared, line = wire.shared, parser.line
+    connection, line = wire.connection, parser.line
+    shared = connection.shared
     return {
         "type": kind,
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -375,8 +341,8 @@ def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
         "query_string": line.query,
         "root_path": "",
         "headers": list(parser.headers),
-        "client": wire.peer,
-        "server": wire.name,
+        "client": connection.peer,
+        "server": connection.name,
         "state": shared.state.copy(),
         "extensions": {SERVER: shared.counts},
     }

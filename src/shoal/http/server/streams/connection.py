@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 from typing_extensions import override
@@ -23,8 +23,7 @@ from shoal.batching.failures.exceptions import goes_on
 from shoal.http.server.listeners import host_and_port, spelled
 from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
-from shoal.http.server.streams.call import Change
-from shoal.http.server.streams.websocket import WebSocketCall
+from shoal.http.server.streams.change import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
-    from shoal.http.server.streams.call import StreamCall
 
 _log = logging.getLogger("shoal.server")
 
@@ -48,6 +46,26 @@ _MOST_UNREAD: Final = 2**16
 _TURN_S: Final = 0.001
 _LEAST_HANDLED: Final = 2**10
 _MOST_HANDLED: Final = 2**16
+
+
+class Call(Protocol):
+    """What a connection needs of a call of the application; see `StreamCall`."""
+
+    def leave(self) -> None:
+        """Handles that the client is gone."""
+        ...
+
+    def end_early(self) -> None:
+        """Asks the application to end its response; sends 503 if it can't be asked."""
+        ...
+
+    def drain(self) -> None:
+        """Handles that the server ends."""
+        ...
+
+    def ping(self) -> bool:
+        """Asks the client of an open WebSocket for a sign of life; returns whether it is one."""
+        ...
 
 
 class StreamConnection(Receiver):
@@ -81,7 +99,7 @@ class StreamConnection(Receiver):
         self._released = released
         self.peer = host_and_port(transport.peer)
         self.name = host_and_port(transport.name)
-        self.calls: set[StreamCall] = set()
+        self.calls: set[Call] = set()
         self._tasks: TaskGroup | None = None
         self._received = bytearray()
         self._is_in_line = False
@@ -115,8 +133,8 @@ class StreamConnection(Receiver):
         """Closes when no stream is open any more; a client may open one very soon."""
         if not self._closed:
             self._set_timeout()
-            for websocket in self._websockets():
-                websocket.drain()
+            for call in tuple(self.calls):
+                call.drain()
 
     def end_early(self) -> None:
         """Asks for the end of the responses; sends 503 where the application can't be asked."""
@@ -232,10 +250,6 @@ class StreamConnection(Receiver):
         """Notes that the client has let the time for a request pass."""
         self._has_given_up = True
 
-    def changed(self) -> None:
-        """Sets the deadline, after a stream was opened or has ended."""
-        self._set_timeout()
-
     def finish(self) -> None:
         """Shuts down the server's side; goes on reading for a moment if the client still sends."""
         if self._finishing:
@@ -250,9 +264,13 @@ class StreamConnection(Receiver):
             self._transport.resume()
             self._end_sending()
 
-    def fail(self) -> None:
+    def abandon(self) -> None:
         """Closes the connection at once."""
         self._close()
+
+    def call_ended(self, call: Call) -> None:
+        """Handles that the application has returned."""
+        self.calls.discard(call)
 
     # The reading task.
 
@@ -402,15 +420,9 @@ class StreamConnection(Receiver):
 
     def _check_websockets(self) -> None:
         """Ends a connection whose WebSockets' client gives no sign of life when asked for one."""
-        websockets = [each for each in self._websockets() if each.is_accepted]
-        if websockets:
-            if self._is_pinged and not self._has_more():
-                self.abort()
-                return
-            self._is_pinged = True
-            for each in websockets:
-                each.ping()
-        self._timeout.set(self.shared.ping_interval_s)
-
-    def _websockets(self) -> list[WebSocketCall]:
-        return [call for call in self.calls if isinstance(call, WebSocketCall)]
+        is_silent = self._is_pinged and not self._has_more()
+        self._is_pinged = sum(call.ping() for call in self.calls) > 0  # all are asked
+        if is_silent and self._is_pinged:
+            self.abort()
+        else:
+            self._timeout.set(self.shared.ping_interval_s)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
-    from shoal.http.server.streams.call import Fields, StreamCall
+    from shoal.http.server.streams.call import Fields
+    from shoal.http.server.streams.connection import Call
 
 _UPGRADED: Final = b"HTTP/1.1 101 Switching Protocols"
 _UPGRADE: Final = b"\r\nupgrade: WebSocket\r\nconnection: Upgrade\r\n\r\n"
@@ -91,7 +92,18 @@ class WebSocketConnection(StreamConnection):
     def _is_idle(self) -> bool:
         return False  # it ends with its only call
 
+    @override
+    def call_ended(self, call: Call) -> None:
+        super().call_ended(call)
+        self._call = None
+        self.finish()
+
     # As the `Wire` of the call.
+
+    @property
+    def connection(self) -> StreamConnection:
+        """See `Wire`."""
+        return self
 
     def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
         """See `Wire`."""
@@ -136,9 +148,3 @@ class WebSocketConnection(StreamConnection):
 
     def taken(self, size: int) -> None:
         """See `Wire`; the connection reads more once there `has_room`."""
-
-    def call_ended(self, call: StreamCall) -> None:
-        """See `Wire`."""
-        self.calls.discard(call)
-        self._call = None
-        self.finish()

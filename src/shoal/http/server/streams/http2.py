@@ -13,9 +13,9 @@ them; see `HeadDecoder`.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import anyio
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
@@ -36,21 +36,21 @@ from typing_extensions import override
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.head import HeadParser
 from shoal.http.server.http1.scope import scope_of_refused
-from shoal.http.server.streams.call import Change, scope_of
+from shoal.http.server.streams.call import scope_of
 from shoal.http.server.streams.connection import StreamConnection
 from shoal.http.server.streams.http2_call import Http2Call
 from shoal.http.server.streams.http2_head import HeadDecoder, check_trailers, read_head
+from shoal.http.server.streams.http2_stream import Http2Stream
 from shoal.http.server.streams.websocket import WebSocketCall, check_handshake
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
 
     from h2.events import Event
 
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
-    from shoal.http.server.streams.call import Fields, StreamCall
 
 _MOST_STREAMS: Final = 100
 # What the windows of all streams allow a client to send, so that one whose application does not
@@ -60,10 +60,6 @@ _WINDOW: Final = _MOST_STREAMS * 2**16
 _MOST_CALLS: Final = 2 * _MOST_STREAMS
 # A client may reset so many requests before they are answered, and half of all after that.
 _MOST_RESETS: Final = 100
-# The size of a frame that every client takes.
-_FRAME: Final = 2**14
-# A client may take the send time-out for each so many bytes.
-_PER_TIMEOUT: Final = 2**18
 
 
 class TooManyResets(Exception):
@@ -115,7 +111,7 @@ class Http2Connection(StreamConnection):
         )
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_WINDOW - 2**16 + 1)
-        self.flush()
+        self._flush()
 
     @override
     async def _handle(self, data: bytes) -> None:
@@ -128,7 +124,7 @@ class Http2Connection(StreamConnection):
             if self.is_closed:
                 return
             await self._handle_event(event)
-        self.flush()
+        self._flush()
 
     async def _handle_event(self, event: Event) -> None:
         if isinstance(event, RequestReceived):
@@ -154,7 +150,6 @@ class Http2Connection(StreamConnection):
     ) -> None:
         if isinstance(event, StreamReset):
             stream.close()
-            call.leave()
             self._count_reset()
         elif isinstance(event, StreamEnded):
             call.input_ended()
@@ -170,8 +165,9 @@ class Http2Connection(StreamConnection):
         if found is None:
             # A body may go on after its response was complete (an early 413). The client is told to
             # stop, and what is under way is acknowledged, so that its other streams go on.
-            self.taken(event.stream_id or 0, size)
-            self.reset(event.stream_id or 0, ErrorCodes.NO_ERROR)
+            with suppress(ProtocolError):
+                self._h2.acknowledge_received_data(size, event.stream_id or 0)
+            self._reset(event.stream_id or 0, ErrorCodes.NO_ERROR)
         else:
             await found.call.data_received(data, size)
 
@@ -179,7 +175,7 @@ class Http2Connection(StreamConnection):
         self._resets += 1
         if self._resets > _MOST_RESETS and 2 * self._resets > self._requests:
             self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-            self.flush()
+            self._flush()
             # It also cancels the calls that ignore that their client has left.
             raise TooManyResets(self._resets)
 
@@ -200,7 +196,7 @@ class Http2Connection(StreamConnection):
         stream_id = event.stream_id or 0
         if self.shared.is_draining:
             # The error code tells the client that it may safely retry, elsewhere.
-            self.reset(stream_id, ErrorCodes.REFUSED_STREAM)
+            self._reset(stream_id, ErrorCodes.REFUSED_STREAM)
             return
         if len(self.calls) >= _MOST_CALLS:
             raise RuntimeError(f"{len(self.calls)} calls are running on one connection")
@@ -216,7 +212,8 @@ class Http2Connection(StreamConnection):
         except BadRequest as error:
             self._refuse(stream_id, error, has_body=has_body)
             return
-        stream = Http2Stream(self, stream_id)
+        ended = partial(self._stream_ended, stream_id)
+        stream = Http2Stream(self, self._h2, stream_id, ended)
         call: Http2Call | WebSocketCall
         if is_websocket:
             call = WebSocketCall(stream, parser)
@@ -248,60 +245,30 @@ class Http2Connection(StreamConnection):
         scope = {**scope_of_refused(self._parser, self.peer), "http_version": "2"}
         self.shared.refusals.note(scope, error.status, len(body) if has_room else 0, 0.0)
 
-    # What the streams use.
-
-    def send_head(self, stream_id: int, fields: Fields, *, is_last: bool) -> None:
-        """Has a head sent with what is sent next."""
-        with suppress(ProtocolError):
-            self._h2.send_headers(stream_id, fields, end_stream=is_last)
-
-    def sendable(self, stream_id: int) -> int:
-        """Returns how much the client takes in one frame of a stream, in bytes."""
-        window = self._h2.local_flow_control_window(stream_id)
-        return min(window, self._h2.max_outbound_frame_size)
-
-    def send_data(self, stream_id: int, data: bytes, *, is_last: bool) -> None:
-        """Sends a frame."""
-        self._h2.send_data(stream_id, data, end_stream=is_last)
-        self.flush()
-
-    def reset(self, stream_id: int, code: ErrorCodes) -> None:
-        """Resets a stream."""
+    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
         with suppress(ProtocolError):  # the client has reset it first
             self._h2.reset_stream(stream_id, code)
-        self.flush()
 
-    def taken(self, stream_id: int, size: int) -> None:
-        """Lets the client send more."""
-        if not self.is_closed:
-            with suppress(ProtocolError):
-                self._h2.acknowledge_received_data(size, stream_id)
-            self.flush()
-
-    def flush(self) -> None:
-        """Sends what h2 has to send."""
-        self.write(self._h2.data_to_send())
-
-    def stream_ended(self, stream_id: int) -> None:
+    def _stream_ended(self, stream_id: int) -> None:
         """Handles that nothing more is sent on a stream."""
-        if self._streams.pop(stream_id, None) is not None and not self.is_closed:
+        ended = self._streams.pop(stream_id, None)
+        if ended is None:
+            return
+        if not ended.call.is_complete:
+            ended.call.leave()
+        if not self.is_closed:
             if self.shared.is_draining and not self._streams:
                 self.write(self._farewell())
-            self.changed()
+            self._set_timeout()
 
-    def give_up_on(self, stream_id: int) -> None:
-        """Ends a stream whose client does not take what is sent."""
-        self.gave_up()
-        found = self._streams.get(stream_id)
-        if found is not None:
-            found.stream.reset_with(ErrorCodes.CANCEL)
-            found.call.leave()
+    def _flush(self) -> None:
+        self.write(self._h2.data_to_send())
 
     # Ends.
 
     def _leave(self) -> None:
         """Ends the connection, after h2 has said that nothing more can be sent on it."""
-        self.flush()
+        self._flush()
         self.finish()
         for call in tuple(self.calls):
             call.leave()
@@ -345,160 +312,3 @@ class Http2Connection(StreamConnection):
     @override
     def _is_idle(self) -> bool:
         return not self._streams
-
-
-class Http2Stream:
-    """One stream, as the `Wire` of its call.
-
-    Invariant: ``_rest`` and ``_ends`` are what is left to send of one message; whoever sends the
-    next one sends that first.
-
-    Args:
-        connection: The connection.
-        stream_id: Its number.
-
-    """
-
-    accepts_with = 200
-
-    def __init__(self, connection: Http2Connection, stream_id: int) -> None:
-        self.shared = connection.shared
-        self.peer = connection.peer
-        self.name = connection.name
-        self._connection = connection
-        self._id = stream_id
-        self._order = anyio.Lock(fast_acquire=True)
-        self._rest: memoryview | bytes = b""
-        self._ends = False
-        self._window = Change(connection.shared)
-        self._is_closed = False
-        self._posted: tuple[bytes, bool] | None = None
-        self._is_posting = False
-
-    def window_opened(self) -> None:
-        """Handles that the client takes more."""
-        self._window.signal()
-
-    def close(self) -> None:
-        """Handles that nothing more is sent."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._rest, self._ends = b"", False
-            self._window.signal()
-            self._connection.stream_ended(self._id)
-
-    # As a `Wire`.
-
-    def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
-        """See `Wire`."""
-        if self._is_closed or self._connection.is_closed:
-            return
-        fields = [(b":status", b"%d" % status), *fields]
-        if all(name != b"date" for name, _ in fields):
-            fields.append((b"date", self.shared.date_now().partition(b": ")[2]))
-        self._connection.send_head(self._id, fields, is_last=is_last)
-        if is_last:
-            self._connection.flush()
-            self.close()
-
-    async def send(self, data: bytes, *, is_last: bool = False) -> None:
-        """See `Wire`."""
-        async with self._order:
-            await self._send_rest()
-            if self._is_closed:
-                return
-            self._rest, self._ends = memoryview(data), is_last
-            try:
-                await self._send_rest()
-            finally:
-                if self._rest or self._ends:  # it was cancelled
-                    self.spawn(self._go_on)
-
-    def post(self, frame: bytes, *, is_last: bool = False) -> None:
-        """See `Wire`."""
-        self._posted = frame, is_last
-        if not (self._is_posting or self._is_closed):
-            self._is_posting = True
-            self.spawn(self._send_posted)
-
-    def reset(self, *, is_clients_fault: bool = False) -> None:
-        """See `Wire`."""
-        code = ErrorCodes.PROTOCOL_ERROR if is_clients_fault else ErrorCodes.INTERNAL_ERROR
-        self.reset_with(code)
-
-    def reset_with(self, code: ErrorCodes) -> None:
-        """Resets the stream."""
-        if not self._is_closed:
-            self._connection.reset(self._id, code)
-            self.close()
-
-    def taken(self, size: int) -> None:
-        """See `Wire`."""
-        self._connection.taken(self._id, size)
-
-    def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        """See `Wire`."""
-        self._connection.spawn(func, *args)
-
-    def gave_up(self) -> None:
-        """See `Wire`."""
-        self._connection.gave_up()
-
-    def call_ended(self, call: StreamCall) -> None:
-        """See `Wire`."""
-        self._connection.calls.discard(call)
-
-    def fail(self) -> None:
-        """See `Wire`."""
-        self._connection.fail()
-
-    # Parts.
-
-    async def _go_on(self) -> None:
-        async with self._order:
-            await self._send_rest()
-
-    async def _send_posted(self) -> None:
-        while self._posted is not None:
-            (frame, is_last), self._posted = self._posted, None
-            await self.send(frame, is_last=is_last)
-        self._is_posting = False
-
-    async def _send_rest(self) -> None:
-        """Sends what is left, or resets the stream of a client that does not take it in time."""
-        while not self._is_closed:
-            with anyio.move_on_after(self.shared.send_timeout_s) as scope:
-                await self._send_frames()
-            if scope.cancelled_caught:
-                self._connection.give_up_on(self._id)
-            elif not (self._rest or self._ends):
-                self._connection.flush()
-                return
-
-    async def _send_frames(self) -> None:
-        """Sends a part of what is left: as much as one time-out is for."""
-        connection, left = self._connection, _PER_TIMEOUT
-        has_room = False
-        while (self._rest or self._ends) and left > 0:
-            if connection.is_closed:
-                self.close()
-                return
-            try:
-                size = min(connection.sendable(self._id), len(self._rest))
-                if self._rest and size <= 0:
-                    await self._window.wait()
-                elif size >= _FRAME and not has_room:
-                    await connection.room()
-                    has_room = True
-                elif connection.is_blocked:
-                    await connection.unblocked()
-                else:
-                    has_room = False
-                    left -= size
-                    data, self._rest = bytes(self._rest[:size]), self._rest[size:]
-                    is_last = self._ends and not self._rest
-                    connection.send_data(self._id, data, is_last=is_last)
-                    if is_last:
-                        self.close()
-            except ProtocolError:  # h2 has ended the stream, and the event of that comes
-                self.close()

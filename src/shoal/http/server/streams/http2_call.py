@@ -40,7 +40,7 @@ class Http2Call(StreamCall):
         self._gives_body = True
         self._timeout: BodyTimeout | None = None
         if has_body:
-            shared = wire.shared
+            shared = self._shared
             self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, self._give_up)
 
     async def data_received(self, data: bytes, size: int) -> None:
@@ -66,6 +66,10 @@ class Http2Call(StreamCall):
         self._is_partial = False
         self._end_timeout()
         self._changed.signal()
+
+    @override
+    def drain(self) -> None:
+        pass  # its response may go on
 
     @override
     def leave(self) -> None:

@@ -88,15 +88,11 @@ class WebSocketCall(StreamCall):
     # The server's side.
 
     @property
-    def is_accepted(self) -> bool:
-        """Whether it is accepted, and has not ended; it may be closing."""
-        return not (self._frames is None or self.is_over or self.is_complete)
-
-    @property
     def is_open(self) -> bool:
         """Whether messages can be sent."""
         frames = self._frames
-        return self.is_accepted and frames is not None and frames.state is ConnectionState.OPEN
+        is_over = self.is_over or self.is_complete
+        return frames is not None and not is_over and frames.state is ConnectionState.OPEN
 
     @property
     def is_full(self) -> bool:
@@ -129,11 +125,14 @@ class WebSocketCall(StreamCall):
         if not self.is_full:
             self.leave()
 
-    def ping(self) -> None:
-        """Asks the client for a sign of life."""
+    @override
+    def ping(self) -> bool:
         if self.is_open:
             self._post(Ping())
+        # While it closes, the client's closing frame is the sign of life.
+        return not (self._frames is None or self.is_over or self.is_complete)
 
+    @override
     def drain(self) -> None:
         """Closes it with the reason that the server restarts, or lets the application do so."""
         if self._on_drain is not None:
@@ -227,7 +226,7 @@ class WebSocketCall(StreamCall):
         if was_full and not self.is_full:
             self._changed.signal()
             if self._frames is not None and self._read_some():
-                self._wire.spawn(self._read)
+                self._connection.spawn(self._read)
         return message
 
     # What the application sends.
