@@ -46,6 +46,7 @@ _MOST_UNREAD: Final = 2**16
 _TURN_S: Final = 0.001
 _LEAST_HANDLED: Final = 2**10
 _MOST_HANDLED: Final = 2**16
+_MOST_COST: Final = 16  # of a turn
 
 
 class Call(Protocol):
@@ -131,7 +132,7 @@ class StreamConnection(Receiver):
 
     def drain(self) -> None:
         """Closes when no stream is open any more; a client may open one very soon."""
-        if not self._closed:
+        if self._tasks is not None and not self._closed:
             self._set_timeout()
             for call in tuple(self.calls):
                 call.drain()
@@ -199,6 +200,10 @@ class StreamConnection(Receiver):
     @abstractmethod
     def _is_idle(self) -> bool:
         """Whether no stream is open."""
+
+    def _turn_cost(self) -> int:
+        """Returns what the turn costs that handles what was received; see `Turns`."""
+        return _MOST_COST
 
     # What the protocols use.
 
@@ -336,7 +341,7 @@ class StreamConnection(Receiver):
         """Waits for a turn to handle what was received, unless it does so already."""
         if self._received and self._tasks and not (self._is_in_line or self._has_turn):
             self._is_in_line = True
-            self.shared.turns.take(self._take_turn)
+            self.shared.turns.take(self._take_turn, self._turn_cost())
 
     def _take_turn(self) -> None:
         self._is_in_line = False

@@ -97,9 +97,10 @@ class WebSocketCall(StreamCall):
     @property
     def is_full(self) -> bool:
         """Whether the application must receive messages before more are read."""
-        return not self.is_over and (
-            len(self._messages) >= _MOST_MESSAGES or self._size >= _MOST_BYTES
-        )
+        return len(self._messages) >= _MOST_MESSAGES or self._size >= _MOST_BYTES
+
+    def _takes_more(self) -> bool:
+        return not (self.is_over or self.is_full)
 
     async def data_received(self, data: bytes, size: int) -> None:
         """Takes what the client has sent; `size` is what that takes of the flow-control window."""
@@ -116,14 +117,13 @@ class WebSocketCall(StreamCall):
 
     async def has_room(self) -> None:
         """Waits until the application has received enough of the messages."""
-        while self.is_full:
+        while self.is_full and not self.is_over:
             await self._changed.wait()
 
     def input_ended(self) -> None:
         """Handles that the client sends no more; the application is told after the messages."""
         self._has_input_ended = True
-        if not self.is_full:
-            self.leave()
+        self._read_on()
 
     @override
     def ping(self) -> bool:
@@ -143,6 +143,14 @@ class WebSocketCall(StreamCall):
 
     # What comes from the client.
 
+    def _read_on(self) -> None:
+        """Handles what is unread, where the connection does not wait for that."""
+        if self._frames is None:
+            if self._has_input_ended:
+                self.leave()
+        elif self._read_some():
+            self._connection.spawn(self._read)
+
     async def _read(self) -> None:
         while self._read_some():
             await anyio.lowlevel.checkpoint()
@@ -150,9 +158,11 @@ class WebSocketCall(StreamCall):
     def _read_some(self) -> bool:
         """Handles some frames; returns whether there may be more to handle now."""
         assert self._frames is not None
+        if not self._takes_more():
+            return False
         for count, event in enumerate(self._frames.events(), 1):
             self._handle(event)
-            if self.is_over or self.is_full:
+            if not self._takes_more():
                 return False
             if count == _AT_ONCE:
                 return True
@@ -225,8 +235,7 @@ class WebSocketCall(StreamCall):
         self._size -= len(message.get("text") or message.get("bytes") or b"")
         if was_full and not self.is_full:
             self._changed.signal()
-            if self._frames is not None and self._read_some():
-                self._connection.spawn(self._read)
+            self._read_on()
         return message
 
     # What the application sends.
