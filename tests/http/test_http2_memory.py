@@ -57,7 +57,12 @@ async def asking_much(server):
 async def test_no_frame_is_made_for_a_client_that_does_not_read(all_of, monkeypatch):
     turns = []
     take = Turns.take
-    monkeypatch.setattr(Turns, "take", lambda self, turn: turns.append(turn) or take(self, turn))
+
+    def noted(self, turn, *cost):
+        turns.append(turn)
+        take(self, turn, *cost)
+
+    monkeypatch.setattr(Turns, "take", noted)
     async with live(flood) as server:
         client, asked = await asking_much(server)
         while not any(each.is_blocked for each in all_of(Transport)):
@@ -191,6 +196,27 @@ async def test_a_send_that_is_cancelled_is_sent_whole():
         await is_cancelled.wait()
         # The second one had not begun, since the first was not sent yet.
         assert await body_of(client, asked) == b"a" * FRAME + b"c"
+        await client.stream.aclose()
+
+
+@pytest.mark.real_time
+async def test_bodies_that_are_not_received_take_no_window_from_others():
+    app = EchoApp()
+    async with live(app) as server:
+        client = Http2Client(await server.connect())
+        await client.flush()
+        await client.wait_for(h2.events.RemoteSettingsChanged)
+        held = [client.ask(b"/hold", method=b"POST", end=False) for _ in range(50)]
+        other = client.ask(b"/", method=b"POST", end=False)
+        for stream_id in held:
+            for size in (FRAME, FRAME, FRAME, FRAME - 1):
+                client.connection.send_data(stream_id, bytes(size))
+        assert client.connection.local_flow_control_window(held[0]) == 0
+        client.connection.send_data(other, b"sent", end_stream=True)
+        await client.flush()
+        assert (await client.wait_for(h2.events.DataReceived, other)).data == b"sent"
+        app.release.set()
+        await client.wait_for(h2.events.StreamEnded, held[-1])
         await client.stream.aclose()
 
 
