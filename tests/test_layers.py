@@ -56,7 +56,7 @@ ALSO_ALLOWED = {
 
 # What few need.
 LONG_TO_LOAD = {
-    *("shoal.http.server.hypercorn", "shoal.http.server.streams.connection"),
+    *("shoal.http.server.streams.http2", "shoal.http.server.streams.http1_websocket"),
     *(
         "anyio.from_thread",
         "importlib.metadata",

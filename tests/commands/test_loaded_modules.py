@@ -36,7 +36,7 @@ FOR_ENDPOINTS = {
 }
 FOR_OTHER_REQUESTS = {
     *("prometheus_client", "starlette.routing", "starlette.datastructures"),
-    *("hypercorn", "h11", "h2", "wsproto", "shoal.http.server.streams.connection"),
+    *("hypercorn", "h11", "h2", "wsproto", "hpack", "shoal.http.server.streams.connection"),
 }
 FOR_OPTIONS = {"sqlite3", "tomllib", "shoal.http.admin.api"}
 

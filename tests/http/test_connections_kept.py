@@ -6,14 +6,14 @@ import gc
 
 import pytest
 from echo_app import EchoApp
-from h2.connection import H2Connection
-from hypercorn.protocol.ws_stream import WSStream
 from live_server import live, read_until, request, until_quiet, upgrade
 
 from shoal.http.server.http1.connection import Http1Connection
 from shoal.http.server.sockets.transport import Transport
-from shoal.http.server.streams.connection import StreamConnection
-from shoal.http.server.streams.http2 import Http2
+from shoal.http.server.streams.http1_websocket import WebSocketConnection
+from shoal.http.server.streams.http2 import Http2Connection, Http2Stream
+from shoal.http.server.streams.http2_call import Http2Call
+from shoal.http.server.streams.websocket import WebSocketCall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -36,8 +36,8 @@ CLIENTS = {
     "a WebSocket that does not wait": (upgrade() + INVALID_FRAME * 4, b"\r\n\r\n"),
 }
 OF_CONNECTIONS = (
-    *(Transport, Http1Connection, StreamConnection),
-    *(Http2, H2Connection, WSStream),
+    *(Transport, Http1Connection, WebSocketConnection, Http2Connection, Http2Stream),
+    *(Http2Call, WebSocketCall),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 
 import anyio
 import anyio.lowlevel
@@ -13,9 +12,7 @@ import pytest
 from echo_app import EchoApp
 from live_server import HANG_S, Http2Client, live, until_quiet
 
-from shoal.http.server.hypercorn import Context
 from shoal.http.server.sockets.transport import Transport
-from shoal.http.server.streams.http2 import Http2, _BoundedBuffer
 from shoal.http.server.turns import Turns
 
 pytestmark = [pytest.mark.anyio]
@@ -32,7 +29,7 @@ def all_of():
         return [each for each in gc.get_objects() if type(each) is kind]
 
     gc.collect()
-    before = {id(each) for kind in (Transport, Http2) for each in found(kind)}
+    before = {id(each) for each in found(Transport)}
     return lambda kind: [each for each in found(kind) if id(each) not in before]
 
 
@@ -60,7 +57,12 @@ async def asking_much(server):
 async def test_no_frame_is_made_for_a_client_that_does_not_read(all_of, monkeypatch):
     turns = []
     take = Turns.take
-    monkeypatch.setattr(Turns, "take", lambda self, turn: turns.append(turn) or take(self, turn))
+
+    def noted(self, turn, *cost):
+        turns.append(turn)
+        take(self, turn, *cost)
+
+    monkeypatch.setattr(Turns, "take", noted)
     async with live(flood) as server:
         client, asked = await asking_much(server)
         while not any(each.is_blocked for each in all_of(Transport)):
@@ -105,110 +107,141 @@ async def test_a_client_that_never_reads_loses_its_place_before_the_time_of_the_
         await client.stream.aclose()
 
 
+class Parts:
+    """Sends parts of a body, and notes how many were taken."""
+
+    def __init__(self, parts, *, changes=False):
+        self.parts = parts
+        self.changes = changes
+        self.taken = 0
+        self.ended = anyio.Event()
+
+    async def __call__(self, scope, _receive, send):
+        if scope["type"] != "http":
+            raise RuntimeError  # it has no lifespan
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in self.parts:
+            try:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            finally:
+                self.taken += 1
+            if self.changes:
+                part[:] = b"b" * len(part)
+        await send({"type": "http.response.body", "body": b""})
+        self.ended.set()
+
+
+async def body_of(client, asked):
+    """The body of a response, whose windows are opened only now."""
+    client.connection.increment_flow_control_window(2**24, asked)
+    client.connection.increment_flow_control_window(2**24)
+    await client.flush()
+    received = b""
+    while True:
+        for event in client.connection.receive_data(await client.stream.receive_some()):
+            if isinstance(event, h2.events.DataReceived):
+                received += event.data
+            elif isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                assert isinstance(event, h2.events.StreamEnded)
+                return received
+
+
+async def asking_with_window(server, size):
+    client = Http2Client(await server.connect())
+    client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: size})
+    asked = client.ask()
+    await client.flush()
+    return client, asked
+
+
 @pytest.mark.real_time
-async def test_the_settings_of_a_connection_are_small_and_still_change(all_of):
-    async with live(EchoApp()) as server:
-        client = Http2Client(await server.connect())
-        codes = h2.settings.SettingCodes
-        client.connection.update_settings(
-            {codes.HEADER_TABLE_SIZE: 100, codes.MAX_FRAME_SIZE: 2**15}
-        )
-        client.connection.update_settings({codes.HEADER_TABLE_SIZE: 200})
-        asked = client.ask()
-        await client.flush()
-        await client.wait_for(h2.events.StreamEnded, asked)
-        (protocol,) = all_of(Http2)
-        settings = protocol.connection.remote_settings
-        assert (settings.header_table_size, settings.max_frame_size) == (200, 2**15)
-        assert protocol.connection.local_settings.enable_connect_protocol == 1
-        values = [
-            each
-            for side in (settings, protocol.connection.local_settings)
-            for code, each in side._settings.items()
-            if code in codes.__members__.values()
-        ]
-        assert sum(map(sys.getsizeof, values)) < 250 * len(values)
+async def test_what_a_client_has_no_window_for_is_not_collected():
+    app = Parts([bytes(FRAME)] * 100)
+    async with live(app) as server:
+        client, asked = await asking_with_window(server, 10)
+        await until_quiet()
+        assert app.taken == 0
+        assert await body_of(client, asked) == bytes(100 * FRAME)
         await client.stream.aclose()
 
 
-async def test_large_pieces_are_not_copied_and_small_ones_are_joined():
-    buffer = _BoundedBuffer()
-    large = bytes(range(256)) * 64 + b"more"
-    await buffer.push(b"a")
-    await buffer.push(b"b" * 10)
-    await buffer.push(large)
-    await buffer.push(b"c")
-    assert buffer.size == 11 + len(large) + 1
-    assert await buffer.pop(5) == b"abbbb"
-    assert await buffer.pop(FRAME) == b"bbbbbb"
-    first = await buffer.pop(FRAME)
-    assert first.obj is large
-    assert first == large[:FRAME]
-    assert await buffer.pop(FRAME) == b"more"
-    assert not buffer.complete
-    buffer.set_complete()
-    assert await buffer.pop(FRAME) == b"c"
-    assert buffer.size == 0
-    assert buffer.complete
+@pytest.mark.real_time
+async def test_a_part_that_the_application_changes_later_was_copied():
+    app = Parts([bytearray(b"a" * 2 * FRAME) for _ in range(3)], changes=True)
+    async with live(app) as server:
+        client, asked = await asking_with_window(server, 10)
+        assert await body_of(client, asked) == b"a" * 6 * FRAME
+        await client.stream.aclose()
 
 
-@pytest.mark.parametrize("kind", [bytearray, lambda data: memoryview(bytearray(data))])
-async def test_a_piece_that_the_application_may_change_is_copied(kind):
-    buffer = _BoundedBuffer()
-    piece = kind(b"a" * FRAME)
-    await buffer.push(piece)
-    piece[0] = ord("b")
-    if isinstance(piece, bytearray):
-        piece.clear()  # fails while there is a view
-    assert await buffer.pop(FRAME) == b"a" * FRAME
+@pytest.mark.real_time
+async def test_a_send_that_is_cancelled_is_sent_whole():
+    is_cancelled = anyio.Event()
+
+    async def app(scope, _receive, send):
+        if scope["type"] != "http":
+            raise RuntimeError  # it has no lifespan
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for part in (b"a" * FRAME, b"b" * FRAME):
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(send, {**PART, "body": part})
+                    await until_quiet()
+                    scope.cancel()
+        is_cancelled.set()
+        await send({"type": "http.response.body", "body": b"c"})
+
+    async with live(app) as server:
+        client, asked = await asking_with_window(server, 10)
+        await is_cancelled.wait()
+        # The second one had not begun, since the first was not sent yet.
+        assert await body_of(client, asked) == b"a" * FRAME + b"c"
+        await client.stream.aclose()
 
 
-async def test_what_adds_much_waits_until_most_is_sent():
-    buffer = _BoundedBuffer()
-    added = []
+@pytest.mark.real_time
+async def test_bodies_that_are_not_received_take_no_window_from_others():
+    app = EchoApp()
+    async with live(app) as server:
+        client = Http2Client(await server.connect())
+        await client.flush()
+        await client.wait_for(h2.events.RemoteSettingsChanged)
+        held = [client.ask(b"/hold", method=b"POST", end=False) for _ in range(50)]
+        other = client.ask(b"/", method=b"POST", end=False)
+        for stream_id in held:
+            for size in (FRAME, FRAME, FRAME, FRAME - 1):
+                client.connection.send_data(stream_id, bytes(size))
+        assert client.connection.local_flow_control_window(held[0]) == 0
+        client.connection.send_data(other, b"sent", end_stream=True)
+        await client.flush()
+        assert (await client.wait_for(h2.events.DataReceived, other)).data == b"sent"
+        app.release.set()
+        await client.wait_for(h2.events.StreamEnded, held[-1])
+        await client.stream.aclose()
 
-    async def add():
-        await buffer.push(bytes(4 * FRAME))
-        added.append(True)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(add)
-        await anyio.wait_all_tasks_blocked()
-        for _ in range(3):
-            await buffer.pop(FRAME)
-        await anyio.wait_all_tasks_blocked()
-        assert not added  # a frame is left, as much as is sent at once
-        await buffer.pop(1)
-        await anyio.wait_all_tasks_blocked()
-        assert added
+PART = {"type": "http.response.body", "more_body": True}
 
 
-async def test_an_event_may_be_awaited_before_and_after_it_is_set():
-    event = Context.event_class()
-    woken = []
-
-    async def wait():
-        await event.wait()
-        woken.append(True)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wait)
-        await anyio.wait_all_tasks_blocked()
-        await event.clear()
-        tasks.start_soon(wait)
-        await anyio.wait_all_tasks_blocked()
-        assert not woken
-        await event.set()
-        assert event.is_set()
-        await anyio.wait_all_tasks_blocked()
-        assert woken == [True, True]
-        await wait()
-        await event.clear()
-        assert not event.is_set()
-        tasks.start_soon(wait)
-        await anyio.wait_all_tasks_blocked()
-        assert len(woken) == 3
-        event.set_now()
+@pytest.mark.real_time
+async def test_the_settings_of_a_client_may_change():
+    codes = h2.settings.SettingCodes
+    async with live(EchoApp()) as server:
+        client = Http2Client(await server.connect())
+        for values in (
+            {codes.HEADER_TABLE_SIZE: 100, codes.MAX_FRAME_SIZE: 2**15},
+            {codes.HEADER_TABLE_SIZE: 200},
+            {codes.INITIAL_WINDOW_SIZE: 0},
+        ):
+            client.connection.update_settings(values)
+        asked = client.ask()
+        await client.flush()
+        await client.wait_for(h2.events.ResponseReceived, asked)
+        client.connection.update_settings({codes.INITIAL_WINDOW_SIZE: 100})
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, asked)
+        assert client.connection.remote_settings.enable_connect_protocol == 1
+        await client.stream.aclose()
 
 
 @pytest.mark.real_time

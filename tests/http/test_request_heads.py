@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
+import h2.errors
 import h2.events
 import pytest
 from echo_app import EchoApp
@@ -277,21 +278,78 @@ async def test_trailers_have_the_same_limit_over_both_and_are_dropped():
         assert (await read_until(client, b"\r\n\r\n")).startswith(b"HTTP/1.1 431 ")
 
 
-# What h2 itself ends the whole connection for.
+# The length of a body.
+
+LENGTHS = {
+    "no number": (b"abc", b""),
+    "no digits": (b"", b""),
+    "a sign": (b"+1", b"a"),
+    "too many digits": (b"1" * 5000, b"a"),
+    "less": (b"5", b"a"),
+    "nothing": (b"5", b""),
+    "more": (b"1", b"ab"),
+    "more than nothing": (b"0", b"a"),
+}
 
 
-@pytest.mark.xfail(strict=True, reason="h2 ends the connection; mended with our own HTTP/2")
-@pytest.mark.parametrize(
-    ("length", "body"),
-    [(b"abc", b""), (b"5", b"a"), (b"1", b"ab")],
-    ids=["no number", "less", "more"],
-)
+def posted(client, path, *headers):
+    stream_id = client.connection.get_next_available_stream_id()
+    head = head_of(HTTP2, {b":method": b"POST", b":path": path}, headers)
+    client.connection.send_headers(stream_id, head)
+    return stream_id
+
+
+@pytest.mark.parametrize(("length", "body"), LENGTHS.values(), ids=LENGTHS)
 async def test_a_wrong_content_length_ends_its_stream_alone(length, body):
     async with http2() as client:
-        stream_id = client.connection.get_next_available_stream_id()
-        client.connection.send_headers(
-            stream_id, head_of(HTTP2, {b":method": b"POST"}, [(b"content-length", length)])
-        )
+        stream_id = posted(client, b"/", (b"content-length", length))
         client.connection.send_data(stream_id, body, end_stream=True)
         await client.flush()
+        event = await client.wait_for(h2.events.ResponseReceived, stream_id)
+        assert dict(event.headers)[b":status"] == b"400"
         assert await status_of(client, head_of(HTTP2)) == 200
+
+
+async def test_two_lengths_end_their_stream_alone():
+    twice = [(b"content-length", b"1"), (b"content-length", b"2")]
+    assert await refused_beside_others(head_of(HTTP2, more=twice)) == 400
+
+
+async def test_a_length_without_a_body_ends_its_stream_alone():
+    headers = head_of(HTTP2, {b":method": b"POST"}, [(b"content-length", b"3")])
+    assert await refused_beside_others(headers) == 400
+
+
+async def test_a_right_length_is_passed_on():
+    async with http2() as client:
+        stream_id = posted(client, b"/", (b"content-length", b"4"))
+        client.connection.send_data(stream_id, b"sent", end_stream=True)
+        await client.flush()
+        assert (await client.wait_for(h2.events.DataReceived, stream_id)).data == b"sent"
+
+
+async def test_a_wrong_length_after_a_part_of_the_response_resets_its_stream():
+    async with http2() as client:
+        stream_id = posted(client, b"/begin", (b"content-length", b"4"))
+        await client.flush()
+        await client.wait_for(h2.events.DataReceived, stream_id)
+        client.connection.send_data(stream_id, b"sent too much", end_stream=True)
+        await client.flush()
+        event = await client.wait_for(h2.events.StreamReset, stream_id)
+        assert event.error_code == h2.errors.ErrorCodes.PROTOCOL_ERROR
+        assert await status_of(client, head_of(HTTP2)) == 200
+
+
+async def test_trailers_that_do_not_end_their_stream_end_their_connection_alone():
+    """Since h2 can't end the stream alone."""
+    async with live(EchoApp()) as server:
+        async with await server.connect() as stream:
+            client = Http2Client(stream)
+            stream_id = posted(client, b"/")
+            head = client.connection.encoder.encode([(b"x", b"a")])
+            frame = len(head).to_bytes(3) + b"\x01\x04" + stream_id.to_bytes(4) + head
+            await client.flush()
+            await stream.send_all(frame)
+            event = await client.wait_for(h2.events.ConnectionTerminated)
+            assert event.error_code == h2.errors.ErrorCodes.PROTOCOL_ERROR
+        assert await server.answers()

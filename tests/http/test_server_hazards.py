@@ -72,16 +72,17 @@ async def test_a_byte_after_the_upgrade_is_refused_before_the_application_can_ac
     assert errors(caplog) == []
 
 
-async def test_a_flood_of_priorities_ends_its_connection_alone(caplog):
+async def test_a_flood_of_priorities_changes_nothing(caplog):
     async with live(EchoApp()) as server:
         client = await open_http2(server)
         for number in range(1500):
             client.connection.prioritize(2 * number + 1, weight=5)
+        asked = client.ask()
         await client.flush()
-        await read_all(client.stream)
+        answer = await client.wait_for(h2.events.ResponseReceived, asked)
+        assert dict(answer.headers)[b":status"] == b"200"
         await client.stream.aclose()
-        assert await server.answers()
-    assert len(errors(caplog)) == 1
+    assert errors(caplog) == []
 
 
 async def test_random_damage_never_ends_the_server(caplog):
@@ -112,7 +113,7 @@ async def test_random_damage_never_ends_the_server(caplog):
                     await anyio.lowlevel.checkpoint()
         assert await server.answers()
     lines = [error.getMessage() for error in errors(caplog)]
-    assert {line[: len(OWN_END)] for line in lines} == {OWN_END}
+    assert {line[: len(OWN_END)] for line in lines} <= {OWN_END}
     assert len(lines) <= 10
     assert not any("\n" in line or "Traceback" in line for line in lines)
     assert all(error.exc_info is None for error in errors(caplog))

@@ -15,8 +15,8 @@ from echo_app import EchoApp
 from live_server import request
 
 import shoal
-from shoal.http.server.hypercorn import tls_context
 from shoal.http.server.server import serve
+from shoal.http.server.sockets.tls import tls_of
 from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -187,7 +187,7 @@ async def test_a_certificate_that_was_read_is_not_read_again(certificate):
             gone,
             shutdown=stop.wait,
             started=lambda url: (urls.append(url), started.set()),
-            tls=tls_context(options),
+            tls=tls_of(options),
         )
 
     async with anyio.create_task_group() as tasks:

@@ -11,8 +11,8 @@ from live_server import Http2Client, live
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.http.server.sockets.timeouts import Timeout, Timeouts
-from shoal.http.server.streams import received
-from shoal.http.server.streams.http2 import Http2
+from shoal.http.server.streams import connection
+from shoal.http.server.streams.http2 import Http2Connection
 from shoal.http.server.turns import Turns
 from shoal.testing import settle
 
@@ -133,14 +133,13 @@ async def test_timeouts_that_pass_together_end_few_connections_at_once():
 def handled(monkeypatch):
     """How many bytes are handled in each turn."""
     sizes = []
-    handle = Http2.handle
+    handle = Http2Connection._handle
 
-    async def noted(self, event):
-        if hasattr(event, "data"):
-            sizes.append(len(event.data))
-        await handle(self, event)
+    async def noted(self, data):
+        sizes.append(len(data))
+        await handle(self, data)
 
-    monkeypatch.setattr(Http2, "handle", noted)
+    monkeypatch.setattr(Http2Connection, "_handle", noted)
     return sizes
 
 
@@ -151,7 +150,7 @@ def handled(monkeypatch):
 async def test_how_much_is_handled_in_a_turn_depends_on_how_long_it_takes(
     turn_s, last_size, handled, monkeypatch
 ):
-    monkeypatch.setattr(received, "_TURN_S", turn_s)
+    monkeypatch.setattr(connection, "_TURN_S", turn_s)
     async with live(EchoApp()) as server:
         client = Http2Client(await server.connect())
         for _ in range(2**14):  # 272 KiB

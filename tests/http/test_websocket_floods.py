@@ -6,8 +6,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 from server_in_memory import serving as served_in_memory
-from test_direct_websockets import SocketClient, serving
 from test_websocket_frames import framed
+from test_websockets_in_memory import SocketClient, serving
 
 from shoal.http.websocket.connection import SocketConnection
 

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 import h2.events
 import h2.exceptions
+import h2.settings
 import pytest
 from echo_app import EchoApp
 from live_server import Http2Client, live, read_all, read_until, until_quiet, upgrade
@@ -226,6 +227,59 @@ async def test_a_client_that_answers_pings_may_be_silent(kind):
             while isinstance(event := await peer.next_event(), Ping):
                 await peer.send(event.response())
             assert event.data == "still here"
+
+
+async def test_pings_without_a_window_for_their_answers_hold_up_no_other_stream():
+    async with live(EchoApp()) as server:
+        peer = await Http2Peer.open(server)
+        async with peer.stream:
+            connection = peer.http2.connection
+            connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+            pings = b"".join(peer.websocket.send(Ping(b"%d" % number)) for number in range(500))
+            connection.send_data(peer.stream_id, pings)
+            asked = peer.http2.ask()
+            await peer.http2.flush()
+            await peer.http2.wait_for(h2.events.ResponseReceived, asked)
+            connection.increment_flow_control_window(2**16, peer.stream_id)
+            await peer.http2.flush()
+            # Of those that were to be answered, the last is enough.
+            pongs = b""
+            while not pongs.endswith(b"499"):
+                for event in connection.receive_data(await peer.stream.receive_some()):
+                    if isinstance(event, h2.events.DataReceived):
+                        assert event.stream_id == peer.stream_id
+                        pongs += event.data
+
+
+async def test_small_messages_that_are_not_received_are_not_collected():
+    class Deaf(EchoApp):
+        async def websocket(self, receive, send):
+            await receive()
+            await send({"type": "websocket.accept"})
+            await self.release.wait()
+            while (await receive())["type"] == "websocket.receive":
+                self.received += 1
+
+    app = Deaf()
+    app.received = 0
+    async with live(app) as server:
+        peer = await Http2Peer.open(server)
+        async with peer.stream:
+            message = peer.websocket.send(TextMessage(""))
+            count = 2**16 // len(message) - 1
+            tracemalloc.start()
+            try:
+                for at in range(0, count, 1000):
+                    await peer.pass_on(message * min(1000, count - at))
+                await until_quiet()
+                most = tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+            assert most < 2**20
+            app.release.set()
+            await peer.send(CloseConnection(1000))
+            await app.left.wait()
+        assert app.received == count
 
 
 async def test_compression_is_not_negotiated_over_http2():

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shoal.http.server.http1.connection import Http1Connection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from shoal.http.server.http1.head import HeadParser
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
-    from shoal.http.server.streams.connection import StreamConnection
 
 _log = logging.getLogger("shoal.server")
 
@@ -25,7 +25,8 @@ def load_stream_protocols() -> None:
 
     It takes longer than all the rest of a start, so a server does it in a thread once it listens.
     """
-    import_module("shoal.http.server.streams.connection")
+    import_module("shoal.http.server.streams.http2")
+    import_module("shoal.http.server.streams.http1_websocket")
 
 
 class Client:
@@ -63,7 +64,10 @@ class Client:
         Raises:
             OSError: The client is gone.
         """
-        self._stream_connection().start_http2(received)
+        with _loading():
+            from shoal.http.server.streams.http2 import Http2Connection
+
+        Http2Connection(self._shared, self._transport, self._released).start(received)
 
     def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None:
         """Goes on with WebSocket.
@@ -75,13 +79,17 @@ class Client:
         Raises:
             OSError: The client is gone.
         """
-        self._stream_connection().start_websocket(parser, received)
+        with _loading():
+            from shoal.http.server.streams.http1_websocket import WebSocketConnection
 
-    def _stream_connection(self) -> StreamConnection:
-        try:
-            from shoal.http.server.streams.connection import StreamConnection
-        except OSError as error:  # too many open files: the next client tries it again
-            _log.error("can't load what speaks HTTP/2 and WebSocket: %s", error)
-            raise
+        websocket = WebSocketConnection(self._shared, self._transport, self._released, parser)
+        websocket.start(received)
 
-        return StreamConnection(self._shared, self._transport, self._released)
+
+@contextmanager
+def _loading() -> Generator[None]:
+    try:
+        yield
+    except OSError as error:  # too many open files: the next client tries it again
+        _log.error("can't load what speaks HTTP/2 and WebSocket: %s", error)
+        raise

@@ -1,7 +1,6 @@
-"""The server: ASGI applications on sockets, with Hypercorn's protocols, on trio or asyncio.
+"""The server: ASGI applications on sockets, on trio or asyncio.
 
-It is composed from Hypercorn's parts, as Hypercorn's trio worker is. It does not patch that worker,
-because the shutdown needs an order of its own: what starts first stops last::
+What starts first stops last::
 
     bind > start the application > listen > serve ... stop accepting > drain > end the application
 
@@ -38,7 +37,7 @@ from shoal.http.server.proxies import ProxyHeaders
 from shoal.http.server.shared import Shared
 from shoal.http.server.sockets.poller import new_poller
 from shoal.http.server.sockets.timeouts import Timeouts
-from shoal.http.server.sockets.tls import TlsTransport
+from shoal.http.server.sockets.tls import TlsTransport, tls_of
 from shoal.http.server.sockets.transport import Transport
 from shoal.observe.connections import ConnectionCounts
 
@@ -142,19 +141,6 @@ def _ignore(_url: str) -> None:
 
 def _url(bound: LimitedListener, shared: Shared) -> str:
     return bound.url.replace("http:", f"{shared.scheme}:", 1)
-
-
-def tls_of(options: HttpOptions) -> SSLContext | None:
-    """Returns the TLS configuration of a certificate; None, and nothing is loaded, without one.
-
-    Raises:
-        OSError: A file can't be read, or is not what it should be.
-    """
-    if options.certfile is None:
-        return None
-    from shoal.http.server.hypercorn import tls_context
-
-    return tls_context(options)
 
 
 class _OpenListener:

@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from anyio.abc import TaskGroup
-    from hypercorn.config import Config
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.batching.loops.parking import Parking
-    from shoal.http.server.hypercorn import Context
     from shoal.http.server.proxies import ProxyHeaders
     from shoal.http.server.sockets.timeouts import Timeouts
     from shoal.observe.connections import CountedConnections
@@ -129,7 +127,6 @@ class Shared:
         self.wake = parking.wake
         self.workers = Workers(self, parking, tasks)
         self.turns = Turns(tasks, timeouts.now)
-        self._hypercorn: tuple[Config, Context] | None = None
         self.scheme = scheme
         self.guard = guard
         self.proxies = proxies
@@ -161,22 +158,10 @@ class Shared:
                 self._closed = anyio.Event()
             await self._closed.wait()
 
-    def hypercorn(self) -> tuple[Config, Context]:
-        """Returns the configuration and the context of Hypercorn's protocols."""
-        if self._hypercorn is None:
-            from shoal.http.server.hypercorn import Context, hypercorn_config
-
-            self._hypercorn = hypercorn_config(self.options, self.refusals), Context()
-            if self.is_draining:
-                self._hypercorn[1].terminate()
-        return self._hypercorn
-
     def drain(self) -> None:
         """Lets connections end after their current answers."""
         self.is_draining = True
         self.idle_s = self.late_request_s
-        if self._hypercorn is not None:
-            self._hypercorn[1].terminate()
 
     def end_early(self) -> None:
         """Answers requests with 503 from now on, and asks all calls to end their answers."""

@@ -49,8 +49,8 @@ from shoal.http.websocket.outbox import Outbox
 from shoal.http.websocket.problems import CANCELLED, too_many
 from shoal.http.websocket.relay import relay
 from shoal.http.websocket.request import ItemHeaders, SocketRequest
+from shoal.http.websocket.signal import Signal
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
-from shoal.http.websocket.writing import Writing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -116,7 +116,7 @@ class SocketConnection:
         self._requests: dict[bytes, SocketRequest] = {}
         # Those whose calls have ended, with results that are yet to be written.
         self._ended: deque[SocketRequest] = deque()
-        self._writing = Writing(self._offered, self.parking, self._write_now, self._gave_up)
+        self._to_write = Signal(self.parking)
         self._outbox = Outbox(
             send, self._offered, self.settings.send_timeout_s, self.parking, self._gave_up
         )
@@ -324,14 +324,14 @@ class SocketConnection:
     def _put(self, request: SocketRequest, text: bytes) -> None:
         if not request.has_ended:  # else it was cut off, and the handler does not know that yet
             self._outbox.put_item(request, text)
-            self._writing.soon()
+            self._to_write.set()
 
     # The end of requests.
 
     def resume(self, request: SocketRequest) -> None:
         """Handles that the call of a request has ended for which no task waits."""
         self._ended.append(request)
-        self._writing.soon()
+        self._to_write.set()
 
     def _result_of(self, request: SocketRequest) -> None:
         """Ends a request whose call has ended."""
@@ -354,7 +354,7 @@ class SocketConnection:
         if self._requests.get(request.id) is request:
             del self._requests[request.id]
         self._outbox.put_last(request, kind, text)
-        self._writing.soon()
+        self._to_write.set()
 
     def _fail(self, request: SocketRequest, error: Exception) -> None:
         """Ends a request by an error."""
@@ -377,12 +377,7 @@ class SocketConnection:
         for request in tuple(self._requests.values()):  # their tasks were cancelled
             self._fail(request, CallerLeft("the client has left"))
 
-    # The sending; see `Writing`.
-
-    def _write_now(self) -> bool:
-        self._write_results()
-        is_closing = self._is_draining or self._close_with is not None
-        return not is_closing and self._outbox.send_now()
+    # The sending task.
 
     def _write_results(self) -> None:
         while self._ended:
@@ -402,7 +397,7 @@ class SocketConnection:
             elif self._is_draining and not self._requests:
                 self._close_with = RESTART, "the server ends"
             else:
-                await self._writing.wait()
+                await self._to_write.wait()
 
     # The end of the connection.
 
@@ -412,7 +407,7 @@ class SocketConnection:
             self._close_with = violation.code, violation.reason
             for request in tuple(self._requests.values()):
                 request.leave()
-            self._writing.in_own_task()
+            self._to_write.set()
 
     def _gave_up(self) -> None:
         """Handles that the client is gone, or does not read."""
@@ -421,7 +416,7 @@ class SocketConnection:
     def _drain(self) -> None:
         """Handles that the server ends: no request begins, and those that run may finish."""
         self._is_draining = True
-        self._writing.in_own_task()
+        self._to_write.set()
 
     def _left(self) -> None:
         """Handles that the client has left, or that the server cuts off what still runs."""
@@ -433,4 +428,4 @@ class SocketConnection:
             request.leave()
             self._fail(request, ShutDown("the server ends"))
         self._close_with = RESTART, "the server ends"
-        self._writing.in_own_task()
+        self._to_write.set()

@@ -91,22 +91,6 @@ class Outbox:
                 await self.send({"type": "websocket.send", "text": each.decode()})
         self.has_sent.set()
 
-    def send_now(self) -> bool:
-        """Sends what comes first, where the server offers to do that in no task.
-
-        It comes after all that `send_some` has taken, which the connection gets before that waits.
-
-        Returns:
-            Whether nothing is left; False also if the client must be waited for.
-        """
-        offered = self._offered  # nothing, once the connection has ended
-        if not offered or offered["is_blocked"]():
-            return False
-        if self._waiting:
-            offered["send_texts_now"](self._taken())
-            self.has_sent.set()
-        return not self._waiting
-
     def _taken(self) -> list[bytes]:
         """Takes the messages that are sent next."""
         texts: list[bytes] = []

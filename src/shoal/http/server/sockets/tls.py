@@ -16,10 +16,34 @@ from shoal.http.server.sockets.transport import NOBODY, Receiver
 
 if TYPE_CHECKING:
     from shoal.http.server.sockets.transport import Transport
+    from shoal.serving.http_options import HttpOptions
 
 _log = logging.getLogger("shoal.server")
 
 _READ_SIZE: Final = 2**16
+# Forward secrecy and authenticated encryption, which HTTP/2 requires (RFC 9113, 9.2.2).
+_CIPHERS: Final = "ECDHE+AESGCM"
+
+
+def tls_of(options: HttpOptions) -> ssl.SSLContext | None:
+    """Returns the TLS configuration of the certificate of the options; None without one.
+
+    Raises:
+        OSError: A file can't be read, or is not what it should be.
+    """
+    if options.certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.set_ciphers(_CIPHERS)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    keyfile = options.keyfile or options.certfile
+    try:
+        context.load_cert_chain(options.certfile, keyfile)
+    except OSError as error:  # SSLError is one too, and names no file
+        files = " and ".join(dict.fromkeys((options.certfile, keyfile)))
+        raise OSError(error.errno, error.strerror or str(error), files) from error
+    return context
 
 
 class TlsTransport(Receiver):

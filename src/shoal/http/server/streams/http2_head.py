@@ -7,7 +7,11 @@ can read a head of HTTP/2 in another way than this server.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
+
+from hpack import Decoder, HeaderTuple
+from typing_extensions import override
 
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.body import MAX_TRAILERS, check_trailer
@@ -24,17 +28,47 @@ _PSEUDO: Final = frozenset({b":method", b":scheme", b":authority", b":path", b":
 _OF_HTTP_1: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
+# A head this many times over the limit ends the connection, since decoding it takes too long.
+_HEADS_REFUSED_IN_WORDS: Final = 8
+# What h2 is given in place of this name. No client can send it: it is compared by its identity.
+_CONTENT_LENGTH: Final = bytes(bytearray(b"Content-Length"))
+
+# It logs each header, and so its clients' tokens, wherever all loggers are set to DEBUG.
+_hpack_log: Final = logging.getLogger("hpack")
+if _hpack_log.level == logging.NOTSET:
+    _hpack_log.setLevel(logging.INFO)
 
 
-def read_head(parser: HeadParser, given: Iterable[tuple[bytes, bytes]]) -> Fields:
+class HeadDecoder(Decoder):
+    """Decodes heads for h2, but hides Content-Length from it.
+
+    h2 ends the whole connection for a length that is malformed, or is not that of the body; it has
+    no option for that. Here such a request ends alone.
+
+    Args:
+        longest: How long a head may be, in bytes.
+    """
+
+    def __init__(self, longest: int) -> None:
+        super().__init__(_HEADS_REFUSED_IN_WORDS * longest)
+
+    @override
+    def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
+        return [
+            HeaderTuple(_CONTENT_LENGTH, field[1]) if field[0] == b"content-length" else field
+            for field in super().decode(data, raw)
+        ]
+
+
+def read_head(parser: HeadParser, given: Iterable[tuple[bytes, bytes]]) -> bool:
     """Checks the head of a request.
 
     Args:
         parser: Parses the heads of this connection; afterwards it describes this one.
-        given: The fields that the client has sent.
+        given: The fields that the client has sent, from a `HeadDecoder`.
 
     Returns:
-        The fields, with the pseudo-headers first, and one host.
+        Whether the request is one to speak WebSocket.
 
     Raises:
         BadRequest: The head is malformed or too large.
@@ -55,7 +89,9 @@ def read_head(parser: HeadParser, given: Iterable[tuple[bytes, bytes]]) -> Field
         raise BadRequest(400, "a malformed header or path")
     if is_websocket:
         parser.check_handshake()
-    return [*pseudo.items(), *fields]
+        if parser.length:
+            raise BadRequest(400, "a WebSocket handshake with a body")
+    return is_websocket
 
 
 def check_trailers(trailers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -82,7 +118,7 @@ def _separated(given: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes]
         elif name in _OF_HTTP_1 or (name == b"te" and value.lower() != b"trailers"):
             raise BadRequest(400, "a header that HTTP/2 does not have")
         else:
-            fields.append((name, value))
+            fields.append((b"content-length" if name is _CONTENT_LENGTH else name, value))
     if pseudo.get(b":scheme") not in (b"http", b"https"):
         raise BadRequest(400, "another scheme than http or https")
     authority = pseudo.get(b":authority")

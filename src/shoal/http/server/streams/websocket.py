@@ -1,308 +1,352 @@
-"""WebSockets: Hypercorn's stream, hardened, and what carries it over HTTP/1.1.
+"""One WebSocket, on any `Wire`: wsproto's state machine between the client and the application.
 
 Compression is not negotiated: a message of 199 KiB can inflate to 200 MiB before its size is
 checked.
+
+Of what the client sends, few messages wait for the application. What follows them stays in wsproto,
+unread, and is not acknowledged to the wire, so that the client can't send much more.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from base64 import b64encode
+from collections import deque
+from hashlib import sha1
+from io import BytesIO, StringIO
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
-from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.events import Body, Data, EndBody, Request, Response, StreamClosed
-from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.ws_stream import ASGIWebsocketState, FrameTooLargeError, WSStream
-from wsproto.connection import ConnectionState
-from wsproto.events import CloseConnection, Message, Ping
-from wsproto.events import Event as WsEvent
+from typing_extensions import override
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
-from wsproto.utilities import LocalProtocolError
 
-from shoal.http.requests.header_check import FRAMING, WRONG_LENGTH, check_headers
-from shoal.http.server.http1.answer import LAST_CHUNK, AnswerHead
-from shoal.http.server.streams.frames import is_between_messages, message_at
+from shoal.http.server.http1.bad_request import BadRequest
+from shoal.http.server.log_errors import contained, log_failure
+from shoal.http.server.streams.call import StreamCall, checked, header, scope_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Iterable
 
-    from hypercorn.typing import ConnectionState as LifespanState
-    from hypercorn.typing import WebsocketAcceptEvent, WebsocketReceiveEvent
+    from starlette.types import Message, Scope
+    from wsproto.events import Event
 
     from shoal.http.server.http1.head import HeadParser
-    from shoal.http.server.streams.inbox import Inbox
-    from shoal.http.server.streams.outlet import Outlet
+    from shoal.http.server.streams.call import Wire
 
-_STREAM_ID: Final = 1
-_SMALL: Final = 2**12  # bytes
+# Of the messages that wait for the application.
+_MOST_MESSAGES: Final = 16
+_MOST_BYTES: Final = 2**16
 _AT_ONCE: Final = 32
 """After so many frames the other clients have their turn: one read may bring 10,000 of them."""
-_OPEN: Final = ConnectionState.OPEN
-_OF_THE_SERVER: Final = FRAMING | {
-    *(b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"),
-}
-NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
+_ACCEPT: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
+_OF_THE_SERVER: Final = frozenset(
+    {b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"}
+)
 
 
-def harden(stream: WSStream) -> None:
-    """Mends what the stock class does wrong."""
-    _bound_messages(stream)
-    _accept_with_valid_headers(stream)
-    _close_late(stream)
+def check_handshake(parser: HeadParser) -> None:
+    """Checks a request to speak WebSocket; raises `BadRequest`."""
+    if header(parser, b"sec-websocket-version") != b"13":
+        raise BadRequest(400, "another version of WebSocket than 13")
 
 
-def _accept_with_valid_headers(stream: Any) -> None:
-    """Makes a WebSocket check the headers that its application accepts it with.
-
-    The stock class sends them as they are, line breaks and framing headers too.
-    """
-    accept_it = stream._accept
-
-    async def accept(message: WebsocketAcceptEvent) -> None:
-        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        check_headers(given)
-        headers = [header for header in given if header[0].lower() not in _OF_THE_SERVER]
-        await accept_it({**message, "headers": headers})
-
-    stream._accept = accept
-
-
-def _bound_messages(stream: WSStream) -> None:
-    """Makes a WebSocket end at a message that is too large.
-
-    The stock class goes on to collect the message, without bound.
-    """
-    has_overflowed = False
-
-    async def handle_events() -> None:
-        nonlocal has_overflowed
-        buffer: Any = stream.buffer
-        put: Any = getattr(stream, "app_put", None)
-        for nth, event in enumerate(stream.connection.events(), 1):
-            if has_overflowed:
-                return
-            if nth % _AT_ONCE == 0:
-                await anyio.lowlevel.checkpoint()
-            if isinstance(event, Message):
-                try:
-                    buffer.extend(event)
-                except FrameTooLargeError:
-                    has_overflowed = True
-                    buffer.clear()
-                    await _send(stream, CloseConnection(code=CloseReason.MESSAGE_TOO_BIG))
-                    await stream.send(StreamClosed(stream_id=stream.stream_id))
-                    return
-                if event.message_finished:
-                    message = buffer.to_message()
-                    buffer.clear()
-                    await put(message)
-            elif isinstance(event, Ping):
-                await _send(stream, event.response())
-            elif isinstance(event, CloseConnection):
-                # The stock class reports each end as one of the connection (1006).
-                end = {"type": "websocket.disconnect", "code": int(event.code)}
-                await put({**end, "reason": event.reason or ""})
-                if stream.connection.state is ConnectionState.REMOTE_CLOSING:
-                    await _send(stream, event.response())
-                elif stream.connection.state is _OPEN:  # its frames are broken
-                    await _send(stream, CloseConnection(code=event.code, reason=event.reason))
-                await stream.send(StreamClosed(stream_id=stream.stream_id))
-
-    stream._handle_events = handle_events  # type: ignore[method-assign]  # Hypercorn makes it
-
-
-def _close_late(stream: Any) -> None:
-    """Makes a WebSocket that is accepted during the drain close, as those that were open do."""
-    accept_it = stream._accept
-
-    async def accept(message: WebsocketAcceptEvent) -> None:
-        await accept_it(message)
-        if stream.context.terminated.is_set():
-            await close_websocket(stream)
-
-    stream._accept = accept
-
-
-def is_open(stream: object) -> bool:
-    """Returns whether a stream is a WebSocket that the application has accepted."""
-    return isinstance(stream, WSStream) and stream.state is ASGIWebsocketState.CONNECTED
-
-
-async def ping(stream: WSStream) -> None:
-    """Asks the client of a WebSocket for a sign of life."""
-    if is_open(stream):
-        await _send(stream, Ping())
-
-
-async def close_websocket(stream: WSStream) -> None:
-    """Closes a WebSocket, with the reason that the server restarts.
-
-    Unless its application closes it itself; see `StreamCalls`.
-    """
-    if is_open(stream) and getattr(stream, "when_draining", None) is None:
-        await _send(stream, CloseConnection(code=CloseReason.SERVICE_RESTART))
-
-
-async def _send(stream: WSStream, event: WsEvent) -> None:
-    with suppress(LocalProtocolError):  # it is being closed already
-        await stream.send(Data(stream_id=stream.stream_id, data=stream.connection.send(event)))
-
-
-class Http1WebSocket:
-    """A connection that HTTP/1.1 was upgraded to a WebSocket on.
-
-    Invariant: while it `_is_between` messages, wsproto holds no part of one.
+class WebSocketCall(StreamCall):
+    """One WebSocket.
 
     Args:
-        make: Makes the stream, from a function that sends its events, and its number.
-        send: Sends bytes, or closes the connection.
-        outlet: Sends bytes at once.
-        date: Returns the header line with the date.
+        wire: Carries its frames.
+        parser: The request.
+        key: The key of the handshake, which the answer to it proves; HTTP/2 has none.
     """
 
-    is_client_done = True
+    def __init__(self, wire: Wire, parser: HeadParser, key: bytes = b"") -> None:
+        lost = CloseReason.ABNORMAL_CLOSURE.value
+        super().__init__(wire, "GET", {"type": "websocket.disconnect", "code": lost})
+        self._key = key
+        offered = header(parser, b"sec-websocket-protocol").decode("ascii")
+        self._subprotocols = [name.strip() for name in offered.split(",") if name.strip()]
+        self._frames: Connection | None = None  # from when it is accepted
+        self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
+        self._size = 0  # bytes of them
+        self._message: StringIO | BytesIO | None = None  # one that is not all there
+        self._has_input_ended = False
+        self._take: Callable[[Message], bool] | None = None
+        self._on_drain: Callable[[], object] | None = None
 
-    def __init__(
-        self,
-        make: Callable[[Callable[[StreamEvent], Awaitable[None]], int], WSStream],
-        send: Callable[[Event], Awaitable[None]],
-        outlet: Outlet,
-        date: Callable[[], bytes],
-    ) -> None:
-        self._stream = stream = make(self._stream_send, _STREAM_ID)
-        harden(stream)
-        cast("Any", stream).outlet = outlet  # for the application
-        self._is_between = False
-        self._send = send
-        self._date = date
-        self._is_chunked = False
-        self._to_come: int | None = None  # how many bytes of a refusal's body
+    def scope(self, version: str, parser: HeadParser) -> Scope:
+        """Returns the scope of the call, for a version of HTTP."""
+        scope = scope_of("websocket", version, parser, self._wire)
+        del scope["method"]
+        scope["scheme"] = "wss" if scope["scheme"] == "https" else "ws"
+        scope["subprotocols"] = self._subprotocols
+        dropped = b"sec-websocket-extensions"
+        scope["headers"] = [field for field in scope["headers"] if field[0] != dropped]
+        scope["extensions"]["websocket.http.response"] = {}
+        return scope
 
-    is_idle = False  # it ends with its only stream
-
-    @property
-    def has_websockets(self) -> bool:
-        """Whether the application has accepted the WebSocket, and it is open."""
-        return is_open(self._stream)
-
-    def farewell(self) -> bytes:
-        """Returns nothing."""
-        return b""
-
-    def forget(self) -> None:
-        """See `StreamProtocol.forget`."""
-        # The application may still have the stream, so that keeps all but what `harden` added.
-        for name in ("_handle_events", "_accept", "outlet"):
-            vars(self._stream).pop(name)
-        vars(self).clear()
-
-    async def upgrade(self, parser: HeadParser, state: LifespanState) -> None:
-        """Handles the request to upgrade.
-
-        Args:
-            parser: The request.
-            state: The state of the application's lifespan.
-        """
-        await self._stream.handle(
-            Request(
-                stream_id=_STREAM_ID,
-                headers=[each for each in parser.headers if each[0] not in NOT_PASSED_ON],
-                http_version="1.1",
-                method=parser.line.method,
-                raw_path=parser.line.target,
-                state=state,
-            )
-        )
-
-    async def handle(self, event: Event) -> None:
-        """Handles data from the socket, or its end."""
-        if isinstance(event, RawData):
-            await self._handle_data(event.data)
-        elif isinstance(event, Closed):
-            await self._stream.handle(StreamClosed(stream_id=_STREAM_ID))
-
-    async def _handle_data(self, data: bytes) -> None:
-        at = nth = 0
-        while at < len(data) and (found := self._message_at(data, at)) is not None:
-            message, at = found
-            await self._inbox.put(message)
-            nth += 1
-            if nth % _AT_ONCE == 0:
-                await anyio.lowlevel.checkpoint()
-        if at < len(data):
-            await self._stream.handle(Data(stream_id=_STREAM_ID, data=data[at:] if at else data))
-            self._is_between = is_open(self._stream) and is_between_messages(
-                self._stream.connection
-            )
-
-    def handle_now(self, data: bytes) -> Callable[[], Awaitable[None] | None] | None:
-        """Reads data that is one small message; see `StreamProtocol`."""
-        if len(data) > _SMALL or (found := self._message_at(data, 0)) is None:
-            return None
-        message, end = found
-        inbox = self._inbox
-        return partial(inbox.put_now, message) if end == len(data) and inbox.takes_now else None
+    # The server's side.
 
     @property
-    def _inbox(self) -> Inbox:
-        inbox: Inbox = cast("Any", self._stream).app_put.__self__
-        return inbox
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        frames = self._frames
+        is_over = self.is_over or self.is_complete
+        return frames is not None and not is_over and frames.state is ConnectionState.OPEN
 
-    def _message_at(self, data: bytes, at: int) -> tuple[WebsocketReceiveEvent, int] | None:
-        """Reads a message at once, if one begins there and all of it is there."""
-        stream = self._stream
-        if not self._is_between or stream.closed or stream.connection.state is not _OPEN:
+    @property
+    def is_full(self) -> bool:
+        """Whether the application must receive messages before more are read."""
+        return len(self._messages) >= _MOST_MESSAGES or self._size >= _MOST_BYTES
+
+    def _takes_more(self) -> bool:
+        return not (self.is_over or self.is_full)
+
+    async def data_received(self, data: bytes, size: int) -> None:
+        """Takes what the client has sent; `size` is what that takes of the flow-control window."""
+        self._not_acknowledged += size
+        frames = self._frames
+        if frames is None:
+            self.refuse(400)
+            return
+        if self.is_over or self.is_complete:
+            self._acknowledge()
+            return
+        frames.receive_data(data)
+        await self._read()
+
+    async def has_room(self) -> None:
+        """Waits until the application has received enough of the messages."""
+        while self.is_full and not self.is_over:
+            await self._changed.wait()
+
+    def input_ended(self) -> None:
+        """Handles that the client sends no more; the application is told after the messages."""
+        self._has_input_ended = True
+        self._read_on()
+
+    @override
+    def ping(self) -> bool:
+        if self.is_open:
+            self._post(Ping())
+        # While it closes, the client's closing frame is the sign of life.
+        return not (self._frames is None or self.is_over or self.is_complete)
+
+    @override
+    def drain(self) -> None:
+        """Closes it with the reason that the server restarts, or lets the application do so."""
+        if self._on_drain is not None:
+            with contained("a callback for the server's end failed"):
+                self._on_drain()
+        elif self.is_open:
+            self._post(CloseConnection(code=CloseReason.SERVICE_RESTART))
+
+    # What comes from the client.
+
+    def _read_on(self) -> None:
+        """Handles what is unread, where the connection does not wait for that."""
+        if self._frames is None:
+            if self._has_input_ended:
+                self.leave()
+        elif self._read_some():
+            self._connection.spawn(self._read)
+
+    async def _read(self) -> None:
+        while self._read_some():
+            await anyio.lowlevel.checkpoint()
+
+    def _read_some(self) -> bool:
+        """Handles some frames; returns whether there may be more to handle now."""
+        assert self._frames is not None
+        if not self._takes_more():
+            return False
+        for count, event in enumerate(self._frames.events(), 1):
+            self._handle(event)
+            if not self._takes_more():
+                return False
+            if count == _AT_ONCE:
+                return True
+        self._acknowledge()
+        if self._has_input_ended:
+            self.leave()
+        return False
+
+    def _handle(self, event: Event) -> None:
+        assert self._frames is not None
+        if isinstance(event, TextMessage | BytesMessage):
+            self._add(event)
+        elif isinstance(event, Ping):
+            if self.is_open:
+                self._post(event.response())
+        elif isinstance(event, CloseConnection):
+            state = self._frames.state
+            if state is ConnectionState.REMOTE_CLOSING:
+                reply = self._frames.send(event.response())
+            elif state is ConnectionState.OPEN:  # its frames are broken
+                reply = self._frames.send(CloseConnection(code=event.code, reason=event.reason))
+            else:
+                reply = b""
+            self._closed(reply, int(event.code), event.reason or "")
+
+    def _closed(self, reply: bytes, code: int, reason: str) -> None:
+        """Ends it, for this reason."""
+        self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
+        self._wire.post(reply, is_last=True)
+        self.leave()
+
+    def _add(self, event: TextMessage | BytesMessage) -> None:
+        assert self._frames is not None
+        parts = self._message
+        is_text = isinstance(event, TextMessage)
+        if parts is None:
+            parts = self._message = StringIO() if is_text else BytesIO()
+        parts.write(event.data)  # type: ignore[arg-type]  # wsproto does not mix them
+        if parts.tell() > self._shared.options.max_message_bytes:
+            self._message = None
+            code = CloseReason.MESSAGE_TOO_BIG
+            reply = self._frames.send(CloseConnection(code=code)) if self.is_open else b""
+            self._closed(reply, code.value, "")
+        elif event.message_finished:
+            data = parts.getvalue()
+            self._message = None
+            kinds: dict[str, Any] = {"bytes": None, "text": None}
+            kinds["text" if is_text else "bytes"] = data
+            self._pass_on({"type": "websocket.receive", **kinds}, len(data))
+
+    def _pass_on(self, message: Message, size: int) -> None:
+        try:
+            is_taken = self._take is not None and self._take(message)
+        except Exception as error:
+            log_failure(error, "the application failed on a message of a WebSocket")
+            self._wire.reset()
+            self.leave()
+            return
+        if not is_taken:
+            self._messages.append(message)
+            self._size += size
+            self._changed.signal()
+
+    @override
+    def _next_message(self) -> Message | None:
+        if not self._messages:
             return None
-        return message_at(data, at, stream.buffer.max_length)
+        was_full = self.is_full
+        message = self._messages.popleft()
+        self._size -= len(message.get("text") or message.get("bytes") or b"")
+        if was_full and not self.is_full:
+            self._changed.signal()
+            self._read_on()
+        return message
 
-    async def ping(self) -> None:
-        """Asks the client for a sign of life."""
-        await ping(self._stream)
+    # What the application sends.
 
-    async def close_websockets(self) -> None:
-        """Closes the WebSocket, with the reason that the server restarts."""
-        await close_websocket(self._stream)
+    @override
+    async def _send(self, message: Message) -> None:
+        kind = message["type"]
+        if self.is_complete:
+            raise RuntimeError(f"{kind!r} after the end")
+        match kind.removeprefix("websocket."):
+            case "accept" if not self.has_begun:
+                self._accept(message)
+                await self._wire.send(b"")
+                if self._shared.is_draining:
+                    self.drain()
+            case "close" if not self.has_begun:
+                self._complete()
+                self._wire.head(403, [], is_last=True)
+            case "http.response.start" if not self.has_begun:
+                self._begin(message)
+            case "http.response.body" if self._frames is None:
+                await self._send_body(message)
+            case "send" if self._frames is not None:
+                await self._send_message(message)
+            case "close" if self._frames is not None:
+                await self._close(message)
+            case _:
+                raise RuntimeError(f"{kind!r} is not a message that can come here")
 
-    async def _stream_send(self, event: StreamEvent) -> None:
-        if isinstance(event, Response):
-            await self._send(RawData(data=self._head(event)))
-        elif isinstance(event, Body):
-            size = len(event.data)
-            self._expect(size, is_last=False)
-            chunk = b"%x\r\n%b\r\n" % (size, event.data) if self._is_chunked else event.data
-            if size:
-                await self._send(RawData(data=chunk))
-        elif isinstance(event, EndBody):
-            self._expect(0, is_last=True)
-            if self._is_chunked:
-                await self._send(RawData(data=LAST_CHUNK))
-            await self._send(Closed())
-        elif isinstance(event, Data):
-            await self._send(RawData(data=event.data))
-        elif isinstance(event, StreamClosed):
-            await self._send(Closed())
+    def _accept(self, message: Message) -> None:
+        fields = checked(message.get("headers", ()))
+        if any(name == b"sec-websocket-protocol" for name, _ in fields):
+            raise RuntimeError("a subprotocol is given as such, and not as a header")
+        fields = [field for field in fields if field[0] not in _OF_THE_SERVER]
+        subprotocol = message.get("subprotocol")
+        if subprotocol is not None:
+            if subprotocol not in self._subprotocols:
+                raise RuntimeError("the client does not offer that subprotocol")
+            fields.append((b"sec-websocket-protocol", subprotocol.encode("ascii")))
+        if self._key:
+            proof = b64encode(sha1(self._key + _ACCEPT, usedforsecurity=False).digest())
+            fields.append((b"sec-websocket-accept", proof))
+        self.has_begun = True
+        self._frames = Connection(ConnectionType.SERVER)
+        self._wire.head(self._wire.accepts_with, fields, is_last=False)
 
-    def _expect(self, size: int, *, is_last: bool) -> None:
-        if self._to_come is not None:
-            self._to_come -= size
-            if self._to_come < 0 or (is_last and self._to_come):
-                raise RuntimeError(WRONG_LENGTH)
+    async def _send_message(self, message: Message) -> None:
+        data, text = message.get("bytes"), message.get("text")
+        if data is not None:
+            await self._send_event(BytesMessage(bytes(data)))
+        elif isinstance(text, str):
+            await self._send_event(TextMessage(text))
+        else:
+            raise TypeError("a message has bytes, or a str as its text")
 
-    def _head(self, answer: Response) -> bytes:
-        if answer.status_code == 101:
-            parts = [b"HTTP/1.1 101 Switching Protocols"]
-            parts += [b"%b: %b" % header for header in answer.headers]
-            return b"\r\n".join([*parts, b"", b""])
-        # The protocol refuses the handshake. The stock class marks the stream as closed only after
-        # the refusal is sent, and fails if the application accepts in between.
-        if not hasattr(self._stream, "response"):
-            self._stream.closed = True
-        head = AnswerHead(answer.status_code, answer.headers)
-        framing = b"\r\nconnection: close"
-        self._to_come = head.length if head.has_body else None
-        if head.length is None and head.has_body:
-            self._is_chunked = True
-            framing += b"\r\ntransfer-encoding: chunked"
-        return head.encoded(framing, self._date())
+    async def _send_event(self, event: Event) -> None:
+        if self.is_open:
+            assert self._frames is not None
+            await self._wire.send(self._frames.send(event))
+
+    async def _close(self, message: Message) -> None:
+        assert self._frames is not None
+        code, reason = int(message.get("code") or 1000), message.get("reason") or ""
+        frame = b""
+        if self.is_open:  # and not closed for the drain
+            frame = self._frames.send(CloseConnection(code=code, reason=reason or None))
+        self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
+        self._complete()
+        await self._wire.send(frame, is_last=True)
+
+    def _post(self, event: Event) -> None:
+        assert self._frames is not None
+        self._wire.post(self._frames.send(event))
+
+    @override
+    def _end(self) -> None:
+        self._take = self._on_drain = None
+        if self._frames is None:
+            super()._end()
+        elif self.is_open:
+            closing = CloseConnection(code=CloseReason.INTERNAL_ERROR)
+            self._wire.post(self._frames.send(closing), is_last=True)
+        else:
+            self._wire.post(b"", is_last=True)
+
+    # What it offers beyond ASGI.
+
+    @override
+    def _offered(self) -> dict[str, Any]:
+        return {
+            **super()._offered(),
+            "when_draining": self._when_draining,
+            "when_received": self._when_received,
+            "send_texts": self._send_texts,
+        }
+
+    def _when_draining(self, callback: Callable[[], object] | None) -> None:
+        """Has the application close it itself once the server ends; see `drain`."""
+        self._on_drain = callback
+        if callback is not None and self._shared.is_draining:
+            callback()
+
+    def _when_received(self, take: Callable[[Message], bool] | None) -> None:
+        """Sets what each message is offered to; one that it refuses is queued."""
+        self._take = take
+
+    async def _send_texts(self, texts: Iterable[bytes]) -> None:
+        """Sends messages at once, each valid UTF-8."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        if self.is_open and self._frames is not None:
+            frames = [self._frames.send(TextMessage(str(text, "utf-8"))) for text in texts]
+            await self._wire.send(b"".join(frames))
+        else:
+            await anyio.lowlevel.checkpoint()

@@ -1,4 +1,4 @@
-"""Messages on WebSockets that no task of the connection is switched to for: what holds for them."""
+"""WebSockets on a server without sockets: the order of messages, turns, and ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from server_in_memory import Wire
 from server_in_memory import serving as served_in_memory
 from test_websocket_frames import framed
 from wsproto.connection import Connection, ConnectionType
-from wsproto.events import CloseConnection, Ping, TextMessage
+from wsproto.events import Ping, TextMessage
 
 import shoal
 from shoal.http.server import client as server_client
@@ -99,13 +99,6 @@ class SocketClient:
         self.wire.receiver.all_sent()
 
 
-def counting_turns(server, monkeypatch):
-    taken = []
-    take = server.shared.turns.take
-    monkeypatch.setattr(server.shared.turns, "take", lambda turn: (taken.append(turn), take(turn)))
-    return taken
-
-
 def serving(handler, settings=None, **options):
     app = shoal.App(**(settings or {}))
     app.endpoint("/x", **options)(handler)
@@ -114,28 +107,6 @@ def serving(handler, settings=None, **options):
 
 async def doubled(items: list[int]) -> list[int]:
     return [2 * item for item in items]
-
-
-async def test_a_small_message_takes_no_turn_and_much_takes_one(monkeypatch):
-    app = serving(doubled)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
-        turns = counting_turns(server, monkeypatch)
-        for number in range(5):
-            client.say(id=number, item=number)
-            await settle()
-            assert client.messages() == [{"id": number, "result": 2 * number}]
-        assert not turns
-        client.say_data(framed(b'{"id":1,"item":1}') + framed(b'{"id":2,"item":1}'))
-        await settle()
-        assert len(turns) == 1
-        client.say_data(framed(b'{"id":3,"item":' + b" " * 2**12 + b"1}"))
-        await settle()
-        assert len(turns) > 1  # since it is handled in parts
-        before = len(turns)
-        client.say(id=3, item=3)
-        await settle()
-        assert len(turns) == before
 
 
 async def test_messages_are_handled_in_their_order_however_they_come():
@@ -269,26 +240,6 @@ async def test_a_mistake_of_the_application_ends_that_connection_alone(caplog):
         clients[1].wire.receiver.client_ended()
     assert len(caplog.records) == 1
     assert "the application failed" in caplog.text
-    caplog.clear()
-
-
-async def test_a_mistake_in_sending_ends_that_connection_alone(monkeypatch, caplog):
-    app = serving(doubled)
-    async with app.lifespan(), served_in_memory(app) as server:
-        client = await SocketClient.opened(server)
-
-        def fail(_self):
-            raise RuntimeError("a mistake")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(outbox.Outbox, "send_now", fail)
-            client.say(id=1, item=1)
-            await settle()
-        assert any(isinstance(each, CloseConnection) for each in client.events())
-        other = await SocketClient.opened(server)
-        other.say(id=1, item=1)
-        await settle()
-        assert other.messages() == [{"id": 1, "result": 2}]
     caplog.clear()
 
 
