@@ -73,7 +73,7 @@ class Wire(Protocol):
         ...
 
 
-class StreamCall(ABC):
+class AsgiCall(ABC):
     """One call of the application.
 
     Args:

@@ -23,7 +23,7 @@ from wsproto.frame_protocol import CloseReason
 
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained, log_failure
-from shoal.http.server.streams.call import StreamCall, checked, header, scope_of
+from shoal.http.server.streams.call import AsgiCall, checked, header, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,7 +51,7 @@ def check_handshake(parser: HeadParser) -> None:
         raise BadRequest(400, "another version of WebSocket than 13")
 
 
-class WebSocketCall(StreamCall):
+class WebSocketCall(AsgiCall):
     """One WebSocket.
 
     Args:
