@@ -13,8 +13,6 @@ are busy, requests accumulate, and the next batch is large. The alternative, to 
 its timer expires and to queue closed batches for a slot, makes many small batches from the same
 load.
 
-If all requests are alike, the only call on the hot path is `append`, which is the deque's own.
-
 Invariants:
     ``live`` is the number of requests in the policy, all in the state QUEUED.
     ``parked`` is the number of requests in ``_parked`` in the state PARKED.
@@ -100,12 +98,10 @@ class Former:
         Args:
             request: A new request, which has no state yet.
         """
-        if self.live < self.free_room or (
-            self.admits_freely and not self.parked and self.live < self.room.most
-        ):
+        control, room = self._control, self.room
+        if control is None and not self.parked and self.live < room.most:
             request.state = QUEUED
             return RINGING if self.arrive(request) else QUIET
-        control, room = self._control, self.room
         if control is not None and not room.closed:
             refusal = control.full_level(request, room.at_once)
             if refusal is None:
