@@ -98,7 +98,7 @@ class Http2Stream:
         """See `Wire`."""
         if not self._is_closed:
             self._rest.append(memoryview(data))
-            self._ends = is_last
+            self._ends = self._ends or is_last
             try:
                 await self._send_rest()
             finally:
@@ -158,8 +158,9 @@ class Http2Stream:
             left = self._rest[0]
             try:
                 window = self._h2.local_flow_control_window(self._id)
-                size = min(window, self._h2.max_outbound_frame_size, len(left))
-                if left and size <= 0:
+                # A client may shrink its windows, so that they are negative for a while.
+                size = max(0, min(window, self._h2.max_outbound_frame_size, len(left)))
+                if left and not size:
                     self._flush()  # the head
                     await self._window.wait()
                 elif size >= _FRAME and not has_room:
@@ -180,8 +181,10 @@ class Http2Stream:
         else:
             self._rest.popleft()
         is_last = self._ends and not self._rest
-        if size or is_last:
+        if size:
             self._h2.send_data(self._id, bytes(left[:size]), end_stream=is_last)
+        elif is_last:
+            self._h2.end_stream(self._id)  # which needs no window
         self._flush()
         if is_last:
             self.close()
