@@ -224,6 +224,30 @@ PART = {"type": "http.response.body", "more_body": True}
 
 
 @pytest.mark.real_time
+async def test_a_response_ends_although_its_window_has_become_negative():
+    go = anyio.Event()
+
+    async def app(scope, _receive, send):
+        if scope["type"] != "http":
+            raise RuntimeError  # it has no lifespan
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({**PART, "body": b"a part"})
+        await go.wait()
+        await send({**PART, "body": b""})
+        await send({"type": "http.response.body", "body": b""})
+
+    async with live(app) as server:
+        client, asked = await asking_with_window(server, 10)
+        await client.wait_for(h2.events.DataReceived, asked)
+        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        await client.flush()
+        await client.wait_for(h2.events.SettingsAcknowledged)
+        go.set()
+        await client.wait_for(h2.events.StreamEnded, asked)
+        await client.stream.aclose()
+
+
+@pytest.mark.real_time
 async def test_the_settings_of_a_client_may_change():
     codes = h2.settings.SettingCodes
     async with live(EchoApp()) as server:

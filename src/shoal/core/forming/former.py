@@ -129,7 +129,7 @@ class Former:
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
         """Returns why requests can't be admitted together; None if they may be.
 
-        No request is shed for a group, because one of the group might still be refused.
+        None is shed for a group, because one of the group might still be refused.
         """
         size = sum([request.cost for request in requests])
         waits = self.options.overload == "wait" or requests[0].waits_for_room
@@ -146,8 +146,7 @@ class Former:
         live = self.live + 1
         if self.append(request):
             self.wake_at = live
-        asked = request.options
-        if asked is not None and asked.due is not None:
+        if (asked := request.options) is not None and asked.due is not None:
             pressures = self._pressures
             if pressures.may_wait:
                 if pressures.note_arrival(request, asked.due, live):

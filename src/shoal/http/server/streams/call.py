@@ -21,7 +21,7 @@ from shoal.http.server.streams.change import Change
 from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from starlette.types import Message, Scope
 
@@ -53,10 +53,14 @@ class Wire(Protocol):
         """Sends the head of the response, with what `send` is given next unless it is the last."""
         ...
 
-    async def send(self, data: bytes, *, is_last: bool = False) -> None:
-        """Sends data once the client has room for it, and then the end mark if it is the last.
+    async def ready(self) -> None:
+        """Waits until what was sent before is on its way."""
+        ...
 
-        Cancellation: All of it is sent, or nothing.
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """Sends data, and an end mark if it is the last; waits until it is on its way.
+
+        Cancellation: It is sent all the same.
         """
         ...
 
@@ -172,6 +176,7 @@ class AsgiCall(ABC):
             await anyio.lowlevel.checkpoint()
         else:
             await anyio.lowlevel.checkpoint_if_cancelled()
+        await self._wire.ready()  # nothing has changed if it is cancelled until here
         # Otherwise it comes from a task that the application has left behind, or is for nobody.
         if not (self.is_over or self._has_returned):
             await self._send(message)
@@ -215,7 +220,7 @@ class AsgiCall(ABC):
         if status == 408:
             self._connection.gave_up()
         if self.has_begun:
-            self._wire.reset(is_clients_fault=status == 400)
+            self._wire.reset(is_clients_fault=status < 500)
         else:
             self.refused_with = status
             self._wire.head(status, [], is_last=True)
@@ -346,15 +351,3 @@ def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
         "state": shared.state.copy(),
         "extensions": {SERVER: shared.counts},
     }
-
-
-def header(parser: HeadParser, name: bytes) -> bytes:
-    """Returns the values of a header, as one list; empty if there is none."""
-    return b",".join(value for given, value in parser.headers if given == name)
-
-
-def checked(headers: Iterable[tuple[bytes, bytes]]) -> Fields:
-    """Returns headers of a handshake without those of the server; raises `ValueError`."""
-    given = [(bytes(name), bytes(value)) for name, value in headers]
-    length_of(given)
-    return [(lower, value) for name, value in given if (lower := name.lower()) not in FRAMING]

@@ -9,9 +9,8 @@ from typing_extensions import override
 from shoal.http.server.http1.answer import LAST_CHUNK, AnswerHead, error_answer
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.scope import scope_of_refused
-from shoal.http.server.streams.call import header
 from shoal.http.server.streams.connection import StreamConnection
-from shoal.http.server.streams.websocket import WebSocketCall, check_handshake
+from shoal.http.server.streams.websocket import WebSocketCall, check_handshake, header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,9 +126,12 @@ class WebSocketConnection(StreamConnection):
         if is_last:
             self.finish()
 
-    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+    async def ready(self) -> None:
         """See `Wire`."""
         await self.unblocked()
+
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """See `Wire`."""
         if self._is_chunked:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)

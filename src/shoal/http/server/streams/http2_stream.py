@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -27,8 +28,8 @@ _FRAME: Final = 2**14
 class Http2Stream:
     """One stream, as the `Wire` of its call.
 
-    Invariant: ``_rest`` and ``_ends`` are what is left to send of one message; whoever sends the
-    next one sends that first.
+    Invariant: ``_rest`` are the messages, or what is left of them, that were not sent yet; one task
+    at a time sends them, in their order.
 
     Args:
         connection: The connection.
@@ -54,7 +55,7 @@ class Http2Stream:
         self._id = stream_id
         self._ended = ended
         self._order = anyio.Lock(fast_acquire=True)
-        self._rest: memoryview | bytes = b""
+        self._rest: deque[memoryview] = deque()
         self._ends = False
         self._window = Change(connection.shared)
         self._is_closed = False
@@ -69,7 +70,7 @@ class Http2Stream:
         """Handles that nothing more is sent."""
         if not self._is_closed:
             self._is_closed = True
-            self._rest, self._ends = b"", False
+            self._rest.clear()
             self._window.signal()
             self._ended()
 
@@ -88,18 +89,21 @@ class Http2Stream:
             self._flush()
             self.close()
 
+    async def ready(self) -> None:
+        """See `Wire`."""
+        if self._rest:
+            await self._send_rest()
+
     async def send(self, data: bytes, *, is_last: bool = False) -> None:
         """See `Wire`."""
-        async with self._order:
-            await self._send_rest()
-            if self._is_closed:
-                return
-            self._rest, self._ends = memoryview(data), is_last
+        if not self._is_closed:
+            self._rest.append(memoryview(data))
+            self._ends = self._ends or is_last
             try:
                 await self._send_rest()
             finally:
-                if self._rest or self._ends:  # it was cancelled
-                    self.connection.spawn(self._go_on)
+                if self._rest:  # it was cancelled
+                    self.connection.spawn(self._send_rest)
 
     def post(self, frame: bytes, *, is_last: bool = False) -> None:
         """See `Wire`."""
@@ -131,10 +135,6 @@ class Http2Stream:
             self._flush()
             self.close()
 
-    async def _go_on(self) -> None:
-        async with self._order:
-            await self._send_rest()
-
     async def _send_posted(self) -> None:
         while self._posted is not None:
             (frame, is_last), self._posted = self._posted, None
@@ -144,19 +144,24 @@ class Http2Stream:
     async def _send_rest(self) -> None:
         """Sends what is left, or resets the stream of a client that does not take it in time."""
         timeout_s = self.connection.shared.send_timeout_s
-        with anyio.move_on_after(time_to_send_s(len(self._rest), timeout_s)) as scope:
-            await self._send_frames()
-        if scope.cancelled_caught:
-            self.connection.gave_up()
-            self._reset(ErrorCodes.CANCEL)
+        async with self._order:
+            size = sum(map(len, self._rest))
+            with anyio.move_on_after(time_to_send_s(size, timeout_s)) as scope:
+                await self._send_frames()
+            if scope.cancelled_caught:
+                self.connection.gave_up()
+                self._reset(ErrorCodes.CANCEL)
 
     async def _send_frames(self) -> None:
         connection, has_room = self.connection, False
-        while self._rest or self._ends:
+        while self._rest:
+            left = self._rest[0]
             try:
                 window = self._h2.local_flow_control_window(self._id)
-                size = min(window, self._h2.max_outbound_frame_size, len(self._rest))
-                if self._rest and size <= 0:
+                # A client may shrink its windows, so that they are negative for a while.
+                size = max(0, min(window, self._h2.max_outbound_frame_size, len(left)))
+                if left and not size:
+                    self._flush()  # the head
                     await self._window.wait()
                 elif size >= _FRAME and not has_room:
                     await connection.room()
@@ -165,12 +170,21 @@ class Http2Stream:
                     await connection.unblocked()
                 else:
                     has_room = False
-                    data, self._rest = bytes(self._rest[:size]), self._rest[size:]
-                    is_last = self._ends and not self._rest
-                    self._h2.send_data(self._id, data, end_stream=is_last)
-                    self._flush()
-                    if is_last:
-                        self.close()
+                    self._send_frame(left, size)
             except ProtocolError:  # h2 has ended the stream, and the event of that comes
                 self.close()
+
+    def _send_frame(self, left: memoryview, size: int) -> None:
+        """Sends a part of the first message that is left, or all of it."""
+        if size < len(left):
+            self._rest[0] = left[size:]
+        else:
+            self._rest.popleft()
+        is_last = self._ends and not self._rest
+        if size:
+            self._h2.send_data(self._id, bytes(left[:size]), end_stream=is_last)
+        elif is_last:
+            self._h2.end_stream(self._id)  # which needs no window
         self._flush()
+        if is_last:
+            self.close()

@@ -21,9 +21,10 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
+from shoal.http.requests.header_check import FRAMING, check_headers
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained, log_failure
-from shoal.http.server.streams.call import AsgiCall, checked, header, scope_of
+from shoal.http.server.streams.call import AsgiCall, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -40,9 +41,14 @@ _MOST_BYTES: Final = 2**16
 _AT_ONCE: Final = 32
 """After so many frames the other clients have their turn: one read may bring 10,000 of them."""
 _ACCEPT: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
-_OF_THE_SERVER: Final = frozenset(
-    {b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"}
-)
+_OF_THE_SERVER: Final = FRAMING | {
+    *(b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"),
+}
+
+
+def header(parser: HeadParser, name: bytes) -> bytes:
+    """Returns the values of a header, as one list; empty if there is none."""
+    return b",".join(value for given, value in parser.headers if given == name)
 
 
 def check_handshake(parser: HeadParser) -> None:
@@ -266,10 +272,12 @@ class WebSocketCall(AsgiCall):
                 raise RuntimeError(f"{kind!r} is not a message that can come here")
 
     def _accept(self, message: Message) -> None:
-        fields = checked(message.get("headers", ()))
+        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        check_headers(given)
+        lower = [(name.lower(), value) for name, value in given]
+        fields = [field for field in lower if field[0] not in _OF_THE_SERVER]
         if any(name == b"sec-websocket-protocol" for name, _ in fields):
             raise RuntimeError("a subprotocol is given as such, and not as a header")
-        fields = [field for field in fields if field[0] not in _OF_THE_SERVER]
         subprotocol = message.get("subprotocol")
         if subprotocol is not None:
             if subprotocol not in self._subprotocols:
@@ -345,6 +353,7 @@ class WebSocketCall(AsgiCall):
     async def _send_texts(self, texts: Iterable[bytes]) -> None:
         """Sends messages at once, each valid UTF-8."""
         await anyio.lowlevel.checkpoint_if_cancelled()
+        await self._wire.ready()
         if self.is_open and self._frames is not None:
             frames = [self._frames.send(TextMessage(str(text, "utf-8"))) for text in texts]
             await self._wire.send(b"".join(frames))
