@@ -101,9 +101,9 @@ fast-pytest: $(DEV_STAMP)
 test-ray: $(RAY_STAMP) ## the tests of replicas on a Ray cluster, in an environment of their own
 	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray*.py
 
-# What touches a dependency: event loops, HTTP, replicas, serving. Left out is what touches none, and what goes through
-# these again, at length: slow tests, conformance, examples, commands.
-LOWEST_TESTS := tests/batching tests/http tests/observe tests/replicas tests/serving tests/testing/test_virtual_time.py
+# What touches a dependency: event loops, HTTP, replicas. Left out is what touches none, and what goes through these again,
+# at length: slow tests, conformance, examples, commands, serving.
+LOWEST_TESTS := tests/batching tests/http tests/observe tests/replicas tests/testing/test_virtual_time.py
 
 test-lowest: $(LOWEST_STAMP) ## what touches a dependency with each at its floor, on the oldest CPython, and on uvloop too
 	@SHOAL_TEST_UVLOOP=1 $(LOWEST_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' $(LOWEST_TESTS)
