@@ -115,10 +115,5 @@ class Timers:
             return heap[0] if heap else None
         return min(queue[0], heap[0]) if heap else queue[0]
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no entry at all, not even a cancelled one."""
-        return not (self._queue or self._heap)
-
     def __len__(self) -> int:
         return len(self._queue) + len(self._heap) - self.forgotten

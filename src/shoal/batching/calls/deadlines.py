@@ -30,7 +30,7 @@ class Deadlines:
         expire: Ends a request; its second argument describes how it used up its time.
 
     Attributes:
-        asleep_until: When the task wakes up by itself, in seconds.
+        asleep_until: When the next time is up, in seconds; infinity if there is none.
     """
 
     def __init__(
@@ -42,19 +42,15 @@ class Deadlines:
         self._bell = Bell(parking)
         self.asleep_until = math.inf
 
-    def look(self) -> None:
-        """Wakes the task, for a request whose time is up before `asleep_until`."""
-        self._bell.ring()
-
     def watch(self, request: Request) -> None:
         """Starts the timer of a waiting request."""
-        if self._overdue.watch(request) < self.asleep_until:
-            self.look()
+        until = self._overdue.watch(request)
+        if until < self.asleep_until:
+            self.asleep_until = until
+            self._bell.ring()
 
     def expire_all(self) -> None:
         """Ends all requests whose time is up."""
-        if self._overdue.timers.is_empty:
-            return
         # In a function, whose frame ends: the task's would keep the last request while it sleeps.
         for request, what_it_did in self._overdue.pop(self._parking.now()):
             self._expire(request, what_it_did)

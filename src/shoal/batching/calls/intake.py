@@ -102,17 +102,15 @@ class Intake:
         Args:
             item: What the caller passed.
             options: Its options; None for none.
-            waiter: Its waiter; None if its caller parks, which must be in the batcher's loop.
+            waiter: Its waiter; None if its caller parks. Both must be in the batcher's loop.
 
         Raises:
             Overloaded: The queue is full.
             DeadlineExceeded: Its deadline has passed already.
             BatcherClosed: The batcher has stopped.
-            NotOpen: It is called in another event loop than the batcher's.
+            NotOpen: The queue is full, and it is called in another event loop than the batcher's.
             WouldDeadlock: The handler that makes the call would wait for itself.
         """
-        if waiter is not None and not self.parking.seems_here():
-            raise self.refusals.elsewhere()
         if self._batches and running_batch.get(None) is not None:
             self.refusals.refuse_blocked()
         request = self.new_request(item, options, waiter, self._now())
@@ -156,6 +154,8 @@ class Intake:
             NotOpen: It is called in another event loop than the batcher's.
             WouldDeadlock: The handler that makes the call would wait for itself.
         """
+        if not self.parking.seems_here():
+            raise self.refusals.elsewhere()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
         return self, self.enter(item, options, buffer)
 
@@ -249,9 +249,11 @@ class Intake:
             raise self.refusals.elsewhere()
         if former.awaits_change:
             self._adopt()
-        if request.options is None or request.options.options_factory is not self.options_factory:
+        options = request.options
+        if options is None or options.options_factory is not self.options_factory:
             self._renew(request)
-        deadline = request.deadline
+            options = request.options
+        deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
             raise self.refusals.late((request,))
 

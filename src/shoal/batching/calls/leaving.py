@@ -190,6 +190,8 @@ async def _finished_in_scope(
     intake: Intake, enter: Enter, item: Any, options: RequestOptions | None, departure: Departure
 ) -> Request:
     """Makes a request, and returns it when it has ended or its caller has left."""
+    if not intake.parking.seems_here():
+        raise intake.refusals.elsewhere()
     scope = anyio.CancelScope()
     waiter = _ScopeWaiter(scope)
     request = enter(item, options, waiter)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 import anyio.lowlevel
 
@@ -296,6 +296,7 @@ class _Steps(Generic[T, R]):
 class OpenRun(Run):
     """Runs a handler on batches that take requests meanwhile."""
 
+    hears_of_all: ClassVar = True
     _joining: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
 
     def configure(self, options: BatchOptions) -> None:
@@ -364,10 +365,6 @@ class OpenRun(Run):
             )
         if request.state is RUNNING:
             self._fail(request, own_copy(error))
-
-    @property
-    def _wants_to_know(self) -> bool:
-        return True
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
         joining = self._joining[batch]

@@ -113,7 +113,8 @@ class OpenSlots(Slots[OpenRun]):
             is_due = bool(former.live)
             if self._room is not None and not is_due:
                 self._room.rest()
-            room = 0 if is_due and self._is_full() else former.options.max_batch_size
+            is_full = is_due and self._room is not None and self._room.is_full()
+            room = 0 if is_full else former.options.max_batch_size
             requests = self._queue.taken_within(room)
             if requests:
                 batch = self._begun(requests, DispatchReason.OPEN, free_at)

@@ -41,9 +41,6 @@ class ClosedSlots(Slots[Run]):
     def _are_at_work(self) -> bool:
         return bool(self.batches)
 
-    def _open_room(self) -> float:
-        return 0
-
     async def _serve(self, scope: Scope) -> bool:
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
         former = self._former
@@ -100,10 +97,11 @@ class ClosedSlots(Slots[Run]):
         former = self._former
         if former.live < former.options.max_batch_size or self._is_one_too_many():
             return None
-        self._intake.deadlines.expire_all()
+        if self._intake.deadlines.asleep_until <= now:
+            self._intake.deadlines.expire_all()
         decision = former.decide(now)
         batch = None
-        if isinstance(decision, Dispatch) and not self._is_full():
+        if isinstance(decision, Dispatch) and (self._room is None or not self._room.is_full()):
             batch = self._dispatch(decision, now)
         self._bell.ring()  # another slot may wait, by a decision that is outdated now
         return batch
@@ -120,11 +118,13 @@ class ClosedSlots(Slots[Run]):
             # They may call again, and a batch that is not full should include those calls.
             await self._parking.checkpoint()
         while not self._is_one_too_many():
-            # Otherwise a request could be dispatched in the tick in which it expires.
-            self._intake.deadlines.expire_all()
-            decision = former.decide(self._parking.now())
+            now = self._parking.now()
+            if self._intake.deadlines.asleep_until <= now:
+                # Otherwise a request could be dispatched in the tick in which it expires.
+                self._intake.deadlines.expire_all()
+            decision = former.decide(now)
             if isinstance(decision, Dispatch):
-                if self._is_full():
+                if self._room is not None and self._room.is_full():
                     await self._listen(None)
                     free_at = self._parking.now()
                     continue

@@ -16,7 +16,7 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
@@ -63,6 +63,9 @@ class Run(ABC):
         hold_log: Logs that the handler held up the event loop.
     """
 
+    hears_of_all: ClassVar = False
+    """Whether it is told of each caller that leaves, whatever the options say."""
+
     name: str
     handler: Handler
     options: BatchOptions
@@ -81,7 +84,7 @@ class Run(ABC):
         Cancellation: propagates to the handler and is raised again. If `scope` was cancelled, all
         requests have ended; otherwise the caller of this method must end the remaining ones.
         """
-        if self._wants_to_know:
+        if self.hears_of_all or self.options.cancel_abandoned:
             batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
         try:
@@ -102,11 +105,6 @@ class Run(ABC):
             running_batch.reset(token)
             if batch.active and scope.cancel_called:
                 self._fail_all(batch.members, self._timed_out)
-
-    @property
-    def _wants_to_know(self) -> bool:
-        """Whether the run must be notified when a caller leaves."""
-        return self.options.cancel_abandoned
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
         """Handles that the caller of a request has left."""

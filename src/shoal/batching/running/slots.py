@@ -276,7 +276,8 @@ class Slots(ABC, Generic[RunT]):
         row there is no need for it. If this raises, it has called it.
         """
         run = self.run  # with the options with which the batch was filled
-        self._intake.adopt()
+        if self._former.awaits_change:
+            self._intake.adopt()
         try:
             await run.run(batch, scope)
         except BaseException as error:
@@ -355,11 +356,12 @@ class Slots(ABC, Generic[RunT]):
 
     def _are_enough_idle(self) -> bool:
         """Returns whether an idle slot may end, because enough others wait."""
-        return self._turn.waiting >= IDLE_SLOTS_KEPT
+        return len(self._turn.waiters) >= IDLE_SLOTS_KEPT
 
     async def _listen(self, until: float | None) -> None:
         """Waits for the queue to change, or until a time on the loop's clock."""
-        self.tell_change()
+        if self._on_change is not None:
+            self._on_change()
         await self._bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
@@ -399,22 +401,19 @@ class Slots(ABC, Generic[RunT]):
         idle = self._most - len(self.batches) if self._room is None else self._room.free
         if idle < 0:  # fewer are allowed than run
             idle = 0
-        if self._former.reform(idle_slots=idle, open_room=self._open_room()):
+        open_room = self._open_room() if self._are_open else 0
+        if self._former.reform(idle_slots=idle, open_room=open_room):
             self._bell.ring()
         if self._on_change is not None:
             self._on_change()
 
-    @abstractmethod
     def _open_room(self) -> float:
         """Returns how much more room the open batches have."""
+        return 0
 
     @abstractmethod
     async def _serve(self, scope: Scope) -> bool:
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
-
-    def _is_full(self) -> bool:
-        """Returns whether the handler can take no batch now, although a slot is free."""
-        return self._room is not None and self._room.is_full()
 
     def _is_one_too_many(self) -> bool:
         """Returns whether there are more slots than allowed."""

@@ -17,29 +17,27 @@ class Turn:
     Args:
         parking: The event loop's way to wait.
         add_slot: Called when the turn is free and no slot waits for it.
+
+    Attributes:
+        waiters: Those of the slots that wait for the turn.
     """
 
     def __init__(self, parking: Parking, add_slot: Callable[[], None]) -> None:
         self._parking = parking
         self._add_slot = add_slot
         self._is_taken = False
-        self._waiters: deque[Any] = deque()
-
-    @property
-    def waiting(self) -> int:
-        """How many slots wait for the turn."""
-        return len(self._waiters)
+        self.waiters: deque[Any] = deque()
 
     async def take(self) -> None:
         """Waits until no other slot has the turn, and takes it."""
         while self._is_taken:
             waiter = self._parking.new_waiter()
-            self._waiters.append(waiter)
+            self.waiters.append(waiter)
             try:
                 await waiter
             except BaseException:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
+                if waiter in self.waiters:
+                    self.waiters.remove(waiter)
                 else:
                     self.offer()  # this one had been woken
                 raise
@@ -54,7 +52,7 @@ class Turn:
         """Wakes the slot that waits longest, if the turn is free; asks for one if none waits."""
         if self._is_taken:
             return
-        if self._waiters:
-            self._parking.wake(self._waiters.popleft())
+        if self.waiters:
+            self._parking.wake(self.waiters.popleft())
         else:
             self._add_slot()

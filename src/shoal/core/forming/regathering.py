@@ -68,13 +68,13 @@ class Regathering:
         """Records the end of a batch; see `ReturnTracker.ended`."""
         returns = self._returns
         # Nothing is learned from short batches, and nothing was if it is not learning.
-        if returns is not None and (run_s >= WORTH_S or returns.is_learning):
+        if returns is not None and (run_s >= WORTH_S or returns.rounds):
             returns.ended(members, run_s, now, calls, running)
 
     @property
     def is_learning(self) -> bool:
         """Whether `callers_ran` must be called after the end of a batch."""
-        return self._returns is not None and self._returns.is_learning
+        return self._returns is not None and bool(self._returns.rounds)
 
     def callers_ran(self, now: float) -> None:
         """Records that the callers of the last batch have run; see `ReturnTracker.callers_ran`."""

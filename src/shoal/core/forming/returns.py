@@ -119,18 +119,18 @@ class ReturnTracker:
     __slots__ = (
         "_last_end_at",
         "_model",
-        "_open",
         "_owed",
         "_owed_since",
         "_seen",
         "_share",
         "_wait_s",
+        "rounds",
     )
 
     def __init__(self, model: LatencyModel) -> None:
         self._model = model
         # The rounds whose calls have not all run, the oldest first.
-        self._open: deque[_Round] = deque()
+        self.rounds: deque[_Round] = deque()
         self._seen: deque[_Returns] = deque(maxlen=_ROUNDS)
         # What was learned; a wait of 0 is none.
         self._share = 0.0
@@ -154,11 +154,11 @@ class ReturnTracker:
         """
         if run_s < WORTH_S:
             self._wait_s = self._owed = 0
-            if self._open:
-                self._open.clear()
+            if self.rounds:
+                self.rounds.clear()
                 self._seen.clear()
             return
-        rounds = self._open
+        rounds = self.rounds
         if rounds:
             rounds[-1].ended_at = now
         requests = list(members)
@@ -182,14 +182,9 @@ class ReturnTracker:
         Args:
             now: The time, in seconds.
         """
-        if self._open:
-            last = self._open[-1]
+        if self.rounds:
+            last = self.rounds[-1]
             last.told_s = now - last.began_at
-
-    @property
-    def is_learning(self) -> bool:
-        """Whether the last batch ran for long enough."""
-        return bool(self._open)
 
     def wait(self, calls: int, idle_slots: float) -> tuple[float, int]:
         """Decides whether a free slot, whose batch is due, waits for more calls.
@@ -211,7 +206,7 @@ class ReturnTracker:
         A call counts for the oldest batch whose callers are not all back.
         """
         times.sort()
-        rounds = self._open
+        rounds = self.rounds
         place = 0
         before: _Round | None = None
         for each in rounds:
