@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import anyio
 import pytest
-from live_server import live, read_until, upgrade
+from live_server import live, read_until, until_quiet, upgrade
+from test_websocket_limits import both_protocols
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -72,6 +73,20 @@ async def test_messages_just_before_the_end_are_received(workers):
         app.may_read.set()
         await app.has_ended.wait()
     assert app.received == ["0", "1", "2", "3", "4", (3001, "gehört")]
+
+
+@both_protocols
+async def test_many_messages_just_before_the_end_of_the_connection_are_received(kind):
+    app = Listener(reads_at_once=False)
+    async with live(app) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            await peer.pass_on(b"".join(frame(1, b"%d" % n) for n in range(100)))
+            await peer.stream.send_eof()
+            await until_quiet()
+            app.may_read.set()
+            await app.has_ended.wait()
+    assert app.received == [*map(str, range(100)), (1006, None)]
 
 
 @pytest.mark.parametrize("workers", [None, 1])

@@ -1,1 +1,5 @@
-"""HTTP/2 and WebSockets: Hypercorn's protocols, hardened, on connections with their own task."""
+"""HTTP/2 and WebSocket: h2 and wsproto, which know no sockets, driven by connections with tasks.
+
+Read `connection` first, then `http2` and `http2_stream`, then `call` with `http2_call` and
+`websocket`; `http1_websocket` is a WebSocket that has a connection for itself.
+"""

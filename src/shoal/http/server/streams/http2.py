@@ -252,14 +252,13 @@ class Http2Connection(StreamConnection):
     def _stream_ended(self, stream_id: int) -> None:
         """Handles that nothing more is sent on a stream."""
         ended = self._streams.pop(stream_id, None)
-        if ended is None:
+        if ended is None or self.is_closed:
             return
         if not ended.call.is_complete:
             ended.call.leave()
-        if not self.is_closed:
-            if self.shared.is_draining and not self._streams:
-                self.write(self._farewell())
-            self._set_timeout()
+        if self.shared.is_draining and not self._streams:
+            self.write(self._farewell())
+        self._set_timeout()
 
     def _flush(self) -> None:
         self.write(self._h2.data_to_send())
