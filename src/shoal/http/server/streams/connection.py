@@ -228,11 +228,7 @@ class StreamConnection(Receiver):
             await self._changed.wait()
 
     async def room(self) -> None:
-<<<<<<< HEAD
-        """Waits until the client takes a large frame, and for a turn to send it, before others."""
-=======
         """Waits until the client takes a large frame, and for a turn to send it."""
->>>>>>> wt-h2
         async with self._room:
             while not (self._closed or self._transport.has_room()):
                 self._set_timeout()
