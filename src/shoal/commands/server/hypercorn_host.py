@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from hypercorn.config import Config
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from shoal.http.server.config import Drained
     from shoal.http.server.listeners import BoundSocket
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from shoal.serving.http_options import HttpOptions
 
 _BACKLOG: Final = 1024
+# How long Hypercorn may take to close the connections of calls that were cut off.
+_LAST_WORDS_S: Final = 1.0
 
 _log = logging.getLogger("shoal.server")
 
@@ -92,15 +94,16 @@ class _Run:
     Attributes:
         app, options: As above.
         lifespan: The lifespan of the application.
-        running: How many calls of the applications are running.
+        calls: The running calls of the applications.
         finished: How many calls have ended, including those cut off.
-        cut: How many calls were cancelled.
+        cut: How many calls were cut off.
     """
 
     def __init__(self, app: ASGIApp, options: HttpOptions, event_loop: EventLoop) -> None:
         self.app = app
         self.options = options
         self.lifespan = Lifespan(app)
+        self.calls: set[anyio.CancelScope] = set()
         self.finished = 0
         self.cut = 0
         self._event_loop = event_loop
@@ -184,6 +187,11 @@ class _Run:
         self._draining.set()
         if not self._outcome.is_up:
             self._until_started.cancel()
+        # Hypercorn's own deadline would log tracebacks on asyncio, where it waits for open
+        # connections without a limit from Python 3.12 on.
+        await anyio.sleep(self.options.graceful_timeout_s)
+        for call in tuple(self.calls):
+            call.cancel()
 
 
 class _Front:
@@ -211,16 +219,24 @@ class _Front:
         if scope["type"] == "lifespan":
             await _do_nothing_in_lifespan(receive, send)
             return
-        has_ended = False
-        try:
-            await self._answer(scope, receive, send)
-            has_ended = True
-        except Exception:
-            has_ended = True
-            raise
-        finally:
-            self._run.finished += 1
-            self._run.cut += not has_ended
+        has_begun = False
+
+        async def noting(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        run = self._run
+        with anyio.CancelScope() as call:
+            run.calls.add(call)
+            try:
+                await self._answer(scope, receive, noting)
+            finally:
+                run.calls.discard(call)
+                run.finished += 1
+        run.cut += call.cancelled_caught
+        if call.cancelled_caught and not has_begun:
+            await _refuse(BadRequest(503, "The server is shutting down."), scope, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         began_at = perf_counter()
@@ -266,7 +282,7 @@ def _config(options: HttpOptions, fd: int, *, has_tls: bool) -> Config:
     if has_tls:
         config.certfile = options.certfile
         config.keyfile = options.keyfile or options.certfile
-    config.graceful_timeout = options.graceful_timeout_s
+    config.graceful_timeout = options.graceful_timeout_s + _LAST_WORDS_S
     config.keep_alive_timeout = options.keep_alive_timeout_s
     # After that number of requests Hypercorn closes a connection, and drops running requests.
     config.keep_alive_max_requests = 2**31
