@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -29,7 +29,7 @@ from shoal.http.server.refusals import Refusals
 from shoal.http.server.server import tls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from hypercorn.config import Config
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -107,7 +107,7 @@ class _Run:
         self.finished = 0
         self.cut = 0
         self._event_loop = event_loop
-        self._servers: list[Callable[[], Awaitable[None]]] = []
+        self._servers: list[Callable[[], Coroutine[Any, Any, None]]] = []
         self._announcements: list[Callable[[], object]] = []
         self._listening = 0
         self._draining = anyio.Event()
@@ -157,16 +157,15 @@ class _Run:
             assert failures is not None
             if self._outcome.is_up:
                 _log.critical("Hypercorn has failed, which ends the server", exc_info=failures)
-            while isinstance(failures, BaseExceptionGroup):
-                failures = failures.exceptions[0]
-            return failures
+            return _first_of(failures)
         return None
 
     async def _serve(self, front: _Front, bound: BoundSocket, *, has_tls: bool) -> None:
+        serve: Any
         if self._event_loop == "trio":
-            from hypercorn.trio import serve
+            from hypercorn.trio import serve  # pyright: ignore[reportUnknownVariableType]
         else:
-            from hypercorn.asyncio import serve
+            from hypercorn.asyncio import serve  # pyright: ignore[reportUnknownVariableType]
         # Hypercorn owns the socket from now on, and closes it.
         config = _config(self.options, bound.socket.detach(), has_tls=has_tls)
         await serve(front, config, shutdown_trigger=self._listened, mode="asgi")
@@ -251,6 +250,13 @@ class _Front:
         if self._proxies is not None:
             self._proxies.complete(scope)
         await self._app(scope, receive, send)
+
+
+def _first_of(failure: Any) -> Exception:
+    """Returns the first error in a group of errors."""
+    while errors := getattr(failure, "exceptions", ()):
+        failure = errors[0]
+    return failure  # type: ignore[no-any-return]
 
 
 async def _do_nothing_in_lifespan(receive: Receive, send: Send) -> None:
