@@ -26,7 +26,7 @@ from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import AppListener, bind_all
 from shoal.http.server.proxies import ProxyHeaders
 from shoal.http.server.refusals import Refusals
-from shoal.http.server.server import tls_of
+from shoal.http.server.sockets.tls import tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
