@@ -36,7 +36,8 @@ from shoal.commands.support.mistake import say
 from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.front_end import FrontEnd
 from shoal.http.front_ends.wire import MEMORY, FrontKind
-from shoal.http.server.server import serve, tls_of
+from shoal.http.server.server import serve
+from shoal.http.server.sockets.tls import tls_of
 from shoal.observe.connections import ConnectionCounts
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
