@@ -18,7 +18,7 @@ from shoal.http.server.turns import Turns
 from shoal.http.server.workers import Workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -45,10 +45,6 @@ class Guard(Protocol):
 
     def check(self, method: str, host: bytes, origin: bytes | None) -> None:
         """Checks a request; raises `BadRequest`."""
-        ...
-
-    def check_headers(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Checks a request by its headers; raises `BadRequest`."""
         ...
 
 
