@@ -187,8 +187,8 @@ class _Run:
         self._outcome.finished_before = self.finished
         self._draining.set()
         if self._outcome.is_up:
-            # Hypercorn's own deadline would log tracebacks on asyncio. There it also waits longer
-            # for connections: for TLS to be closed, and from Python 3.12 on without a limit.
+            # Hypercorn's own deadline would log tracebacks on asyncio, and has no effect there from
+            # Python 3.12 on: `asyncio.Server.wait_closed` waits for all connections.
             await anyio.sleep(self.options.graceful_timeout_s)
             for call in tuple(self.calls):
                 call.cancel()
