@@ -213,7 +213,8 @@ def test_a_second_signal_ends_it_at_once(loop, terminal):
         terminal.serving(*on(loop)) as (process, port),
         Served(port, None).stream("/steps", "never") as answer,
     ):
-        assert next(answer.iter_lines()) == "data: 1"
+        lines = answer.iter_lines()  # while there is this iterator, the client stays
+        assert next(lines) == "data: 1"
         process.send_signal(signal.SIGTERM)
         wait_until_refused(port)
         process.send_signal(signal.SIGTERM)

@@ -111,7 +111,7 @@ class _Run:
         self._announcements: list[Callable[[], object]] = []
         self._listening = 0
         self._draining = anyio.Event()
-        self._until_started = anyio.CancelScope()
+        self._serving = anyio.CancelScope()
         self._drain_began_at = 0.0
         self._outcome = ServerRun(self.lifespan)
 
@@ -130,7 +130,7 @@ class _Run:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.lifespan.run)
             tasks.start_soon(self._drain_after, shutdown)
-            with self._until_started:
+            with self._serving:
                 if await self._outcome.application_started():
                     failure = await self._serve_all()
             now = anyio.current_time()
@@ -155,6 +155,8 @@ class _Run:
             if passing is not None:
                 raise passing from None
             assert failures is not None
+            if self._serving.cancel_called:  # on asyncio, Hypercorn fails where it is cancelled
+                return None
             if self._outcome.is_up:
                 _log.critical("Hypercorn has failed, which ends the server", exc_info=failures)
             return _first_of(failures)
@@ -184,13 +186,14 @@ class _Run:
         self._drain_began_at = anyio.current_time()
         self._outcome.finished_before = self.finished
         self._draining.set()
-        if not self._outcome.is_up:
-            self._until_started.cancel()
-        # Hypercorn's own deadline would log tracebacks on asyncio, where it waits for open
-        # connections without a limit from Python 3.12 on.
-        await anyio.sleep(self.options.graceful_timeout_s)
-        for call in tuple(self.calls):
-            call.cancel()
+        if self._outcome.is_up:
+            # Hypercorn's own deadline would log tracebacks on asyncio, and has no effect there from
+            # Python 3.12 on: `asyncio.Server.wait_closed` waits for all connections.
+            await anyio.sleep(self.options.graceful_timeout_s)
+            for call in tuple(self.calls):
+                call.cancel()
+            await anyio.sleep(_LAST_WORDS_S)
+        self._serving.cancel()
 
 
 class _Front:
