@@ -249,7 +249,8 @@ class StreamConnection(Receiver):
     def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         """Starts a task, which ends with the connection."""
         assert self._tasks is not None
-        self._tasks.start_soon(func, *args)
+        # Not in the context of the caller, where code of the application may have run.
+        self.shared.context.run(self._tasks.start_soon, func, *args)
 
     def gave_up(self) -> None:
         """Notes that the client has let the time for a request pass."""
@@ -339,7 +340,7 @@ class StreamConnection(Receiver):
 
     def _line_up(self) -> None:
         """Waits for a turn to handle what was received, unless it does so already."""
-        if self._received and self._tasks and not (self._is_in_line or self._has_turn):
+        if self._received and self._tasks is not None and not (self._is_in_line or self._has_turn):
             self._is_in_line = True
             self.shared.turns.take(self._take_turn, self._turn_cost())
 
