@@ -49,7 +49,7 @@ _MOST_HANDLED: Final = 2**16
 _MOST_COST: Final = 16  # of a turn
 
 
-class Call(Protocol):
+class RunningCall(Protocol):
     """What a connection needs of a call of the application; see `StreamCall`."""
 
     def leave(self) -> None:
@@ -100,7 +100,7 @@ class StreamConnection(Receiver):
         self._released = released
         self.peer = host_and_port(transport.peer)
         self.name = host_and_port(transport.name)
-        self.calls: set[Call] = set()
+        self.calls: set[RunningCall] = set()
         self._tasks: TaskGroup | None = None
         self._received = bytearray()
         self._is_in_line = False
@@ -274,7 +274,7 @@ class StreamConnection(Receiver):
         """Closes the connection at once."""
         self._close()
 
-    def call_ended(self, call: Call) -> None:
+    def call_ended(self, call: RunningCall) -> None:
         """Handles that the application has returned."""
         self.calls.discard(call)
 
