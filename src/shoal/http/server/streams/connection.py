@@ -49,7 +49,7 @@ _MOST_HANDLED: Final = 2**16
 _MOST_COST: Final = 16  # of a turn
 
 
-class Call(Protocol):
+class RunningCall(Protocol):
     """What a connection needs of a call of the application; see `AsgiCall`."""
 
     def leave(self) -> None:
@@ -100,7 +100,7 @@ class StreamConnection(Receiver):
         self._released = released
         self.peer = host_and_port(transport.peer)
         self.name = host_and_port(transport.name)
-        self.calls: set[Call] = set()
+        self.calls: set[RunningCall] = set()
         self._tasks: TaskGroup | None = None
         self._received = bytearray()
         self._is_in_line = False
@@ -249,7 +249,8 @@ class StreamConnection(Receiver):
     def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         """Starts a task, which ends with the connection."""
         assert self._tasks is not None
-        self._tasks.start_soon(func, *args)
+        # Not in the context of the caller, where code of the application may have run.
+        self.shared.context.run(self._tasks.start_soon, func, *args)
 
     def gave_up(self) -> None:
         """Notes that the client has let the time for a request pass."""
@@ -273,7 +274,7 @@ class StreamConnection(Receiver):
         """Closes the connection at once."""
         self._close()
 
-    def call_ended(self, call: Call) -> None:
+    def call_ended(self, call: RunningCall) -> None:
         """Handles that the application has returned."""
         self.calls.discard(call)
 
@@ -339,7 +340,7 @@ class StreamConnection(Receiver):
 
     def _line_up(self) -> None:
         """Waits for a turn to handle what was received, unless it does so already."""
-        if self._received and self._tasks and not (self._is_in_line or self._has_turn):
+        if self._received and self._tasks is not None and not (self._is_in_line or self._has_turn):
             self._is_in_line = True
             self.shared.turns.take(self._take_turn, self._turn_cost())
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
     from shoal.http.server.streams.call import Fields
-    from shoal.http.server.streams.connection import Call
+    from shoal.http.server.streams.connection import RunningCall
 
 _UPGRADED: Final = b"HTTP/1.1 101 Switching Protocols"
 _UPGRADE: Final = b"\r\nupgrade: WebSocket\r\nconnection: Upgrade\r\n\r\n"
@@ -97,7 +97,7 @@ class WebSocketConnection(StreamConnection):
         return False  # it ends with its only call
 
     @override
-    def call_ended(self, call: Call) -> None:
+    def call_ended(self, call: RunningCall) -> None:
         super().call_ended(call)
         self._call = None
         self.finish()
