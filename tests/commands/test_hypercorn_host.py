@@ -221,6 +221,23 @@ def test_a_second_signal_ends_it_at_once(loop, terminal):
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
 
 
+def test_a_request_that_ends_hypercorn_ends_the_application_and_is_said(terminal):
+    """If a new Hypercorn survives it, the page that compares the servers has to change."""
+    handshake = (
+        "GET /steps HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with (
+        terminal.serving(*on("trio")) as (process, port),
+        socket.create_connection(("127.0.0.1", port), HANG_S) as client,
+    ):
+        client.sendall(f"{handshake}x".encode())
+        _, said = process.communicate(timeout=HANG_S)
+    assert process.returncode == 1
+    assert "steps: closed, having served " in said
+    assert "\nshoal: Hypercorn: LocalProtocolError(" in said
+
+
 # How it is chosen.
 
 
