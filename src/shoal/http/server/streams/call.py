@@ -77,7 +77,7 @@ class Wire(Protocol):
         ...
 
 
-class StreamCall(ABC):
+class AppCall(ABC):
     """One call of the application.
 
     Args:
