@@ -77,7 +77,7 @@ class Wire(Protocol):
         ...
 
 
-class AsgiCall(ABC):
+class AppCall(ABC):
     """One call of the application.
 
     Args:

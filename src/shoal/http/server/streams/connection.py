@@ -50,7 +50,7 @@ _MOST_COST: Final = 16  # of a turn
 
 
 class RunningCall(Protocol):
-    """What a connection needs of a call of the application; see `AsgiCall`."""
+    """What a connection needs of a call of the application; see `AppCall`."""
 
     def leave(self) -> None:
         """Handles that the client is gone."""

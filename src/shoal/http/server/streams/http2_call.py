@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from shoal.http.server.sockets.timeouts import BodyTimeout
-from shoal.http.server.streams.call import AsgiCall
+from shoal.http.server.streams.call import AppCall
 
 if TYPE_CHECKING:
     from starlette.types import Message
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MUCH_UNREAD: Final = 2**15
 
 
-class Http2Call(AsgiCall):
+class Http2Call(AppCall):
     """One HTTP request.
 
     Args:

@@ -24,7 +24,7 @@ from wsproto.frame_protocol import CloseReason
 from shoal.http.requests.header_check import FRAMING, check_headers
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.log_errors import contained, log_failure
-from shoal.http.server.streams.call import AsgiCall, scope_of
+from shoal.http.server.streams.call import AppCall, scope_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,7 +57,7 @@ def check_handshake(parser: HeadParser) -> None:
         raise BadRequest(400, "another version of WebSocket than 13")
 
 
-class WebSocketCall(AsgiCall):
+class WebSocketCall(AppCall):
     """One WebSocket.
 
     Args:
