@@ -131,15 +131,15 @@ class Terminal:
         return code, out.getvalue(), err.getvalue()
 
     @contextmanager
-    def serving(self, command, *arguments, hang_s=HANG_S):
+    def serving(self, command, *arguments):
         """Runs a server in the foreground; gives its process and its port."""
         process = self.popen(command, *arguments)
-        hang = threading.Timer(hang_s, process.kill)
+        hang = threading.Timer(HANG_S, process.kill)
         hang.start()
         try:
             line = first_line(process.stderr)
             assert line.startswith("Shoal serving "), line + process.stderr.read()
-            yield process, int(line.rpartition(":")[2].split()[0])
+            yield process, int(line.rpartition(":")[2])
         finally:
             hang.cancel()
             process.kill()

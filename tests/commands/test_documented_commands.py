@@ -50,7 +50,7 @@ def test_every_option_of_a_server_is_documented():
     page = PAGES["reference/command-line.md"]
     [keys] = re.findall(r"^\| `\[server\]` \| (.*) \|$", page, re.MULTILINE)
     named = set(re.findall("`(?!shoal)([a-z_]+)`", keys))
-    assert named == {"server", "event_loop", "workers", *FILE_OPTIONS}
+    assert named == {"event_loop", "workers", *FILE_OPTIONS}
     for name, one in FILE_OPTIONS.items():
         if one.flag:
             value = getattr(HttpOptions, name)

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.options import (
-    add_server_options,
-    event_loop,
-    http_server,
-    server_options,
-    workers,
-)
+from shoal.commands.server.options import add_server_options, event_loop, server_options, workers
 from shoal.commands.server.process import ServerProcess, collect_less_often
 from shoal.commands.server.progress import Progress
 from shoal.commands.server.reload import Reloader, Turn
@@ -181,7 +175,6 @@ def _process(
         app=app,
         spec=arguments.application,
         options=options,
-        server=http_server(arguments, server_settings(app)),
         event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
         log_format=arguments.log_format,

@@ -7,12 +7,12 @@ import sys
 from argparse import ArgumentTypeError
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.server.log_format import LOG_FORMATS
 from shoal.commands.support.arguments import add_token_argument, token_of
-from shoal.commands.support.mistake import CommandError, as_mistakes
-from shoal.serving.app_file.server import EventLoop, HttpServer, Workers, checked_workers
+from shoal.commands.support.mistake import as_mistakes
+from shoal.serving.app_file.server import EventLoop, Workers, checked_workers
 from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 if TYPE_CHECKING:
@@ -22,22 +22,11 @@ if TYPE_CHECKING:
     from shoal.core.options.option import Option
 
 
-_NOT_ON_HYPERCORN: Final = (
-    *("workers", "max_connections", "head_timeout_s", "max_headers", "max_target_bytes"),
-    *("body_timeout_s", "send_timeout_s"),
-)
-
-
 def add_server_options(parser: ArgumentParser) -> None:
     """Adds the options of serving. Those not given are taken from the application's file."""
     for name, one in HTTP_OPTIONS.items():
         if one.flag:
             _add_flag(parser, name, one)
-    parser.add_argument(
-        "--server",
-        choices=get_args(HttpServer),
-        help="server that speaks HTTP: Shoal's own, or stock Hypercorn (shoal)",
-    )
     parser.add_argument(
         "--event-loop",
         choices=get_args(EventLoop),
@@ -99,12 +88,8 @@ def _workers(text: str) -> Workers:
         raise ArgumentTypeError(str(error)) from None
 
 
-def _flag(name: str) -> str:
-    return f"--{name.removesuffix('_s').replace('_', '-')}"
-
-
 def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
-    flag = _flag(name)
+    flag = f"--{name.removesuffix('_s').replace('_', '-')}"
     default: Any = getattr(HttpOptions, name)
     if isinstance(default, bool):
         parser.add_argument(flag, action="store_const", const=True, help=one.flag)
@@ -155,33 +140,15 @@ def server_options(
     """Returns the server's options: those of the command line first, then those of the file.
 
     Raises:
-        CommandError: Two options contradict each other, Hypercorn does not have one, or there is
-            no token in its file.
+        CommandError: Two options contradict each other, or there is no token in its file.
     """
     chosen = {name: one for name, one in vars(arguments).items() if one is not None}
     given: dict[str, Any] = {**from_file, **chosen}
-    if http_server(arguments, from_file) == "hypercorn":
-        _check_for_hypercorn(given)
     given["admin_socket"] = None if admin_socket is None else str(admin_socket)
     known = {name: given[name] for name in HTTP_OPTIONS if name in given}
     token = token_of(arguments)
     with as_mistakes():
         return HttpOptions(**known, token=token)
-
-
-def _check_for_hypercorn(given: Mapping[str, Any]) -> None:
-    for name in _NOT_ON_HYPERCORN:
-        if name in given:
-            raise CommandError(
-                f"Hypercorn has no option like {_flag(name)} ({name}); leave it out, or leave "
-                "--server hypercorn out"
-            )
-
-
-def http_server(arguments: Namespace, from_file: Mapping[str, Any]) -> HttpServer:
-    """Returns the server to use: the one of the command line, else of the file, else Shoal's."""
-    chosen: HttpServer = arguments.server or from_file.get("server", "shoal")
-    return chosen
 
 
 def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:

@@ -20,7 +20,6 @@ from shoal.commands.server.signals import Signals
 from shoal.commands.server.telemetry import exported
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, say
-from shoal.core.extras import need
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.http.server.activation import NO_SOCKETS, PassedSockets
 from shoal.http.server.listeners import AppListener, Unix
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.http.server.config import Drained
     from shoal.http.server.front_end_listener import StartFrontEnds
     from shoal.http.server.listeners import Address
-    from shoal.serving.app_file.server import EventLoop, HttpServer
+    from shoal.serving.app_file.server import EventLoop
     from shoal.serving.http_options import HttpOptions
 
 _COLLECTED_AFTER: Final = gc.get_threshold()
@@ -54,7 +53,6 @@ class ServerProcess:
         app: The application.
         spec: The user's name for the application, for messages.
         options: The options of the HTTP server.
-        server: The server that speaks HTTP.
         event_loop: The event loop that runs it.
         log_level: The level of the log.
         log_format: ``"text"`` or ``"json"``.
@@ -72,7 +70,6 @@ class ServerProcess:
     app: ASGIApp
     spec: str
     options: HttpOptions
-    server: HttpServer = "shoal"
     event_loop: EventLoop = "trio"
     log_level: str = "info"
     log_format: str = "text"
@@ -113,11 +110,6 @@ class ServerProcess:
                 f"there are {len(self.passed.public)} sockets for the application, and --workers "
                 "serves one: pass one, or name one address, or leave --workers out"
             )
-        if self.server == "hypercorn":
-            try:
-                need("--server hypercorn", "hypercorn", "serve")
-            except ModuleNotFoundError as error:
-                raise CommandError(str(error), 1) from None
         write_logs(self.log_level, self.log_format, options)
         app = self.shoals
         with nullcontext() if not self.otel else exported(self.app, app) as telemetry:
@@ -189,10 +181,6 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     from shoal.http.server.config import WorkersFailed
     from shoal.http.server.server import serve
 
-    host = ""
-    if run.server == "hypercorn":
-        host = f" (Hypercorn {_hypercorn_version()} on {run.event_loop})"
-
     signals = Signals(allowed_s=_MARGIN_S)
     signals.listen()
 
@@ -226,7 +214,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         notify("READY=1")
 
     def say_where(url: str) -> None:
-        say(f"Shoal serving {run.spec} on {url}{host}")
+        say(f"Shoal serving {run.spec} on {url}")
 
     async def shutdown() -> None:
         async with anyio.create_task_group() as tasks:
@@ -249,27 +237,17 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
             for at in run.passed.public[1:]
         ]
         with startup:
-            listeners: Any = {
-                "shutdown": shutdown,
-                "started": started,
-                "extra_listeners": (*more, *others),
-            }
-            if run.server == "hypercorn":
-                from shoal.commands.server.hypercorn_host import serve_on_hypercorn
-
-                drained = await serve_on_hypercorn(
-                    app, run.options, event_loop=run.event_loop, **listeners
-                )
-            else:
-                drained = await serve(
-                    app,
-                    run.options,
-                    **listeners,
-                    load_later=(lambda: None) if shoals is None else load_the_rest,
-                    front_ends=None if run.workers is None else _front_ends(run, run.workers),
-                    # Middleware around it may need what its lifespan makes.
-                    answers_early=run.answers_early and run.app is shoals,
-                )
+            drained = await serve(
+                app,
+                run.options,
+                shutdown=shutdown,
+                started=started,
+                extra_listeners=(*more, *others),
+                load_later=(lambda: None) if shoals is None else load_the_rest,
+                front_ends=None if run.workers is None else _front_ends(run, run.workers),
+                # Middleware around it may need what its lifespan makes.
+                answers_early=run.answers_early and run.app is shoals,
+            )
     except LifespanFailed as failure:
         if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message
             say(above)
@@ -281,12 +259,6 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     except OSError as error:
         raise CommandError(cant_listen(run.options, error), 1) from None
     return _report(drained, signals.first)
-
-
-def _hypercorn_version() -> str:
-    from importlib.metadata import version
-
-    return version("hypercorn")
 
 
 def _front_ends(run: ServerProcess, count: int) -> StartFrontEnds:

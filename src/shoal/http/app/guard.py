@@ -1,7 +1,6 @@
 """Hosts and origins of an application on another server than this package's.
 
-That server checks them itself; see `shoal.http.server.guard`. So does `shoal serve` on Hypercorn,
-which says so by the ASGI extension ``shoal.guarded``. Other servers do not, and a browser
+That server checks them itself; see `shoal.http.server.guard`. Other servers do not, and a browser
 lets any page open a WebSocket anywhere, with the cookies of the user. So each WebSocket is checked
 here as that server does, and other requests as well where hosts or origins are named.
 """
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
 
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.websocket.sockets import WebSockets
-
-GUARDED: Final = "shoal.guarded"
-"""The name of the ASGI extension of a host that has checked a request itself."""
 
 _MOST_ADDRESSES: Final = 16
 
@@ -60,8 +56,7 @@ class AppGuard:
         """Returns why a request is refused; None if it is not."""
         if scope["type"] != "websocket" and not self._checks_all:
             return None
-        extensions = scope.get("extensions", ())
-        if DISCONNECT in extensions or GUARDED in extensions:
+        if DISCONNECT in scope.get("extensions", ()):
             return None
         try:
             self._guard_of(scope).check_headers(scope.get("method", ""), scope.get("headers", ()))

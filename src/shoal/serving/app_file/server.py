@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from shoal.core.options.checks import one_of, whole
+from shoal.core.options.checks import whole
 from shoal.core.options.option import Option
 from shoal.serving.http_options import FILE_OPTIONS
 from shoal.serving.security import check_known
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
 EventLoop = Literal["trio", "asyncio"]
 """The event loop of a server's process; asyncio runs on uvloop if that is installed."""
-
-HttpServer = Literal["shoal", "hypercorn"]
-"""The server that speaks HTTP: this package's, or Hypercorn."""
 
 Workers = int | Literal["auto"]
 """How many processes speak HTTP for a server; "auto" for as many as there are other cores."""
@@ -75,7 +71,6 @@ def checked_workers(name: str, value: Any) -> Workers:
 
 _MOST_WORKERS: Final = 256
 _OPTIONS: Final[Mapping[str, Option]] = {
-    "server": Option(partial(one_of, allowed=get_args(HttpServer))),
     "event_loop": Option(_event_loop),
     "workers": Option(checked_workers),
     **FILE_OPTIONS,
