@@ -40,7 +40,7 @@ from shoal.serving.http_options import HttpOptions
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from anyio.abc import TaskStatus
+    from anyio.abc import TaskGroup, TaskStatus
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from shoal.http.server.listeners import BoundSocket
@@ -52,7 +52,7 @@ NAME: Final = f"Hypercorn {version('hypercorn')}"
 _log: Final = logging.getLogger("shoal.server")
 
 # How long requests that are cut off may take to say so, until Hypercorn cancels them itself.
-_LAST_WORDS_S: Final = 1.0
+_LAST_WORDS_S: Final = 0.75
 _SERVICE_RESTART: Final = 1012  # the code that closes a WebSocket
 
 
@@ -151,6 +151,7 @@ class _Host:
         self._running: set[anyio.CancelScope] = set()
         self._finished = 0
         self._failure: str | None = None
+        self._is_over = False
 
     async def run(
         self,
@@ -170,7 +171,7 @@ class _Host:
                         serving.start_soon(self._run_hypercorn, event_loop)
                         await self._draining.wait()
                 self._draining.set()
-                tasks.start_soon(self._cut_off)
+                tasks.start_soon(self._cut_off, serving)
                 drain_began_at = anyio.current_time()
             outcome.took_s = anyio.current_time() - drain_began_at
             await outcome.end_application(self._options.graceful_timeout_s)
@@ -199,7 +200,9 @@ class _Host:
             await module.serve(self, config, shutdown_trigger=until_drain, mode="asgi")
         except Exception as error:
             cause = _first(error)
-            if isinstance(cause, OSError) and not self._outcome.is_up:
+            if self._is_over:  # it was cancelled
+                _log.debug("Hypercorn has ended with an error", exc_info=error)
+            elif isinstance(cause, OSError) and not self._outcome.is_up:
                 self._outcome.refused = cause
             else:
                 _log.error("Hypercorn has ended with an error", exc_info=error)
@@ -240,12 +243,17 @@ class _Host:
             task_status.started()
         else:
             self._finished += drained.served
+            self._outcome.finished_before += drained.served - drained.finished
 
-    async def _cut_off(self) -> None:
+    async def _cut_off(self, serving: TaskGroup) -> None:
         await anyio.sleep(self._options.graceful_timeout_s)
         self._outcome.cut = len(self._running)
         for call in tuple(self._running):
             call.cancel()
+        # On asyncio Hypercorn waits longer for a client of TLS that does not read.
+        await anyio.sleep(2 * _LAST_WORDS_S)
+        self._is_over = True
+        serving.cancel_scope.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application, Hypercorn's."""
@@ -266,25 +274,55 @@ class _Host:
         scope = {**scope, "state": self._lifespan.state.copy(), "extensions": extensions}
         if self._proxies is not None:
             self._proxies.complete(scope)
-        has_begun = False
-
-        async def noting(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
+        messages = _Messages(scope, receive, send)
         with anyio.CancelScope() as call:
             self._running.add(call)
             try:
-                await app(scope, receive, noting)
+                await app(scope, messages.receive, messages.send)
             finally:
                 self._running.remove(call)
                 self._finished += 1
         if call.cancelled_caught:
-            if scope["type"] == "websocket" and has_begun:
-                await send({"type": "websocket.close", "code": _SERVICE_RESTART})
-            elif not has_begun:
+            if not messages.has_begun:
                 await _answer(503, "The server ends.", scope, receive, send)
+            elif scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": _SERVICE_RESTART})
+
+
+class _Messages:
+    """The messages of one call of the application.
+
+    The last one of a response over HTTP/2 waits for the end of the request: what Hypercorn receives
+    for a stream that it has closed is an error, by which the process would end on trio.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._request_ended = anyio.Event()
+        self.has_begun = False
+        if scope["type"] != "http" or scope["http_version"] != "2":
+            self._request_ended.set()
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if not message.get("more_body", False):  # it is the last one, or a disconnect
+            self._request_ended.set()
+        return message
+
+    async def send(self, message: Message) -> None:
+        self.has_begun = True
+        is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+        if is_last and not self._request_ended.is_set():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._drop_rest)
+                await self._request_ended.wait()  # another task may receive it
+                tasks.cancel_scope.cancel()
+        await self._send(message)
+
+    async def _drop_rest(self) -> None:
+        while not self._request_ended.is_set():
+            await self.receive()
 
 
 def _first(error: Exception) -> Exception:
@@ -298,5 +336,7 @@ async def _answer(status: int, text: str, scope: Scope, _receive: Receive, send:
     body = text.encode()
     kind = "websocket.http" if scope["type"] == "websocket" else "http"
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body))]
+    if scope["http_version"] == "1.1":  # the connection ends, since the body was not read
+        headers.append((b"connection", b"close"))
     await send({"type": f"{kind}.response.start", "status": status, "headers": headers})
     await send({"type": f"{kind}.response.body", "body": body})

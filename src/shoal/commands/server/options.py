@@ -182,16 +182,15 @@ def server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
     chosen: Server = arguments.server or from_file.get("server", "shoal")
     if chosen == "shoal":
         return chosen
+    theirs = "--server hypercorn" if arguments.server else 'server = "hypercorn"'
     for name in NOT_ON_HYPERCORN:
-        for given, shown in (
-            (getattr(arguments, name), _flag_of(name)),
-            (from_file.get(name), f"{name} of [server]"),
-        ):
-            if given is not None:
-                raise CommandError(
-                    f"{shown} is an option of Shoal's own server; leave it out, or leave out "
-                    f"the server {chosen!r}"
-                )
+        if getattr(arguments, name) is not None:
+            found = _flag_of(name)
+        elif name in from_file:
+            found = f"{name} under [server]"
+        else:
+            continue
+        raise CommandError(f"{found} is an option of Shoal's own server; leave it out, or {theirs}")
     need(chosen, "--server hypercorn")
     return chosen
 
