@@ -32,7 +32,7 @@ from shoal.http.server.config import Drained, ServerRun, address_of
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.lifespan import Lifespan
-from shoal.http.server.listeners import AppListener, Inherited, Unix, bind_all, host_and_port
+from shoal.http.server.listeners import AppListener, Tcp, Unix, bind_all, host_and_port
 from shoal.http.server.proxies import ProxyHeaders
 from shoal.http.server.server import serve, tls_of
 from shoal.serving.http_options import HttpOptions
@@ -213,20 +213,16 @@ class _Host:
     async def _serve_admin(
         self, listener: AppListener, *, task_status: TaskStatus[None] = TASK_STATUS_IGNORED
     ) -> None:
-        match listener.address:
-            case Unix(path=path):
-                address: dict[str, Any] = {"uds": path}
-            case Inherited(fd=fd):
-                address = {"fd": fd}
-            case _:
-                raise AssertionError("it is no address of the admin API")
+        at = listener.address
+        assert not isinstance(at, Tcp), "the admin API has no port of its own"
+        where: dict[str, Any] = {"uds": at.path} if isinstance(at, Unix) else {"fd": at.fd}
 
         def started(url: str) -> None:
             listener.started(url)
             task_status.started()
 
         options = HttpOptions(
-            **address,
+            **where,
             access_log=self._options.access_log,
             graceful_timeout_s=self._options.graceful_timeout_s,
         )
