@@ -1,15 +1,18 @@
-"""``shoal serve --server hypercorn``: an application on stock Hypercorn, by its public API.
+"""``shoal serve --server hypercorn``: an application on stock Hypercorn, over its public API.
 
-Hypercorn listens, speaks HTTP and drains, by a `Config` made of our options. Around it is only what
-does not depend on the server: sockets are bound as for Shoal's own server, the lifespan is run here
-(Hypercorn would serve an application whose startup raises, and end with one that fails later), and
-middleware in front of the application does what Hypercorn has no option for: it checks hosts and
-origins, reads the headers of proxies, writes the access log, and cuts off requests that outlast the
-drain.
+Hypercorn listens, speaks HTTP and drains, as a `Config` made from our options tells it. This module
+adds what needs no part of Hypercorn:
 
-No part of Hypercorn is replaced, so the hazards of its connections stay: an error in one of them
-can end the process on trio, and a client that does not read can hold the shutdown. That is why
-Shoal's own server is the default, and why it serves the admin socket here as well.
+- Sockets are bound as for Shoal's own server, before the application loads.
+- The lifespan runs here. Hypercorn would serve an application whose startup raises, and would end
+  with a lifespan that fails later.
+- Middleware does what Hypercorn has no option for: it checks hosts and origins, reads the headers
+  of proxies, writes the access log, cuts off requests that outlast the drain, and ends a response
+  over HTTP/2 only after its request.
+
+Since Hypercorn is not patched, the hazards of its connections remain: on trio an error in one
+connection ends the process, and a client that does not read blocks the shutdown. Therefore Shoal's
+own server is the default, and it serves the admin socket here as well.
 """
 
 from __future__ import annotations
