@@ -356,13 +356,17 @@ def test_a_crash_of_hypercorn_is_told(terminal):
         "GET /double HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\nx"
     )
-    with serving(terminal, "trio") as served:
+    with serving(terminal, "trio") as served, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(served.post, "/held", "held")
+        assert served.post("/when", "held runs").json() is True
         with socket.create_connection(("127.0.0.1", served.port), HANG_S) as client:
             client.sendall(upgrade.encode())
             client.recv(1)
         code, said = served.ended()
+        with pytest.raises(httpx.RemoteProtocolError):
+            answer.result()
     assert code == 1
-    assert "shoal: Hypercorn has ended: " in said
+    assert ", 1 cut off\nshoal: Hypercorn has ended: " in said
 
 
 @pytest.mark.parametrize("name", NOT_ON_HYPERCORN)

@@ -153,8 +153,8 @@ class _Host:
         self._draining = anyio.Event()
         self._running: set[anyio.CancelScope] = set()
         self._finished = 0
+        self._lost = 0  # how many calls Hypercorn has cancelled
         self._failure: str | None = None
-        self._is_over = False
 
     async def run(
         self,
@@ -181,6 +181,7 @@ class _Host:
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
+        self._outcome.cut += self._lost
         drained = self._outcome.drained(self._finished)
         return drained if self._failure is None else replace(drained, failure=self._failure)
 
@@ -203,12 +204,13 @@ class _Host:
             await module.serve(self, config, shutdown_trigger=until_drain, mode="asgi")
         except Exception as error:
             cause = _first(error)
-            if self._is_over:  # it was cancelled
-                _log.debug("Hypercorn has ended with an error", exc_info=error)
-            elif isinstance(cause, OSError) and not self._outcome.is_up:
+            if isinstance(cause, OSError) and not self._outcome.is_up:
                 self._outcome.refused = cause
-            else:
-                _log.error("Hypercorn has ended with an error", exc_info=error)
+                return
+            has_drained = self._draining.is_set() and not (self._running or self._lost)
+            level = logging.INFO if has_drained else logging.ERROR
+            _log.log(level, "Hypercorn has ended with an error", exc_info=error)
+            if not has_drained:
                 self._failure = f"Hypercorn has ended: {type(cause).__name__}: {cause}"
         finally:
             self._draining.set()
@@ -251,7 +253,6 @@ class _Host:
             call.cancel()
         # On asyncio Hypercorn waits longer for a client of TLS that does not read.
         await anyio.sleep(2 * _LAST_WORDS_S)
-        self._is_over = True
         serving.cancel_scope.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -278,6 +279,9 @@ class _Host:
             self._running.add(call)
             try:
                 await app(scope, messages.receive, messages.send)
+            except anyio.get_cancelled_exc_class():
+                self._lost += not call.cancel_called
+                raise
             finally:
                 self._running.remove(call)
                 self._finished += 1
