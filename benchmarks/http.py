@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 LOADED: Final[dict[str, Callable[[Effort], Part]]] = {
     "echo": http_parts.echo,
     "noop": http_parts.noop,
+    "hosts": http_parts.hosts,
     "streams": http_parts.streams,
     "model": http_parts.model,
 }

@@ -101,6 +101,31 @@ def noop(effort: Effort) -> Part:
     )
 
 
+def hosts(effort: Effort) -> Part:
+    """The same application on Shoal's own server and on Hypercorn, as ``shoal serve`` starts it."""
+    app = "benchmarks.http_app:noop_app"
+    servers = [
+        shoal_serve(f"{host} ({loop})", app, "--server", host, "--event-loop", loop)
+        for host in ("shoal", "hypercorn")
+        for loop in ("trio", "asyncio")
+    ]
+    loads = [
+        results(
+            effort,
+            f"hosts, {clients} clients",
+            "/noop",
+            [
+                Target("rate", f"shoal ({loop})", f"hypercorn ({loop})")
+                for loop in ("trio", "asyncio")
+            ],
+            clients,
+        )
+        for clients in (4, UNARY_CLIENTS)
+    ]
+    about = "JSON in batches, on Shoal's own server and on Hypercorn"
+    return Part(about, servers, loads, effort.rounds, effort.seconds)
+
+
 def streams(effort: Effort) -> Part:
     """The cost of a token, where the handler costs nothing."""
     shoal_app = "benchmarks.http_app:tokens_app"

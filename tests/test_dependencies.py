@@ -27,6 +27,7 @@ EXTRAS_OF = {
     "shoal.batching.calls.sharing": {"cache"},
     "shoal.batching.trace": {"otel"},
     "shoal.commands.server.client": {"client"},
+    "shoal.commands.server.hypercorn_host": {"serve"},
     "shoal.commands.server.process": {"uvloop"},
     "shoal.commands.server.reload": {"reload"},
     "shoal.commands.server.screen": {"top"},

@@ -83,6 +83,8 @@ LONG_TO_LOAD = {
     "shoal.observe.workers",
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
+    # with Hypercorn
+    "shoal.commands.server.hypercorn_host",
     # with rich
     "shoal.commands.server.screen",
     # with a reader of the pages for callers

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.cli import _parser
 from shoal.serving.app_file.file import read_app_file
+from shoal.serving.app_file.server import NOT_ON_HYPERCORN
 from shoal.serving.http_options import FILE_OPTIONS, HttpOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -46,11 +47,18 @@ def test_a_documented_file_is_right(text, tmp_path):
     assert read_app_file(tmp_path / "app.toml").backends
 
 
+def test_the_options_that_hypercorn_lacks_are_documented():
+    page = PAGES["how-to/choose-a-server.md"]
+    [lacks] = re.findall(r"^Hypercorn has no setting for (.*?)\.", page, re.MULTILINE | re.DOTALL)
+    flags = {f"--{name.removesuffix('_s').replace('_', '-')}" for name in NOT_ON_HYPERCORN}
+    assert set(re.findall("`(.*?)`", lacks)) == flags
+
+
 def test_every_option_of_a_server_is_documented():
     page = PAGES["reference/command-line.md"]
     [keys] = re.findall(r"^\| `\[server\]` \| (.*) \|$", page, re.MULTILINE)
     named = set(re.findall("`(?!shoal)([a-z_]+)`", keys))
-    assert named == {"event_loop", "workers", *FILE_OPTIONS}
+    assert named == {"event_loop", "server", "workers", *FILE_OPTIONS}
     for name, one in FILE_OPTIONS.items():
         if one.flag:
             value = getattr(HttpOptions, name)

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.options import add_server_options, event_loop, server_options, workers
+from shoal.commands.server.options import (
+    add_server_options,
+    event_loop,
+    server,
+    server_options,
+    workers,
+)
 from shoal.commands.server.process import ServerProcess, collect_less_often
 from shoal.commands.server.progress import Progress
 from shoal.commands.server.reload import Reloader, Turn
@@ -184,5 +190,6 @@ def _process(
         passed=passed,
         # Clients of a socket that systemd holds wait, as they do until this process has begun.
         answers_early=not passed.public,
+        server=server(arguments, server_settings(app)),
         workers=workers(arguments, server_settings(app)),
     )

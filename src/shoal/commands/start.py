@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.detach import start_detached, tell_ready
 from shoal.commands.server.locations import ServerLocation, ServerLock
-from shoal.commands.server.options import add_server_options, event_loop, server_options, workers
+from shoal.commands.server.options import (
+    add_server_options,
+    event_loop,
+    server,
+    server_options,
+    workers,
+)
 from shoal.commands.server.process import ServerProcess, collect_less_often
 from shoal.commands.support.arguments import add_json_argument, add_name_argument
 from shoal.commands.support.loading import (
@@ -92,5 +98,6 @@ def _serve(arguments: Namespace, location: ServerLocation) -> int:
         otel=arguments.otel,
         state=arguments.state,
         started=started,
+        server=server(arguments, server_settings(app)),
         workers=workers(arguments, server_settings(app)),
     ).to_its_end()

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.server.log_format import LOG_FORMATS
 from shoal.commands.support.arguments import add_token_argument, token_of
-from shoal.commands.support.mistake import as_mistakes
-from shoal.serving.app_file.server import EventLoop, Workers, checked_workers
+from shoal.commands.support.loading import need
+from shoal.commands.support.mistake import CommandError, as_mistakes
+from shoal.serving.app_file.server import (
+    NOT_ON_HYPERCORN,
+    EventLoop,
+    Server,
+    Workers,
+    checked_workers,
+)
 from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 if TYPE_CHECKING:
@@ -32,6 +39,11 @@ def add_server_options(parser: ArgumentParser) -> None:
         choices=get_args(EventLoop),
         help="event loop: trio, or asyncio for code that needs it, with uvloop if that is "
         "installed (trio)",
+    )
+    parser.add_argument(
+        "--server",
+        choices=get_args(Server),
+        help="what speaks HTTP: Shoal's own server, or Hypercorn as it is (shoal)",
     )
     parser.add_argument(
         "--workers",
@@ -88,8 +100,12 @@ def _workers(text: str) -> Workers:
         raise ArgumentTypeError(str(error)) from None
 
 
+def _flag_of(name: str) -> str:
+    return f"--{name.removesuffix('_s').replace('_', '-')}"
+
+
 def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
-    flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+    flag = _flag_of(name)
     default: Any = getattr(HttpOptions, name)
     if isinstance(default, bool):
         parser.add_argument(flag, action="store_const", const=True, help=one.flag)
@@ -154,6 +170,28 @@ def server_options(
 def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:
     """Returns the event loop to use: the one of the command line, else of the file, else trio."""
     chosen: EventLoop = arguments.event_loop or from_file.get("event_loop", "trio")
+    return chosen
+
+
+def server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
+    """Returns what speaks HTTP: the server of the command line, else of the file, else Shoal's.
+
+    Raises:
+        CommandError: Hypercorn does not have an option that was given, or is not installed.
+    """
+    chosen: Server = arguments.server or from_file.get("server", "shoal")
+    if chosen == "shoal":
+        return chosen
+    theirs = "--server hypercorn" if arguments.server else 'server = "hypercorn"'
+    for name in NOT_ON_HYPERCORN:
+        if getattr(arguments, name) is not None:
+            found = _flag_of(name)
+        elif name in from_file:
+            found = f"{name} under [server]"
+        else:
+            continue
+        raise CommandError(f"{found} is an option of Shoal's own server; leave it out, or {theirs}")
+    need(chosen, "--server hypercorn")
     return chosen
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.http.server.config import Drained
     from shoal.http.server.front_end_listener import StartFrontEnds
     from shoal.http.server.listeners import Address
-    from shoal.serving.app_file.server import EventLoop
+    from shoal.serving.app_file.server import EventLoop, Server
     from shoal.serving.http_options import HttpOptions
 
 _COLLECTED_AFTER: Final = gc.get_threshold()
@@ -54,6 +54,7 @@ class ServerProcess:
         spec: The user's name for the application, for messages.
         options: The options of the HTTP server.
         event_loop: The event loop that runs it.
+        server: What speaks HTTP.
         log_level: The level of the log.
         log_format: ``"text"`` or ``"json"``.
         otel: Whether traces and metrics are exported.
@@ -71,6 +72,7 @@ class ServerProcess:
     spec: str
     options: HttpOptions
     event_loop: EventLoop = "trio"
+    server: Server = "shoal"
     log_level: str = "info"
     log_format: str = "text"
     otel: bool = False
@@ -213,8 +215,23 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         run.started(url)
         notify("READY=1")
 
+    if run.server == "hypercorn":
+        from shoal.commands.server.hypercorn_host import NAME, serve_on_hypercorn
+
+        serve_it = partial(serve_on_hypercorn, event_loop=run.event_loop)
+        by = f" ({NAME} on {run.event_loop})"
+    else:
+        serve_it = partial(
+            serve,
+            load_later=(lambda: None) if shoals is None else load_the_rest,
+            front_ends=None if run.workers is None else _front_ends(run, run.workers),
+            # Middleware around it may need what its lifespan makes.
+            answers_early=run.answers_early and run.app is shoals,
+        )
+        by = ""
+
     def say_where(url: str) -> None:
-        say(f"Shoal serving {run.spec} on {url}")
+        say(f"Shoal serving {run.spec} on {url}{by}")
 
     async def shutdown() -> None:
         async with anyio.create_task_group() as tasks:
@@ -237,16 +254,12 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
             for at in run.passed.public[1:]
         ]
         with startup:
-            drained = await serve(
+            drained = await serve_it(
                 app,
                 run.options,
                 shutdown=shutdown,
                 started=started,
                 extra_listeners=(*more, *others),
-                load_later=(lambda: None) if shoals is None else load_the_rest,
-                front_ends=None if run.workers is None else _front_ends(run, run.workers),
-                # Middleware around it may need what its lifespan makes.
-                answers_early=run.answers_early and run.app is shoals,
             )
     except LifespanFailed as failure:
         if above := failure.details.rstrip().rpartition("\n")[0]:  # the last line is in the message

@@ -129,14 +129,18 @@ def file_settings(spec: str) -> Mapping[str, Any]:
         raise say_flaws(refused) from None
 
 
-def need(package: str) -> ModuleType:
-    """Imports a package that only an extra installs.
+def need(package: str, feature: str = "serving") -> ModuleType:
+    """Imports a package that only the extra ``serve`` installs.
+
+    Args:
+        package: The package.
+        feature: What needs it, as the user names it.
 
     Raises:
         CommandError: It is not installed.
     """
     try:
-        with needing("serving", "serve"):
+        with needing(feature, "serve"):
             return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise CommandError(str(error), 1) from None

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.websocket.sockets import WebSockets
 
+CHECKED: Final = "shoal.checked"
+"""The extension of ASGI of a server's middleware that has checked hosts and origins itself."""
+
 _MOST_ADDRESSES: Final = 16
 
 
@@ -56,7 +59,7 @@ class AppGuard:
         """Returns why a request is refused; None if it is not."""
         if scope["type"] != "websocket" and not self._checks_all:
             return None
-        if DISCONNECT in scope.get("extensions", ()):
+        if not {DISCONNECT, CHECKED}.isdisjoint(scope.get("extensions") or ()):
             return None
         try:
             self._guard_of(scope).check_headers(scope.get("method", ""), scope.get("headers", ()))

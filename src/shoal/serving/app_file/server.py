@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from shoal.core.options.checks import whole
+from shoal.core.options.checks import one_of, whole
 from shoal.core.options.option import Option
 from shoal.serving.http_options import FILE_OPTIONS
 from shoal.serving.security import check_known
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 EventLoop = Literal["trio", "asyncio"]
 """The event loop of a server's process; asyncio runs on uvloop if that is installed."""
+
+Server = Literal["shoal", "hypercorn"]
+"""What speaks HTTP: Shoal's own server, or stock Hypercorn."""
+
+NOT_ON_HYPERCORN: Final = (
+    *("workers", "max_connections", "send_timeout_s", "head_timeout_s", "body_timeout_s"),
+    *("max_headers", "max_target_bytes"),
+)
+"""The settings of a server that Hypercorn has nothing for."""
 
 Workers = int | Literal["auto"]
 """How many processes speak HTTP for a server; "auto" for as many as there are other cores."""
@@ -46,12 +56,6 @@ def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
     return found
 
 
-def _event_loop(name: str, value: Any) -> str:
-    if value not in get_args(EventLoop):
-        raise ValueError(f'{name} must be "trio" or "asyncio", not {value!r}')
-    return str(value)
-
-
 def checked_workers(name: str, value: Any) -> Workers:
     """Checks how many processes speak HTTP for a server.
 
@@ -71,7 +75,8 @@ def checked_workers(name: str, value: Any) -> Workers:
 
 _MOST_WORKERS: Final = 256
 _OPTIONS: Final[Mapping[str, Option]] = {
-    "event_loop": Option(_event_loop),
+    "event_loop": Option(partial(one_of, allowed=get_args(EventLoop))),
+    "server": Option(partial(one_of, allowed=get_args(Server))),
     "workers": Option(checked_workers),
     **FILE_OPTIONS,
 }
