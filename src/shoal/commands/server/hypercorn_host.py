@@ -37,7 +37,8 @@ from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import AppListener, Tcp, Unix, bind_all, host_and_port
 from shoal.http.server.proxies import ProxyHeaders
-from shoal.http.server.server import serve, tls_of
+from shoal.http.server.server import serve
+from shoal.http.server.sockets.tls import tls_of
 from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
