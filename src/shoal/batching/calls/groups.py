@@ -69,11 +69,8 @@ class GroupWaiter:
             self._parking.wake(self._waiter)
 
 
-def group_of(requests: Sequence[Request]) -> GroupWaiter | None:
-    """Returns the waiter of the group to which all of some requests belong; None for no such."""
-    first = requests[0].waiter if requests else None
-    if type(first) is not GroupWaiter:
-        return None
+def group_of(first: GroupWaiter, requests: Sequence[Request]) -> GroupWaiter | None:
+    """Returns the waiter of the first of some requests if it is that of all; else None."""
     waiters = [request.waiter for request in requests]
     return first if waiters.count(first) == len(waiters) else None
 

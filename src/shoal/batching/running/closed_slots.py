@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from shoal.batching.calls.groups import group_of
+from shoal.batching.calls.groups import GroupWaiter, group_of
 from shoal.batching.running.run import Run
 from shoal.batching.running.slots import Slots
 from shoal.core.batch import DispatchReason
@@ -152,7 +152,8 @@ class ClosedSlots(Slots[Run]):
             free_at: When this slot was free for it.
         """
         requests = self._former.take(dispatch)
-        group = group_of(requests)
+        first = requests[0].waiter if requests else None
+        group = group_of(first, requests) if isinstance(first, GroupWaiter) else None
         if group is None:
             departed = self._parking.departed(requests)
         else:
