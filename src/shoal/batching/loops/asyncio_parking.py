@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.batching.loops import private
-from shoal.batching.loops.event_loop import in_trio_run, in_trio_task
+from shoal.batching.loops.event_loop import in_trio_run, in_trio_task, running_asyncio_loop
 from shoal.batching.loops.parking import Parking
 from shoal.core.request import State
 
@@ -88,7 +88,7 @@ class AsyncioParking(Parking):
         ]
 
     def seems_here(self) -> bool:
-        if asyncio._get_running_loop() is not self._loop:
+        if running_asyncio_loop() is not self._loop:
             return False
         # While a guest run has its turn, no asyncio task runs. Asking trio for one is slow if there
         # is none.

@@ -72,8 +72,11 @@ def in_trio_run() -> bool:
 
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
     """Returns the asyncio loop that runs in this thread; None if none does."""
-    ask = _if_loaded("asyncio.events", "_get_running_loop")
-    return None if ask is None else ask()
+    ask = _if_loaded("asyncio.events", "get_running_loop")
+    try:
+        return None if ask is None else ask()
+    except RuntimeError:
+        return None
 
 
 def cancellations() -> tuple[type[BaseException], ...]:
