@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from shoal.http.direct_call import DirectCall
     from shoal.http.server.http1.carrier import Carrier
     from shoal.http.server.http1.head import HeadParser, RequestLine
+    from shoal.http.server.shared import Shared
 
 
 def scope_of(
@@ -27,10 +28,46 @@ def scope_of(
         carrier: Its connection.
     """
     shared = carrier.shared
-    scope: Scope = {
-        "type": "http",
+    version = "1.1" if line.is_http_1_1 else "1.0"
+    scope = scope_at(shared, carrier.peer, carrier.name, "http", version, line, headers)
+    scope["extensions"]["shoal.disconnect"] = {
+        "when_left": call.when_left,
+        "is_cut_off": call.is_cut_off,
+        "heartbeat": call.heartbeat,
+        "send_timeout_s": shared.send_timeout_s,
+        "is_local": shared.is_local,
+        "note_trace": call.note_trace,
+        "refused_with": partial(getattr, call, "refused_with"),
+    }
+    if shared.proxies is not None:
+        shared.proxies.complete(scope)
+    return scope
+
+
+def scope_at(
+    shared: Shared,
+    peer: tuple[str, int] | None,
+    name: tuple[str, int] | None,
+    kind: str,
+    version: str,
+    line: RequestLine,
+    headers: list[tuple[bytes, bytes]],
+) -> Scope:
+    """Returns a new scope, without what the server offers for the call.
+
+    Args:
+        shared: The state of the address.
+        peer: The client's host and port.
+        name: The server's host and port.
+        kind: The type of the scope.
+        version: The version of HTTP.
+        line: The request line.
+        headers: A list of the headers, which the application may change.
+    """
+    return {
+        "type": kind,
         "asgi": {"version": "3.0", "spec_version": "2.4"},
-        "http_version": "1.1" if line.is_http_1_1 else "1.0",
+        "http_version": version,
         "method": line.method,
         "scheme": shared.scheme,
         "path": line.path,
@@ -38,25 +75,11 @@ def scope_of(
         "query_string": line.query,
         "root_path": "",
         "headers": headers,
-        "client": carrier.peer,
-        "server": carrier.name,
+        "client": peer,
+        "server": name,
         "state": shared.state.copy(),
-        "extensions": {
-            "shoal.disconnect": {
-                "when_left": call.when_left,
-                "is_cut_off": call.is_cut_off,
-                "heartbeat": call.heartbeat,
-                "send_timeout_s": shared.send_timeout_s,
-                "is_local": shared.is_local,
-                "note_trace": call.note_trace,
-                "refused_with": partial(getattr, call, "refused_with"),
-            },
-            SERVER: shared.counts,
-        },
+        "extensions": {SERVER: shared.counts},
     }
-    if shared.proxies is not None:
-        shared.proxies.complete(scope)
-    return scope
 
 
 def scope_of_refused(parser: HeadParser, peer: tuple[str, int] | None) -> Scope:

@@ -16,9 +16,9 @@ from shoal.http.direct_call import TRACE
 from shoal.http.requests.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.http1.answer import status_line
+from shoal.http.server.http1.scope import scope_at
 from shoal.http.server.log_errors import contained
 from shoal.http.server.streams.change import Change
-from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +133,7 @@ class AppCall(ABC):
                 await app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not be told that the call failed.
-            self._connection.abandon()
+            self._connection.close()
             raise
         finally:
             self._has_returned = True
@@ -325,29 +325,6 @@ class AppCall(ABC):
 
 
 def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
-    """Returns a new scope of ASGI.
-
-    Args:
-        kind: Its type.
-        version: The version of HTTP.
-        parser: Has parsed the head of the request.
-        wire: Carries the call.
-    """
-    connection, line = wire.connection, parser.line
-    shared = connection.shared
-    return {
-        "type": kind,
-        "asgi": {"version": "3.0", "spec_version": "2.4"},
-        "http_version": version,
-        "method": line.method,
-        "scheme": shared.scheme,
-        "path": line.path,
-        "raw_path": line.raw_path,
-        "query_string": line.query,
-        "root_path": "",
-        "headers": list(parser.headers),
-        "client": connection.peer,
-        "server": connection.name,
-        "state": shared.state.copy(),
-        "extensions": {SERVER: shared.counts},
-    }
+    """Returns a new scope of the request that a parser has parsed last; see `scope_at`."""
+    at = wire.connection
+    return scope_at(at.shared, at.peer, at.name, kind, version, parser.line, list(parser.headers))

@@ -146,7 +146,7 @@ class StreamConnection(Receiver):
     def abort(self) -> None:
         """Closes the socket by force; data that the client has not received is discarded."""
         self._transport.abort()
-        self._close()
+        self.close()
 
     # What the transport reports.
 
@@ -163,7 +163,7 @@ class StreamConnection(Receiver):
     def client_ended(self) -> None:
         self._client_ended = True
         if self._finishing:
-            self._close()
+            self.close()
         self._changed.signal()
 
     @override
@@ -176,7 +176,7 @@ class StreamConnection(Receiver):
 
     @override
     def connection_lost(self) -> None:
-        self._close()
+        self.close()
 
     # What the protocols are made of.
 
@@ -265,14 +265,10 @@ class StreamConnection(Receiver):
         if self._transport.is_blocked:
             self._transport.resume()
         elif self._is_client_done and not self._transport.has_unread():
-            self._close()
+            self.close()
         else:
             self._transport.resume()
             self._end_sending()
-
-    def abandon(self) -> None:
-        """Closes the connection at once."""
-        self._close()
 
     def call_ended(self, call: RunningCall) -> None:
         """Handles that the application has returned."""
@@ -294,7 +290,7 @@ class StreamConnection(Receiver):
                         await self._read()
                     except BaseException:
                         # Before the calls are cancelled, so that they don't answer.
-                        self._close()
+                        self.close()
                         raise
                     finally:
                         if self.shared.parking.leave_scopes_in(self._tasks.cancel_scope):
@@ -305,7 +301,7 @@ class StreamConnection(Receiver):
             # Such as a cancellation that nobody has requested.
             _log.error("the application has ended a connection", exc_info=error)
         finally:
-            self._close()
+            self.close()
             self._tasks = None
             self._released()
 
@@ -354,12 +350,13 @@ class StreamConnection(Receiver):
 
     def _end_sending(self) -> None:
         if self._client_ended:
-            self._close()
+            self.close()
         else:
             self._transport.end_sending()
             self._timeout.set(self.shared.linger_s)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Closes the connection at once."""
         self._close_socket()
         for call in tuple(self.calls):
             call.leave()
@@ -404,7 +401,7 @@ class StreamConnection(Receiver):
             _log.info("closed a connection by force: its client does not read")
             self.abort()
         elif self._finishing:
-            self._close()
+            self.close()
         elif not self._is_idle:
             self._check_websockets()
         elif not self._has_late_chance and self._has_more():
@@ -416,7 +413,7 @@ class StreamConnection(Receiver):
             if self._has_given_up:
                 self.finish()  # the client may still send, and shall read why
             else:
-                self._close()
+                self.close()
 
     def _has_more(self) -> bool:
         """Reads what there is; returns whether there was anything."""
