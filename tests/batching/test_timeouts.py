@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -284,3 +285,36 @@ async def test_callers_are_told_in_time_though_clean_up_is_shielded(fill: Any) -
         assert await call("next") == "next"  # as soon as the slot is free
         assert anyio.current_time() - started == pytest.approx(9)
         assert running == 0
+
+
+@pytest.mark.real_time
+async def test_a_call_that_expires_before_its_slot_has_run_never_reaches_the_handler() -> None:
+    seen: list[int] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        seen.extend(items)
+        return items
+
+    outcomes: list[int | None] = []
+    held: list[int] = []
+
+    async def makes_the_call(number: int) -> None:
+        try:
+            outcomes.append(await batcher.call.options(timeout_s=0.01)(number))
+        except shoal.DeadlineExceeded:
+            outcomes.append(None)
+
+    async def holds_the_loop(number: int) -> None:
+        if batcher.statistics().queued:  # else it runs first: on trio the order is random
+            held.append(number)
+            time.sleep(0.05)  # noqa: ASYNC251 - the slot is to run late
+
+    batcher = shoal.Batcher(handler)
+    async with batcher:
+        while not held:
+            number = len(outcomes)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(makes_the_call, number)
+                tasks.start_soon(holds_the_loop, number)
+    assert outcomes == [*range(held[0]), None]
+    assert seen == list(range(held[0]))
