@@ -188,3 +188,15 @@ async def test_a_call_that_is_refused_is_a_checkpoint() -> None:
             scope.cancel()
             await call(1)
         assert scope.cancelled_caught
+
+
+async def test_what_ends_the_program_is_not_lost_where_the_call_is_cancelled() -> None:
+    def interrupted(_: Any) -> float:
+        raise KeyboardInterrupt
+
+    async with shoal.Batcher(echo, batch_size_fn=interrupted) as call:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            with pytest.raises(KeyboardInterrupt):
+                await call(1)
+        assert not scope.cancelled_caught

@@ -12,7 +12,7 @@ import inspect
 import sys
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.stream import ResultStream
@@ -20,7 +20,7 @@ from shoal.batching.calls.threads import LoopOfThread, ThreadStream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from typing import Unpack
 
     from shoal.batching.calls.entry import Entry
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     """Returns the entry for calls; raises `NotOpen` or `BatcherClosed`."""
     Loops = Callable[[], list[EventLoop]]
     """Returns the event loops in which a batcher is open for the call."""
-
-NOWHERE: Final[Mapping[int, Entry]] = {}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,12 +63,12 @@ class UnaryCall(Generic[P, R]):
         find: Find,
         loops: Loops,
         call_options: CallOptions | None = None,
-        here: Mapping[int, Entry] = NOWHERE,
+        here: dict[int, Entry] | None = None,
     ) -> None:
         self._find = find
         self._loops = loops
         self._call_options = call_options
-        self._here = here  # the entries that are found by their thread alone
+        self._here = {} if here is None else here  # the entries found by their thread alone
         mark_as_async(self)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -90,7 +88,7 @@ class UnaryCall(Generic[P, R]):
             request = intake.enter(item, None)
             await intake.park(request)
         except BaseException as error:
-            if not await intake.has_missed(request, error):
+            if not await intake.drop(request, error):
                 raise
         else:
             if request.options is not None:  # the options have changed since

@@ -101,7 +101,7 @@ class Entry:
             request = self._enter(call_options)(item, options, None)
             await (checkpoint() if request.state is FINISHED else intake.park(request))
         except BaseException as error:
-            if not await intake.has_missed(request, error):
+            if not await intake.drop(request, error):
                 raise
         else:
             intake.former.overdue.forget(request)

@@ -122,7 +122,7 @@ class Intake:
             self.deadlines.watch(request)
         return request
 
-    async def has_missed(self, request: Request | None, error: BaseException) -> bool:
+    async def drop(self, request: Request | None, error: BaseException) -> bool:
         """Drops the request of a call that has failed before it was answered.
 
         Args:
@@ -137,6 +137,8 @@ class Intake:
             self.former.overdue.forget(request)
             # Another event loop raises these for a waiter of this one.
             return isinstance(error, (TypeError, RuntimeError)) and not self.home.loop.is_here
+        if not isinstance(error, Exception):  # nothing may take its place, such as that of Ctrl-C
+            return False
         if not self.home.loop.is_here:
             return True
         await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop

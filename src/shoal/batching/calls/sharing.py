@@ -16,7 +16,6 @@ Invariant: a flight is in the table while its leader is alive, and has at least 
 
 from __future__ import annotations
 
-from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -133,7 +132,7 @@ class Sharing:
         intake = self._intake
         intake.refusals.refuse_blocked()
         key = self._key(item, options)
-        request = self._new_request(item, options, waiter)
+        request = intake.new_request(item, options, waiter, intake.parking.now())
         value = self._results.get(key, _MISSING) if self._kept is not None else _MISSING
         if value is not _MISSING:
             self._counters.cache_hits += 1
@@ -152,17 +151,6 @@ class Sharing:
             request.waiter = flight.buffer.buffer_of_new_reader()
         flight.admit(request)
         intake.deadlines.watch(request)
-        return request
-
-    def _new_request(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
-        parking = self._intake.parking
-        request = Request()
-        request.item = item
-        request.waiter = waiter
-        request.arrived_at = parking.now()
-        request.context = copy_context()
-        request.options = options
-        request.error = request.batch = None
         return request
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:

@@ -13,7 +13,7 @@ from shoal.batching.calls.call import StreamCall, UnaryCall, mark_as_async
 from shoal.batching.current import running_replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from typing import Unpack
 
@@ -49,8 +49,7 @@ class Decorated:
     def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
         """Sets what the method is bound to, and the entries open for this object, by thread."""
         self._receiver = receiver
-        self._here: Mapping[int, Entry] = here
-        self._entries = here
+        self._here = here
         self.__signature__ = self._opening.signature_for(receiver)
 
     def bound_to(self, receiver: object) -> Self:
@@ -154,13 +153,13 @@ class Decorated:
 
     def enter_at(self, entry: Entry) -> None:
         """Sets the entry for calls in this thread."""
-        self._entries[get_ident()] = entry
+        self._here[get_ident()] = entry
 
     def enter_no_more(self, entry: Entry) -> None:
         """Removes an entry; calls do not use it any more."""
-        for thread, there in tuple(self._entries.items()):
+        for thread, there in tuple(self._here.items()):
             if there is entry:
-                del self._entries[thread]
+                del self._here[thread]
 
     def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
         """Returns the handler, the function with the signature of calls, and the options."""
