@@ -31,8 +31,6 @@ class Text(StreamForm):
 class TextCodec(Codec):
     """Numbers as decimal text."""
 
-    media_type = b"text/plain"
-
     def __init__(self, signature):
         [self.parameter] = signature.parameters
 
@@ -41,8 +39,8 @@ class TextCodec(Codec):
             raise Refused(Problem(422, "not-a-number", f"{self.parameter} is no number"))
         return int(body)
 
-    def body(self, exchange, result):
-        return str(result).encode()
+    async def answer(self, exchange, result):
+        await exchange.answer(200, b"text/plain", str(result).encode())
 
     def stream(self, exchange):
         return Text()

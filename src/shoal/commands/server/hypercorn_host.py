@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.http.app.guard import GUARDED
+from shoal.http.extensions import GUARDED
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.config import ServerRun, address_of
 from shoal.http.server.guard import RequestGuard

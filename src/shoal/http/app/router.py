@@ -56,6 +56,8 @@ class AppRouter:
 
     def set_controller(self, controller: Controller | None) -> None:
         """Sets the controller whose endpoints are called; None while the application is closed."""
+        if controller is not None:
+            self._dispatcher.begin()
         self.table = (
             None
             if controller is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary, ref
 
@@ -15,12 +14,11 @@ from shoal.http.openai.items import ItemMaker
 from shoal.http.openai.messages import AnswerForms
 from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
-from shoal.http.requests.counted import Counted
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import JSON, Counted
 from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
@@ -214,31 +212,6 @@ class OpenAIRoute(Route):
     @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
         return JSON, error_json(problem)
-
-
-class BodyRoute(OpenAIRoute):
-    """A route whose requests have bodies, for which calls are made."""
-
-    @override
-    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
-        body = exchange.whole_body()
-        return self.answer(exchange) if body is None else self._begin(exchange, body)
-
-    @override
-    async def answer(self, exchange: Exchange) -> None:
-        """Answers one request.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time; the calls were cancelled.
-            Exception: The request failed before its answer had begun.
-        """
-        rest = self._begin(exchange, await exchange.body())
-        if rest is not None:
-            await rest
-
-    @abstractmethod
-    def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
-        """Makes the calls; returns what must be awaited, or None if it is answered or suspended."""
 
 
 class ModelsPage(OpenAIRoute):

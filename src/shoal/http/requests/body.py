@@ -38,14 +38,6 @@ class IncompleteBodies:
         self._held = 0
         self._held_by: Counter[Any] = Counter()
 
-    def of(self, client: Any) -> HeldBytes:
-        """Returns the count of one body.
-
-        Args:
-            client: The address of the connection; None if it is not known.
-        """
-        return HeldBytes(self, client)
-
     def add(self, client: Any, size: int) -> None:
         """Counts bytes that are held.
 
@@ -75,42 +67,16 @@ class IncompleteBodies:
                 del self._held_by[client]
 
 
-class HeldBytes:
-    """What is held of one incomplete body.
-
-    Args:
-        bodies: Counts for all.
-        client: The address of its connection; None if it is not known.
-    """
-
-    __slots__ = ("_bodies", "_client", "_size")
-
-    def __init__(self, bodies: IncompleteBodies, client: Any) -> None:
-        self._bodies = bodies
-        self._client = client
-        self._size = 0
-
-    def add(self, size: int) -> None:
-        """Counts a piece of it.
-
-        Raises:
-            Refused: Too much is held of this body and others.
-        """
-        self._size += size
-        self._bodies.add(self._client, size)
-
-    def release(self) -> None:
-        """Counts it as complete, or dropped."""
-        self._bodies.release(self._client, self._size)
-        self._size = 0
-
-
 _FREE_PIECES: Final = 1024
 _LEAST_BYTES_PER_PIECE: Final = 64
 
 
 async def read_body(
-    receive: Receive, declared: bytes | None, max_bytes: int, held: HeldBytes | None = None
+    receive: Receive,
+    declared: bytes | None,
+    max_bytes: int,
+    incomplete: IncompleteBodies | None = None,
+    client: Any = None,
 ) -> bytes:
     """Reads a whole body.
 
@@ -118,7 +84,8 @@ async def read_body(
         receive: The ASGI callable.
         declared: The ``Content-Length`` header, if there is one.
         max_bytes: The largest body, in bytes.
-        held: Counts what is held of it while it is incomplete.
+        incomplete: Counts what is held of it while it is incomplete.
+        client: The address of the connection; None if it is not known.
 
     Raises:
         Refused: The body is too large, or arrives in too many pieces, or too much is held of it and
@@ -141,11 +108,11 @@ async def read_body(
                 raise CallerLeft("the client left before its request was complete")
             piece: bytes = message.get("body", b"")
             if piece:
-                size += len(piece)
-                if size > max_bytes:
+                if size + len(piece) > max_bytes:
                     raise too_large(max_bytes)
-                if held is not None:
-                    held.add(len(piece))
+                size += len(piece)
+                if incomplete is not None:
+                    incomplete.add(client, len(piece))
                 pieces.append(piece)
                 if len(pieces) > _FREE_PIECES + size // _LEAST_BYTES_PER_PIECE:
                     raise Refused(
@@ -160,8 +127,8 @@ async def read_body(
                 return b"".join(pieces)
             message = await receive()
     finally:
-        if held is not None:
-            held.release()
+        if incomplete is not None:
+            incomplete.release(client, size)
 
 
 def too_large(max_bytes: int) -> Refused:

@@ -10,7 +10,7 @@ protocol is one module with a codec and the paths where it is spoken; see
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import orjson
@@ -71,13 +71,7 @@ class StreamForm(ABC):
 
 
 class Codec(ABC):
-    """Reads the requests, and writes the answers, of one endpoint's code in one protocol.
-
-    Attributes:
-        media_type: The media type of `body`.
-    """
-
-    media_type: ClassVar[bytes]
+    """Reads the requests, and writes the answers, of one endpoint's code in one protocol."""
 
     @abstractmethod
     def item(self, exchange: Exchange, body: bytes) -> Any:
@@ -88,28 +82,13 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def body(self, exchange: Exchange, result: Any) -> bytes | None:
-        """Returns the body of the answer to a request.
-
-        Args:
-            exchange: The request.
-            result: The result of its call.
-
-        Returns:
-            The body of an answer whose status is 200; None if `answer` must send another one.
-
-        Raises:
-            TypeError: The result can't be written.
-        """
-
     async def answer(self, exchange: Exchange, result: Any) -> None:
-        """Answers a request for whose result there is no `body`.
+        """Answers a request with the result of its call.
 
         Raises:
             CallerLeft: The client is gone, or did not read in time.
             TypeError: The result can't be written.
         """
-        raise TypeError(f"a result of {type(result).__name__} can't be written")
 
     @abstractmethod
     def stream(self, exchange: Exchange) -> StreamForm:

@@ -52,17 +52,6 @@ class TimedExchange(Exchange):
         self.wait_s = self.ran_from = self.run_s = 0.0
 
     @override
-    def answer_directly(
-        self,
-        status: int,
-        media_type: bytes,
-        body: bytes,
-        headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
-        """See `Exchange`."""
-        super().answer_directly(status, media_type, body, [*headers, *self._timing()])
-
-    @override
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
         return super()._begin(status, [*headers, *self._timing()])
 

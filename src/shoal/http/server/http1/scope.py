@@ -1,30 +1,33 @@
-"""The scope by which ASGI describes a request; made only where it is needed."""
+"""The scope by which ASGI describes a request."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import Scope
 
-    from shoal.http.direct_call import DirectCall
     from shoal.http.server.http1.carrier import Carrier
     from shoal.http.server.http1.head import HeadParser, RequestLine
 
 
 def scope_of(
-    call: DirectCall, line: RequestLine, headers: list[tuple[bytes, bytes]], carrier: Carrier
+    line: RequestLine,
+    headers: list[tuple[bytes, bytes]],
+    carrier: Carrier,
+    offered: Mapping[str, Any],
 ) -> Scope:
     """Returns a new scope.
 
     Args:
-        call: The request.
-        line: Its request line.
-        headers: A list of its headers, which the application may change.
-        carrier: Its connection.
+        line: The request line.
+        headers: A list of the headers, which the application may change.
+        carrier: The connection.
+        offered: What the call offers beyond ASGI.
     """
     shared = carrier.shared
     scope: Scope = {
@@ -42,15 +45,7 @@ def scope_of(
         "server": carrier.name,
         "state": shared.state.copy(),
         "extensions": {
-            "shoal.disconnect": {
-                "when_left": call.when_left,
-                "is_cut_off": call.is_cut_off,
-                "heartbeat": call.heartbeat,
-                "send_timeout_s": shared.send_timeout_s,
-                "is_local": shared.is_local,
-                "note_trace": call.note_trace,
-                "refused_with": partial(getattr, call, "refused_with"),
-            },
+            "shoal.disconnect": offered,
             SERVER: shared.counts,
         },
     }
