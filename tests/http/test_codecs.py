@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 import shoal
-from shoal.http.requests.codec import Codec, Codecs, StreamForm
+from shoal.http.requests.codec import Codec, StreamForm
 from shoal.http.requests.endpoint import EndpointRoute
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
@@ -64,10 +64,10 @@ class TextRoutes(ProtocolRoutes):
     """Each endpoint at ``/text/<name>``, and their names at ``/text``."""
 
     def __init__(self, controller, options):
-        self.codecs, self.options, self.controller = Codecs(TextCodec), options, controller
+        self.options, self.controller = options, controller
 
     def of(self, endpoint):
-        yield f"/text/{endpoint.name}", "POST", TextRoute(endpoint, self.codecs, self.options)
+        yield f"/text/{endpoint.name}", "POST", TextRoute(endpoint, TextCodec, self.options)
 
     def besides(self):
         yield "/text", "GET", NamesRoute(self.controller)

@@ -46,7 +46,8 @@ class AppGuard:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answers as an ASGI application."""
-        refusal = self._refusal(scope)
+        checks = self._checks_all or scope["type"] == "websocket"
+        refusal = self._refusal(scope) if checks else None
         if refusal is None:
             return self._app(scope, receive, send)
         return self._refuse(refusal, scope, receive, send)
@@ -62,8 +63,6 @@ class AppGuard:
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
         """Returns why a request is refused; None if it is not."""
-        if scope["type"] != "websocket" and not self._checks_all:
-            return None
         extensions = scope.get("extensions", ())
         if DISCONNECT in extensions or GUARDED in extensions:
             return None

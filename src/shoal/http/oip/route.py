@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary, ref
 
 import orjson
 from typing_extensions import override
@@ -25,63 +24,46 @@ from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from inspect import Signature
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.oip.description import Descriptions
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.backend import Backend
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
 
 
 class Model:
-    """How the code of one batcher is called in the protocol.
+    """How code is called in the protocol.
 
     Args:
-        batcher: The batcher.
+        signature: The signature of a call with one item.
 
     Attributes:
         inputs: Makes its items.
         outputs: Makes its answers.
-        version: The tag of its backend.
 
     Raises:
         TypeError: Its items can't be made of tensors.
     """
 
-    def __init__(self, batcher: Batcher[Any]) -> None:
-        signature = batcher.signature
+    def __init__(self, signature: Signature) -> None:
         self.inputs = Inputs(signature)
         self.outputs = Outputs(signature)
-        self.version = batcher.name.partition("/")[0]  # a method's name may follow
 
 
-class Models:
-    """The models of one controller; each is dropped together with its batcher."""
+def model_of(batcher: MethodBatcher) -> Model:
+    """Returns the model of a batcher.
 
-    def __init__(self) -> None:
-        self._models: WeakKeyDictionary[Batcher[Any], Model] = WeakKeyDictionary()
-        # The batcher of the last call, which must not live on for this, and its model.
-        self._last: tuple[Callable[[], Batcher[Any] | None], Model] | None = None
-
-    def of(self, batcher: Batcher[Any]) -> Model:
-        """Returns the model of a batcher.
-
-        Raises:
-            Refused: Its items can't be made of tensors.
-        """
-        last = self._last
-        if last is not None and last[0]() is batcher:
-            return last[1]
-        model = self._models.get(batcher)
-        if model is None:
-            try:
-                model = self._models[batcher] = Model(batcher)
-            except TypeError as error:
-                detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
-                raise Refused(not_fitting(detail)) from None
-        self._last = ref(batcher), model
-        return model
+    Raises:
+        Refused: Its items can't be made of tensors.
+    """
+    try:
+        return batcher.made_by(Model)
+    except TypeError as error:
+        detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
+        raise Refused(not_fitting(detail)) from None
 
 
 class ProtocolRoute(Route):
@@ -136,7 +118,6 @@ class InferRoute(ProtocolRoute):
 
     Args:
         endpoint: The endpoint.
-        models: The models of its controller.
         descriptions: Reads the JSON of requests.
         options: The options of the server.
         has_version: Whether the path has a parameter ``version``.
@@ -145,7 +126,6 @@ class InferRoute(ProtocolRoute):
     def __init__(
         self,
         endpoint: Endpoint,
-        models: Models,
         descriptions: Descriptions,
         options: HttpOptions,
         *,
@@ -154,7 +134,6 @@ class InferRoute(ProtocolRoute):
         super().__init__(endpoint.name)
         self._endpoint = endpoint
         self._calls = EndpointCalls(endpoint, options)
-        self._models = models
         self._descriptions = descriptions
         self._has_version = has_version
 
@@ -166,15 +145,16 @@ class InferRoute(ProtocolRoute):
             version: str | None = None
             if self._has_version:
                 version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
-            batcher = await call.find(headers_of_call(exchange, described, version))
+            found = await call.find(headers_of_call(exchange, described, version))
             if call.streams:
                 detail = "It answers with a stream, which the protocol does not have."
                 raise Refused(not_fitting(detail))
-            model = self._models.of(batcher)
+            model = model_of(found)
             if described.outputs is not None:
                 model.outputs.check(described.outputs)
             results = await call.results(model.inputs.items(tensors))
-            given: dict[str, Any] = {"model_name": self.name, "model_version": model.version}
+            tag = found.batcher.name.partition("/")[0]  # a method's name may follow
+            given: dict[str, Any] = {"model_name": self.name, "model_version": tag}
             if described.id is not None:
                 given["id"] = described.id
             length, body = model.outputs.body(described, results, given)

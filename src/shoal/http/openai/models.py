@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary, ref
 
 import orjson
 from typing_extensions import override
@@ -20,9 +19,9 @@ from shoal.http.requests.routing import Route
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -71,28 +70,17 @@ class Model:
         self.counted = Counted(endpoint.name, OpenAIRoute.protocol)
         self.chats = AnswerForms(name, chat=True)
         self.completions = AnswerForms(name, chat=False)
-        self._makers: WeakKeyDictionary[Batcher[Any], ItemMaker] = WeakKeyDictionary()
-        # The batcher of the last call, which must not live on for this, and its maker.
-        self._last: tuple[Callable[[], Batcher[Any] | None], ItemMaker] | None = None
 
-    def maker(self, batcher: Batcher[Any]) -> ItemMaker:
+    def maker(self, batcher: MethodBatcher) -> ItemMaker:
         """Returns what makes the items of a batcher.
 
         Raises:
             Refused: Its handler takes no text.
         """
-        last = self._last
-        if last is not None and last[0]() is batcher:
-            return last[1]
-        maker = self._makers.get(batcher)
-        if maker is None:
-            try:
-                maker = ItemMaker(batcher.signature)
-            except TypeError:
-                raise unknown(self.name) from None
-            self._makers[batcher] = maker
-        self._last = ref(batcher), maker
-        return maker
+        try:
+            return batcher.made_by(ItemMaker)
+        except TypeError:
+            raise unknown(self.name) from None
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Returns the prompt of a chat, which the user's template makes.
@@ -122,7 +110,7 @@ class Model:
             method_batcher = backend.method_batchers.get("__call__")
             if method_batcher is not None:
                 try:
-                    ItemMaker(method_batcher.batcher.signature)
+                    method_batcher.made_by(ItemMaker)
                 except TypeError:
                     return False
                 return True

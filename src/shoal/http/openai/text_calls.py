@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.openai.messages import MessageForm
     from shoal.http.openai.text import TextEnd
     from shoal.http.openai.text_job import TextJob
     from shoal.http.requests.streaming import ItemStream
+    from shoal.serving.backends.method_batcher import MethodBatcher
 
 
 class TextCall:
@@ -49,7 +49,7 @@ class TextCall:
     __slots__ = ("_batcher", "_job", "call", "end", "item")
 
     def __init__(
-        self, job: TextJob, call: EndpointCall, batcher: Batcher[Any], item: Any, end: TextEnd
+        self, job: TextJob, call: EndpointCall, batcher: MethodBatcher, item: Any, end: TextEnd
     ) -> None:
         self._job = job
         self.call = call
@@ -74,7 +74,7 @@ class TextCall:
             result = await self.call.result(self.item)
             return self.end.whole(text_of(result))
         limit_s = self._job.exchange.settings.answer_timeout_s
-        if self._batcher.options.request_timeout_s is not None:
+        if self._batcher.batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline
         with anyio.move_on_after(limit_s):
             return await self._read()

@@ -13,12 +13,12 @@ from shoal.http.openai.unsupported import SPECIAL, check_supported
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.openai.messages import MessageForm
     from shoal.http.openai.models import Model
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.observe.metrics import ItemTimes
+    from shoal.serving.backends.method_batcher import MethodBatcher
 
 
 class TextJob:
@@ -117,7 +117,7 @@ class TextJob:
             return (self._chat_prompt,)
         return [str(message["content"]) for message in self._messages]
 
-    def item(self, call: EndpointCall, batcher: Batcher[Any], nth: int = 0) -> tuple[Any, TextEnd]:
+    def item(self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0) -> tuple[Any, TextEnd]:
         """Returns the item of the call for one of the texts, and what finds the text's end.
 
         Args:

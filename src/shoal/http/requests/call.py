@@ -34,7 +34,8 @@ from shoal.http.requests.problem import (
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
-    from shoal.batching.batcher import Batcher
+    from collections.abc import Awaitable
+
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
     from shoal.http.requests.metadata import Caller
@@ -146,11 +147,11 @@ class EndpointCall:
             return
         self._calls.failed(error)
 
-    async def find(self, given: CallHeaders) -> Batcher[Any]:
+    async def find(self, given: CallHeaders) -> MethodBatcher:
         """Finds the batcher of the call; waits for traffic, or for a first replica.
 
         Returns:
-            The batcher, which determines the codec.
+            The batcher.
 
         Raises:
             Refused: The backend has no such method, there is no such priority, or the application
@@ -181,7 +182,7 @@ class EndpointCall:
         metadata = HttpMetadata(self._endpoint.name, self._caller)
         if given is NO_CALL_HEADERS and not spent_s:
             self._options = CallOptions(timeout_s, metadata)
-            return batcher
+            return found
         # A client can only shorten the server's limit.
         timeout_s = _shorter(timeout_s, given.timeout_s)
         if timeout_s is not None:
@@ -193,20 +194,25 @@ class EndpointCall:
             priority=None if priority is None else _priority(priority, batcher.options),
             share=caching is None or _may_share(caching),
         )
-        return batcher
+        return found
 
-    async def result(self, item: Any) -> Any:
-        """Makes a call with one result.
+    def result(self, item: Any) -> Awaitable[Any]:
+        """Makes a call with one result, which it returns once it is awaited.
 
         Raises:
             CallerLeft: The client left; the call was cancelled.
             Exception: As for any call.
         """
+        result = self._entry.begin_unless_left(item, self._options, self.departure)
+        return self._compared(item, result) if self._endpoint.shadows else result
+
+    async def _compared(self, item: Any, result: Awaitable[Any]) -> Any:
+        """Awaits the result of a call, and gives it to its shadow copies."""
         self._begin_copies(item)
-        result = await self._entry.begin_unless_left(item, self._options, self.departure)
+        found = await result
         if self._copies is not None:
-            self._copies.set(result)
-        return result
+            self._copies.set(found)
+        return found
 
     async def results(self, items: list[Any]) -> list[Any]:
         """Makes a call for each item, as `UnaryCall.map` does.
@@ -273,7 +279,8 @@ class EndpointCall:
 
     def stream(self, item: Any) -> ResultStream[Any] | ComparedStream:
         """Returns the stream of a call, which is made when the stream is entered."""
-        self._begin_copies(item)
+        if self._endpoint.shadows:
+            self._begin_copies(item)
         stream = self._entry.begin_stream_of(item, self._options)
         return stream if self._copies is None else ComparedStream(stream, self._copies)
 
@@ -284,9 +291,8 @@ class EndpointCall:
 
     def _begin_copies(self, item: Any) -> None:
         """Begins the shadow copies of the call."""
-        if self._endpoint.shadows:
-            metadata = self._options.metadata
-            self._copies = self._endpoint.copied(self._method_batcher, item, metadata)
+        metadata = self._options.metadata
+        self._copies = self._endpoint.copied(self._method_batcher, item, metadata)
 
     async def _awaited(self, given: CallHeaders) -> MethodBatcher:
         """Waits until the endpoint has traffic, or a replica has reported its methods."""

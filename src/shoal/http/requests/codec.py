@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import orjson
 
 from shoal.http.requests.problem import PROBLEM_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from inspect import Signature
+    from collections.abc import Awaitable, Sequence
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
 
@@ -82,8 +79,8 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    async def answer(self, exchange: Exchange, result: Any) -> None:
-        """Answers a request with the result of its call.
+    def answer(self, exchange: Exchange, result: Any) -> Awaitable[None]:
+        """Answers a request with the result of its call, once it is awaited.
 
         Raises:
             CallerLeft: The client is gone, or did not read in time.
@@ -98,22 +95,3 @@ class Codec(ABC):
 def problem_json(problem: Problem, request_id: str) -> tuple[bytes, bytes]:
     """Returns the media type and the body of a problem, as of RFC 9457."""
     return PROBLEM_JSON, orjson.dumps(problem.members(request_id))
-
-
-class Codecs:
-    """The codecs of one protocol; each is dropped together with its batcher.
-
-    Args:
-        make: Makes the codec for code whose calls with one item have a signature.
-    """
-
-    def __init__(self, make: Callable[[Signature], Codec]) -> None:
-        self._make = make
-        self._codecs: WeakKeyDictionary[Batcher[Any], Codec] = WeakKeyDictionary()
-
-    def of(self, batcher: Batcher[Any]) -> Codec:
-        """Returns the codec for a batcher's calls."""
-        codec = self._codecs.get(batcher)
-        if codec is None:
-            codec = self._codecs[batcher] = self._make(batcher.signature)
-        return codec

@@ -7,7 +7,7 @@ import logging
 import secrets
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -17,8 +17,7 @@ from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
-from shoal.http.requests.body import IncompleteBodies
-from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.exchange import Exchange, IncompleteBodies
 from shoal.http.requests.problem import (
     Refused,
     explained,
@@ -31,7 +30,7 @@ from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -81,14 +80,15 @@ class RouteDispatcher:
         """Returns an id: unique among processes that share a log, and cheap to make."""
         return b"%b-%x" % (self._id_prefix, next(self._id_count))
 
-    def answer(
+    @holds_ctrl_c
+    async def answer(
         self,
         scope: Scope,
         receive: Receive,
         send: Send,
         found: Found[Route] | None,
-    ) -> Coroutine[Any, Any, None]:
-        """Answers one request.
+    ) -> None:
+        """Answers a request by its route, what that raises by a problem, and counts the request.
 
         Args:
             scope: The ASGI scope.
@@ -96,34 +96,29 @@ class RouteDispatcher:
             send: The ASGI callable.
             found: The routes at the request's path; None if there are none.
         """
-        routes = None
+        route: Route | None = None
         if found is not None:
-            routes = found.routes
+            route = found.routes.get(scope["method"])
             if found.params:
                 params = {**scope.get("path_params", {}), **found.params}
                 scope = {**scope, "path_params": params}
-        route = None if routes is None else routes.get(scope["method"])
         if route is None:
-            route = _other_route(scope, routes)
-        return self._answer_by(route, self._new_exchange(self, scope, receive, send))
-
-    @holds_ctrl_c
-    async def _answer_by(self, route: Route, exchange: Exchange) -> None:
-        """Answers a request by its route, what that raises by a problem, and counts the request."""
+            route = _other_route(scope, None if found is None else found.routes)
+        exchange = self._new_exchange(self, scope, receive, send)
         try:
-            with _HOLDING:  # the classes of items and results may do anything
+            try:
                 await route.answer(exchange)
+            except BaseException:
+                with _HOLDING:  # the classes of items and results may do anything
+                    raise
         except Exception as error:
             await self._answer_failure(exchange, route, error)
         finally:
             if exchange.status:  # else it has no answer
                 counted = exchange.counted or route
+                took_s = self.now() - exchange.began_at
                 self.times.count(
-                    counted.name,
-                    counted.protocol,
-                    exchange.status,
-                    self.now() - exchange.began_at,
-                    exchange.headers,
+                    counted.name, counted.protocol, exchange.status, took_s, exchange.headers
                 )
 
     def count_refusal(self, status: int, took_s: float) -> None:

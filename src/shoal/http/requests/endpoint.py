@@ -19,9 +19,10 @@ from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from inspect import Signature
 
-    from shoal.http.requests.codec import Codec, Codecs
+    from shoal.http.requests.codec import Codec
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -32,16 +33,18 @@ class EndpointRoute(Route):
 
     Args:
         endpoint: The endpoint.
-        codecs: The protocol's codecs.
+        make_codec: Makes the protocol's codec of the signature of a call with one item.
         options: The options of the server.
     """
 
     protocol: ClassVar = "json"
 
-    def __init__(self, endpoint: Endpoint, codecs: Codecs, options: HttpOptions) -> None:
+    def __init__(
+        self, endpoint: Endpoint, make_codec: Callable[[Signature], Codec], options: HttpOptions
+    ) -> None:
         super().__init__(endpoint.name)
         self._calls = EndpointCalls(endpoint, options)
-        self._codecs = codecs
+        self._make_codec = make_codec
         self._options = options
 
     @override
@@ -49,8 +52,8 @@ class EndpointRoute(Route):
         with EndpointCall(self._calls, exchange) as call:
             # The batcher is found after the body was read: meanwhile the traffic may have moved.
             body = await exchange.body()
-            batcher = await call.find(call_headers(exchange.headers))
-            codec = self._codecs.of(batcher)
+            found = await call.find(call_headers(exchange.headers))
+            codec = found.made_by(self._make_codec)
             item = codec.item(exchange, body)
             if call.streams:
                 await self._answer_with_stream(call, exchange, codec, item)

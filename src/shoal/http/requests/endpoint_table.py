@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from typing_extensions import override
 
-from shoal.http.requests.codec import Codecs
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.http.requests.routing import Found, PathTable, Route
 from shoal.serving.names import METHODS
@@ -39,7 +38,7 @@ class _JsonRoutes(ProtocolRoutes):
         from shoal.http.requests.endpoint import EndpointRoute
         from shoal.http.requests.json_codec import JsonCodec
 
-        self._route = partial(EndpointRoute, codecs=Codecs(JsonCodec), options=options)
+        self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
 
     @override
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
@@ -115,7 +114,7 @@ def _checked(ways: Iterable[_Way]) -> list[_Way]:
     return found
 
 
-class EndpointTable:
+class EndpointTable(PathTable[Route]):
     """The routes of one controller's endpoints, rebuilt when the endpoints change.
 
     Args:
@@ -131,19 +130,21 @@ class EndpointTable:
     def __init__(
         self, controller: Controller, options: HttpOptions, protocols: Sequence[HttpProtocol] = ()
     ) -> None:
+        super().__init__()
         self._controller = controller
         self._options = options
         self._spoken = (JsonProtocol(), *protocols)
         self._has_others = bool(protocols)
         self._version = controller.version
-        self._routes = self._table_of(_Spoken.first)
+        self._fill(_Spoken.first)
 
+    @override
     def at(self, path: str, method: str) -> Found[Route] | None:
-        """Returns the routes for a request; see `PathTable.at`."""
         if self._controller.version != self._version:
             self._version = self._controller.version
-            self._routes = self._table_of(_Spoken.current)
-        return self._routes.at(path, method)
+            self._fill(_Spoken.current)
+        found = self._plain.get(path)
+        return found if found is not None and method in found.routes else super().at(path, method)
 
     def elsewhere(self, path: str) -> Found[Route] | None:
         """Returns the route of the protocol to which a path without routes belongs, if any."""
@@ -157,12 +158,9 @@ class EndpointTable:
     def _protocols(self) -> list[_Spoken]:
         return [_Spoken(one.routes(self._controller, self._options)) for one in self._spoken]
 
-    def _table_of(
-        self, ways_of: Callable[[_Spoken, Iterable[Endpoint]], Iterable[_Way]]
-    ) -> PathTable[Route]:
-        routes = PathTable[Route]()
+    def _fill(self, ways_of: Callable[[_Spoken, Iterable[Endpoint]], Iterable[_Way]]) -> None:
+        self.clear()
         endpoints = self._controller.endpoints.values()
         for protocol in self._protocols if endpoints or self._has_others else ():
             for path, method, route in ways_of(protocol, endpoints):
-                routes.add(path, (method,), route)
-        return routes
+                self.add(path, (method,), route)

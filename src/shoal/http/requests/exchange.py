@@ -6,12 +6,21 @@ is never true. Creating the objects costs as much as the batching does.
 
 Every send has a deadline. A client that does not read would otherwise block this task for ever,
 and everything that waits for it. A server with the extension `DISCONNECT` sees to that itself.
+
+A body is bounded in bytes and in pieces while it is read, so nothing is kept that will be refused.
+The bound on pieces grows with the size so far: a body sent byte by byte would cost the server a
+message for each byte, while other clients, even on the slowest connection, send packets.
+
+What is held of incomplete bodies is bounded as well, for all clients together and for each
+connection. Otherwise one HTTP/2 connection with a hundred streams could hold a hundred bodies, each
+without its last byte.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -20,20 +29,23 @@ import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, Departure
 from shoal.http.extensions import DISCONNECT
-from shoal.http.requests.body import read_body
 from shoal.http.requests.content_coding import compressed
+from shoal.http.requests.problem import Problem, Refused, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.http.requests.body import IncompleteBodies
     from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
+WITHOUT_BODY: Final = (204, 304)
+"""The statuses of answers that have no body."""
 
+_FREE_PIECES: Final = 1024
+_LEAST_BYTES_PER_PIECE: Final = 64
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -47,6 +59,50 @@ class Counted(NamedTuple):
 
     name: str
     protocol: str
+
+
+class IncompleteBodies:
+    """Bounds the bytes that are held of incomplete bodies.
+
+    Args:
+        options: The options of the server.
+    """
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._most = options.max_incomplete_bytes
+        # For one connection: a quarter, but always one body.
+        self._most_of_one = max(self._most // 4, options.max_body_bytes)
+        self._retry_after = str(options.retry_after_s).encode("ascii")
+        self._held = 0
+        self._held_by: Counter[Any] = Counter()
+
+    def add(self, client: Any, size: int) -> None:
+        """Counts bytes that are held.
+
+        Raises:
+            Refused: Too many are.
+        """
+        self._held += size
+        if client is not None:
+            self._held_by[client] += size
+        if self._held > self._most or self._held_by[client] > self._most_of_one:
+            raise Refused(
+                Problem(
+                    503,
+                    "too-many-incomplete-bodies",
+                    "Too many bodies are incomplete",
+                    "The server holds no more of them; send the request again.",
+                    ((b"retry-after", self._retry_after),),
+                )
+            )
+
+    def release(self, client: Any, size: int) -> None:
+        """Counts bytes that are not held any more."""
+        self._held -= size
+        if client is not None:
+            self._held_by[client] -= size
+            if not self._held_by[client]:
+                del self._held_by[client]
 
 
 class Dispatcher(Protocol):
@@ -179,29 +235,70 @@ class Exchange:
         """The status that the server has answered with in place of the application; 0 for none."""
         return 0 if self._offered is None else self._offered.get("refused_with", int)()
 
-    async def body(self) -> bytes:
+    async def body(self, most: int | None = None) -> bytes:
         """Reads the whole body.
+
+        Args:
+            most: The largest body, in bytes; None for ``max_body_bytes``.
 
         Raises:
             Refused: The body is too large, or arrives in too many pieces, or too much is held of it
                 and others.
             CallerLeft: The client disconnected before it had sent the whole body.
         """
-        return await read_body(
-            self.receive,
-            self.headers.get(b"content-length"),
-            self.settings.max_body_bytes,
-            self._dispatcher.incomplete,
-            self.scope.get("client"),
-        )
+        if most is None:
+            most = self.settings.max_body_bytes
+        declared = self.headers.get(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared[:20]) > most:
+            raise too_large(most)
+        message = await self.receive()
+        if message["type"] != "http.request" or message.get("more_body", False):
+            return await self._body_in_pieces(message, most)
+        body: bytes = message.get("body", b"")
+        if len(body) > most:
+            raise too_large(most)
+        return body
+
+    async def _body_in_pieces(self, message: Message, most: int) -> bytes:
+        """Reads the rest of a body that begins with a message."""
+        incomplete, client = self._dispatcher.incomplete, self.scope.get("client")
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            while True:
+                if message["type"] == "http.disconnect":
+                    raise CallerLeft("the client left before its request was complete")
+                piece: bytes = message.get("body", b"")
+                if piece:
+                    if size + len(piece) > most:
+                        raise too_large(most)
+                    size += len(piece)
+                    incomplete.add(client, len(piece))
+                    pieces.append(piece)
+                    if len(pieces) > _FREE_PIECES + size // _LEAST_BYTES_PER_PIECE:
+                        raise Refused(
+                            Problem(
+                                413,
+                                "body-too-fragmented",
+                                "The body arrives in too many pieces",
+                                f"{len(pieces)} pieces for {size} bytes; send larger ones.",
+                            )
+                        )
+                if not message.get("more_body", False):
+                    return b"".join(pieces)
+                message = await self.receive()
+        finally:
+            incomplete.release(client, size)
 
     @property
     def id(self) -> bytes:
         """The client's ``X-Request-ID`` if it is well-formed, else a generated one."""
-        if self._id is None:
-            given = self.headers.get(b"x-request-id")
-            is_usable = given is not None and _REQUEST_ID.fullmatch(given)
-            self._id = given if given is not None and is_usable else self._dispatcher.new_id()
+        return self._id or self._find_id()
+
+    def _find_id(self) -> bytes:
+        given = self.headers.get(b"x-request-id")
+        is_usable = given is not None and _REQUEST_ID.fullmatch(given)
+        self._id = given if given is not None and is_usable else self._dispatcher.new_id()
         return self._id
 
     @property
@@ -221,21 +318,35 @@ class Exchange:
         Raises:
             CallerLeft: The client is gone, or did not read in time.
         """
-        if status in (204, 304):  # which have no body
+        if status in WITHOUT_BODY:
             await self.answer_without_body(status, headers)
             return
         least = self.settings.compress_from_bytes
         if least is not None:
             accepted = self.headers.get(b"accept-encoding", b"")
             body, headers = compressed(accepted, body, headers, least)
-        described = [
-            (b"content-type", media_type),
-            (b"content-length", b"%d" % len(body)),
-            *headers,
-        ]
+        self.status = status
+        begin = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", media_type),
+                (b"content-length", b"%d" % len(body)),
+                *headers,
+                (b"x-request-id", self._id or self._find_id()),
+            ],
+        }
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent = b"" if self.method == "HEAD" else body
-        await self._deliver(self._begin(status, described), _body(sent, more=False))
+        end = {"type": "http.response.body", "body": sent}
+        if self._offered is None:
+            await self._deliver(begin, end)
+            return
+        try:  # as `_deliver` does, without a coroutine of its own
+            await self._send(begin)
+            await self._send(end)
+        except OSError as error:
+            raise CallerLeft("the connection was lost") from error
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
@@ -333,7 +444,10 @@ def split_path(scope: Scope) -> tuple[str, str]:
         The prefix above it, empty if it is not mounted; and the path below it, from ``/`` on.
     """
     path: str = scope["path"]
-    root: str = scope.get("root_path", "").rstrip("/")
+    root: str = scope.get("root_path", "")
+    if not root:
+        return "", path
+    root = root.rstrip("/")
     # If a proxy removes the prefix, the server may know it although the path does not have it.
     if root and path.startswith(root):
         below = path[len(root) :]

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import orjson
@@ -27,6 +27,7 @@ from shoal.batching.trace import in_this_context
 from shoal.errors import ShutDown
 from shoal.http.extensions import TRACE
 from shoal.http.requests.call import CallHeaders, EndpointCall
+from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.websocket.items import item_of
@@ -54,11 +55,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.requests.call import EndpointCalls
-    from shoal.http.requests.codec import Codecs
     from shoal.http.requests.dispatch import RouteDispatcher
-    from shoal.http.requests.json_codec import JsonCodec
 
 _HOLDING: Final = holding()
 _LONGEST_HEAD: Final = 1024
@@ -72,7 +70,6 @@ class SocketConnection:
         receive: The ASGI callable.
         send: The ASGI callable.
         calls: Makes the calls of the endpoint.
-        codecs: The codecs for its items and results.
         dispatcher: What all requests to the application share.
         headers: What the headers of the handshake say about the calls.
 
@@ -90,13 +87,11 @@ class SocketConnection:
         receive: Receive,
         send: Send,
         calls: EndpointCalls,
-        codecs: Codecs,
         dispatcher: RouteDispatcher,
         headers: CallHeaders,
     ) -> None:
         self._receive = receive
         self._calls = calls
-        self._codecs = codecs
         self._times = dispatcher.times
         self._item_times = dispatcher.streams
         self._headers = headers
@@ -250,8 +245,8 @@ class SocketConnection:
         request, new, text = self._new.popleft()
         try:
             with request.scope_of_task, _HOLDING, EndpointCall(self._calls, request) as call:
-                batcher = await call.find(self._headers_of(new))
-                item = self._item_of(batcher, request, new, text)
+                found = await call.find(self._headers_of(new))
+                item = self._item_of(found.made_by(JsonCodec), request, new, text)
                 if call.streams:
                     tick = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)
                     await relay(request, call.stream(item), partial(self._put, request), tick)
@@ -265,9 +260,8 @@ class SocketConnection:
                 self._fail(request, CallerLeft("the client has cancelled the request"))
 
     def _item_of(
-        self, batcher: Batcher[Any], request: SocketRequest, new: NewRequest, text: bytes | None
+        self, codec: JsonCodec, request: SocketRequest, new: NewRequest, text: bytes | None
     ) -> Any:
-        codec = cast("JsonCodec", self._codecs.of(batcher))
         try:
             return item_of(codec, request, new, text)
         except Violation as violation:
