@@ -17,7 +17,8 @@ from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
-from shoal.http.requests.exchange import Exchange, IncompleteBodies
+from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.incomplete import IncompleteBodies
 from shoal.http.requests.problem import (
     Refused,
     explained,

@@ -114,7 +114,7 @@ def _checked(ways: Iterable[_Way]) -> list[_Way]:
     return found
 
 
-class EndpointTable(PathTable[Route]):
+class EndpointTable:
     """The routes of one controller's endpoints, rebuilt when the endpoints change.
 
     Args:
@@ -130,21 +130,19 @@ class EndpointTable(PathTable[Route]):
     def __init__(
         self, controller: Controller, options: HttpOptions, protocols: Sequence[HttpProtocol] = ()
     ) -> None:
-        super().__init__()
         self._controller = controller
         self._options = options
         self._spoken = (JsonProtocol(), *protocols)
         self._has_others = bool(protocols)
         self._version = controller.version
-        self._fill(_Spoken.first)
+        self._routes = self._table_of(_Spoken.first)
 
-    @override
     def at(self, path: str, method: str) -> Found[Route] | None:
+        """Returns the routes for a request; see `PathTable.at`."""
         if self._controller.version != self._version:
             self._version = self._controller.version
-            self._fill(_Spoken.current)
-        found = self._plain.get(path)
-        return found if found is not None and method in found.routes else super().at(path, method)
+            self._routes = self._table_of(_Spoken.current)
+        return self._routes.at(path, method)
 
     def elsewhere(self, path: str) -> Found[Route] | None:
         """Returns the route of the protocol to which a path without routes belongs, if any."""
@@ -158,9 +156,12 @@ class EndpointTable(PathTable[Route]):
     def _protocols(self) -> list[_Spoken]:
         return [_Spoken(one.routes(self._controller, self._options)) for one in self._spoken]
 
-    def _fill(self, ways_of: Callable[[_Spoken, Iterable[Endpoint]], Iterable[_Way]]) -> None:
-        self.clear()
+    def _table_of(
+        self, ways_of: Callable[[_Spoken, Iterable[Endpoint]], Iterable[_Way]]
+    ) -> PathTable[Route]:
+        routes = PathTable[Route]()
         endpoints = self._controller.endpoints.values()
         for protocol in self._protocols if endpoints or self._has_others else ():
             for path, method, route in ways_of(protocol, endpoints):
-                self.add(path, (method,), route)
+                routes.add(path, (method,), route)
+        return routes

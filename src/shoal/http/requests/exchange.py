@@ -10,17 +10,12 @@ and everything that waits for it. A server with the extension `DISCONNECT` sees 
 A body is bounded in bytes and in pieces while it is read, so nothing is kept that will be refused.
 The bound on pieces grows with the size so far: a body sent byte by byte would cost the server a
 message for each byte, while other clients, even on the slowest connection, send packets.
-
-What is held of incomplete bodies is bounded as well, for all clients together and for each
-connection. Otherwise one HTTP/2 connection with a hundred streams could hold a hundred bodies, each
-without its last byte.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from functools import partial
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -37,6 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from shoal.http.requests.incomplete import IncompleteBodies
     from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.http_options import HttpOptions
 
@@ -59,50 +55,6 @@ class Counted(NamedTuple):
 
     name: str
     protocol: str
-
-
-class IncompleteBodies:
-    """Bounds the bytes that are held of incomplete bodies.
-
-    Args:
-        options: The options of the server.
-    """
-
-    def __init__(self, options: HttpOptions) -> None:
-        self._most = options.max_incomplete_bytes
-        # For one connection: a quarter, but always one body.
-        self._most_of_one = max(self._most // 4, options.max_body_bytes)
-        self._retry_after = str(options.retry_after_s).encode("ascii")
-        self._held = 0
-        self._held_by: Counter[Any] = Counter()
-
-    def add(self, client: Any, size: int) -> None:
-        """Counts bytes that are held.
-
-        Raises:
-            Refused: Too many are.
-        """
-        self._held += size
-        if client is not None:
-            self._held_by[client] += size
-        if self._held > self._most or self._held_by[client] > self._most_of_one:
-            raise Refused(
-                Problem(
-                    503,
-                    "too-many-incomplete-bodies",
-                    "Too many bodies are incomplete",
-                    "The server holds no more of them; send the request again.",
-                    ((b"retry-after", self._retry_after),),
-                )
-            )
-
-    def release(self, client: Any, size: int) -> None:
-        """Counts bytes that are not held any more."""
-        self._held -= size
-        if client is not None:
-            self._held_by[client] -= size
-            if not self._held_by[client]:
-                del self._held_by[client]
 
 
 class Dispatcher(Protocol):

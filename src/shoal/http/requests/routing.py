@@ -135,10 +135,6 @@ class PathTable(Generic[R]):
     """Routes by path and method; the first that is added for both counts."""
 
     def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Removes all routes."""
         self._plain: dict[str, Found[R]] = {}
         self._by_path: dict[str, dict[str, R]] = {}
         self._patterns: list[_Pattern[R]] = []
