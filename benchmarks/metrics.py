@@ -16,7 +16,6 @@ other processes, start it as root.
 from __future__ import annotations
 
 import argparse
-import inspect
 import shutil
 import subprocess
 import sys
@@ -30,7 +29,6 @@ if __name__ == "__main__":
 
 from benchmarks import http_load, http_servers
 from benchmarks.report import print_table, verdict
-from shoal.http.requests.dispatch import RouteDispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -61,20 +59,12 @@ class Parts(NamedTuple):
     samples: int
 
 
-def counting_lines() -> range:
-    """Returns the lines of `RouteDispatcher.go_on` that count a request."""
-    lines, first = inspect.getsourcelines(RouteDispatcher.go_on)
-    [begin] = [nth for nth, line in enumerate(lines) if line.strip() == "if exchange.status:"]
-    return range(first + begin, first + len(lines) - 1)
-
-
 def parts_of(stacks: Iterable[str]) -> Parts:
     """Returns what the samples of a profile say.
 
     Args:
         stacks: The lines of py-spy's raw format: a stack, outermost frame first, and its count.
     """
-    counting = {f"dispatch.py:{line})" for line in counting_lines()}
     busy = requests = batches = 0
     for line in stacks:
         stack, _, number = line.rpartition(" ")
@@ -82,8 +72,7 @@ def parts_of(stacks: Iterable[str]) -> Parts:
         if JOBS in stack or any(one in leaf for one in WAITING):
             continue
         busy += count
-        is_counting = leaf.startswith("RouteDispatcher.go_on") and leaf.endswith(tuple(counting))
-        if is_counting or OF_REQUESTS in stack:
+        if OF_REQUESTS in stack:
             requests += count
         elif any(one in stack for one in OF_BATCHES):
             batches += count

@@ -1,4 +1,4 @@
-"""The routes of calls: a call for whose end no task waits is counted as any other."""
+"""The routes of calls, in all protocols: a call that fails is counted."""
 
 import httpx
 import pytest
@@ -26,7 +26,7 @@ INPUTS = {"model": "m", "input": ["a", "b"]}
         ("/v1/embeddings", INPUTS),
     ],
 )
-async def test_a_suspended_call_that_fails_is_counted_as_failed(path, asked):
+async def test_a_call_that_fails_is_counted_as_failed(path, asked):
     app = shoal.App(protocols=["oip", "openai"])
 
     @app.endpoint("/m", name="m")

@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 import shoal
-from shoal.http.requests.codec import Codec, Codecs, StreamForm
+from shoal.http.requests.codec import Codec, StreamForm
 from shoal.http.requests.endpoint import EndpointRoute
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
@@ -31,8 +31,6 @@ class Text(StreamForm):
 class TextCodec(Codec):
     """Numbers as decimal text."""
 
-    media_type = b"text/plain"
-
     def __init__(self, signature):
         [self.parameter] = signature.parameters
 
@@ -41,8 +39,8 @@ class TextCodec(Codec):
             raise Refused(Problem(422, "not-a-number", f"{self.parameter} is no number"))
         return int(body)
 
-    def body(self, exchange, result):
-        return str(result).encode()
+    async def answer(self, exchange, result):
+        await exchange.answer(200, b"text/plain", str(result).encode())
 
     def stream(self, exchange):
         return Text()
@@ -66,10 +64,10 @@ class TextRoutes(ProtocolRoutes):
     """Each endpoint at ``/text/<name>``, and their names at ``/text``."""
 
     def __init__(self, controller, options):
-        self.codecs, self.options, self.controller = Codecs(TextCodec), options, controller
+        self.options, self.controller = options, controller
 
     def of(self, endpoint):
-        yield f"/text/{endpoint.name}", "POST", TextRoute(endpoint, self.codecs, self.options)
+        yield f"/text/{endpoint.name}", "POST", TextRoute(endpoint, TextCodec, self.options)
 
     def besides(self):
         yield "/text", "GET", NamesRoute(self.controller)

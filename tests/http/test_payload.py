@@ -31,7 +31,7 @@ def exchange(*headers):
     if not any(name == "content-type" for name, _ in headers):
         headers = (("content-type", "application/json"), *headers)
     call = Call(None, "/", headers=headers)
-    return Exchange.by_asgi(RouteDispatcher(HttpOptions()), call.scope, call._receive, call._send)
+    return Exchange(RouteDispatcher(HttpOptions()), call.scope, call._receive, call._send)
 
 
 def read(handler, body, *headers):

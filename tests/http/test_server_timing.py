@@ -35,7 +35,7 @@ async def test_the_times_are_those_of_the_request():
     ]
 
 
-async def test_they_are_those_of_a_direct_call_too():
+async def test_they_are_those_of_a_call_on_a_server_too():
     app = slow_app("always")
     async with served(app) as server:
         client = server.connect()

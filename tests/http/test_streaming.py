@@ -354,7 +354,7 @@ async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
 def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
-    exchange = Exchange.by_asgi(
+    exchange = Exchange(
         RouteDispatcher(HttpOptions(send_timeout_s=3)), call.scope, call._receive, call._send
     )
 
@@ -581,21 +581,19 @@ class Numbered(StreamForm):
 
 @anyio_test
 async def test_an_item_that_the_handlers_task_could_not_send_is_written_once():
-    class Direct:
-        is_sending = True
-        sent = b""
-
-        def put(self, data):
-            self.sent += data
-
-    direct, left, times = Direct(), [], ItemTimes()
+    sent, left, has_room = [], [], False
+    times = ItemTimes()
     messages = _Messages(Numbered(3), times)
-    assert not _put_at_once(direct, messages, lambda: left.append(1), "a")
+
+    def put_at_once(item):
+        return _put_at_once(lambda: has_room, sent.append, messages, lambda: left.append(1), item)
+
+    assert not put_at_once("a")
     assert messages.of("a") == b"1 a\n"  # the reader gets the item then
     assert messages.of("b") == b"2 b\n"
-    direct.is_sending = False
-    assert _put_at_once(direct, messages, lambda: left.append(1), "c")
-    assert (direct.sent, left) == (b"3 c\n", [1])
+    has_room = True
+    assert put_at_once("c")
+    assert (sent, left) == ([b"3 c\n"], [1])
     assert (times.first.snapshot().total, times.between.snapshot().total) == (1, 2)
 
 
@@ -629,8 +627,6 @@ async def test_of_items_that_are_there_already_none_follows_the_last():
             return self.items[1:]
 
     call = Call(None, "/steps")
-    exchange = Exchange.by_asgi(
-        RouteDispatcher(HttpOptions()), call.scope, call._receive, call._send
-    )
+    exchange = Exchange(RouteDispatcher(HttpOptions()), call.scope, call._receive, call._send)
     messages = _Messages(Numbered(3), ItemTimes())
     assert await _relay_rest(exchange, Stream(), messages) == b"1 a\n2 b\n3 c\n"

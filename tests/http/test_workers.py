@@ -386,7 +386,7 @@ async def test_a_call_that_is_ready_after_the_tasks_were_cancelled_raises_nothin
     async with anyio.create_task_group() as tasks:
         workers = Workers(None, parking_of_this_loop(), tasks)
         tasks.cancel_scope.cancel()
-    workers.start(None, {})
+    workers.start(None)
 
 
 async def test_nothing_refers_to_a_request_while_the_workers_are_idle(monkeypatch):

@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from shoal.batching.calls.groups import Splitting, any_failed, let_go_of_errors
 from shoal.batching.calls.intake import result_of
-from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
+from shoal.batching.calls.leaving import call_unless_left, run_unless_left
 from shoal.batching.calls.mapping import enter_parts, map_alike, map_calls, wait_for
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream
@@ -19,13 +19,12 @@ from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
     from shoal.batching.calls.leaving import Departure, Enter
     from shoal.batching.handlers.binding import Binding
-    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
@@ -124,45 +123,6 @@ class Entry:
             return run_unless_left(departure, partial(self.call, item, call_options))
         options = self.options_of(item, call_options)
         return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
-
-    def begin_pending(
-        self,
-        item: Any,
-        call_options: CallOptions,
-        metadata: Mapping[str, Any],
-        ended: Callable[[], object],
-        loop: EventLoop,
-        now: float,
-    ) -> PendingCall | None:
-        """Makes a call for which no task waits; see `PendingCall`.
-
-        Args:
-            item: Its item, bound.
-            call_options: Its options, but for the metadata, so that many calls can share them.
-            metadata: Its metadata.
-            ended: Called when it has ended, unless it `ended_at_once`.
-            loop: The caller's event loop; who makes many calls looks it up once.
-            now: The time on that loop's clock.
-
-        Returns:
-            The call; None if it may have several requests, and must be awaited.
-
-        Raises:
-            Exception: As for any call that is refused.
-        """
-        if self._divides:
-            return None
-        intake = self.intake
-        if loop != intake.home.loop:
-            raise intake.refusals.elsewhere()
-        options = self._request_options_of(item, call_options, now)
-        options.metadata = metadata
-        pending = PendingCall(intake, ended)
-        if self._sharing is None:
-            pending.made(intake.enter(item, options, pending))
-        else:
-            pending.made(self._enter(call_options)(item, options, pending))
-        return pending
 
     async def map(
         self,

@@ -118,61 +118,6 @@ async def call_unless_left(
     return _result_of(request, intake)
 
 
-class PendingCall:
-    """A call with one result whose caller does not wait in a task, but is told of its end.
-
-    Args:
-        intake: The queue.
-        ended: Called once the call has ended, or its caller has left; not if it `ended_at_once`. It
-            must not raise, or do more than wake a task.
-
-    Attributes:
-        request: Its request, whose waiter this object is; None once the result was returned.
-        ended_at_once: Whether it had ended as soon as it was made, with a result from a cache.
-        wake: `ended`; the engine calls it on the waiter of a request.
-    """
-
-    __slots__ = ("_intake", "ended_at_once", "request", "wake")
-
-    ended_at_once: bool
-    request: Request | None
-
-    def __init__(self, intake: Intake, ended: Callable[[], object]) -> None:
-        self.wake = ended
-        self._intake = intake
-
-    def made(self, request: Request) -> None:
-        """Handles that its request was made."""
-        self.request = request
-        self.ended_at_once = request.state not in _ALIVE
-
-    def leave(self) -> None:
-        """Cancels the call, since its caller has left."""
-        if self.request is not None:
-            self._intake.abandon(self.request)
-            self.wake()
-
-    def result(self) -> Any:
-        """Returns the result; called once, after it has ended.
-
-        Raises:
-            CallerLeft: The caller left first.
-            Exception: As for any call.
-        """
-        request, self.request = self.request, None  # it refers to this object
-        assert request is not None
-        intake = self._intake
-        if request.options is not None:
-            intake.former.overdue.forget(request)
-        if request.state is FINISHED:
-            return request.value
-        return _result_of(request, intake)
-
-    def done(self) -> bool:
-        """Returns False: a caller that leaves abandons its request itself."""
-        return False
-
-
 def _result_of(request: Request, intake: Intake) -> Any:
     """Returns the result of a request, or raises its error; `CallerLeft` if it has neither."""
     if request.state is FINISHED:

@@ -29,7 +29,7 @@ import anyio
 from anyio import TASK_STATUS_IGNORED
 from hypercorn.config import Config
 
-from shoal.http.app.guard import CHECKED
+from shoal.http.extensions import GUARDED
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.config import Drained, ServerRun, address_of
 from shoal.http.server.guard import RequestGuard
@@ -271,7 +271,7 @@ class _Host:
             app = partial(_answer, refused.status, str(refused))
         if self._options.access_log:
             app = AccessLog(app, has_left=bool)
-        extensions: dict[str, Any] = {**scope["extensions"], CHECKED: {}}
+        extensions: dict[str, Any] = {**scope["extensions"], GUARDED: {}}
         scope = {**scope, "state": self._lifespan.state.copy(), "extensions": extensions}
         if self._proxies is not None:
             self._proxies.complete(scope)

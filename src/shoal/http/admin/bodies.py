@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pydantic_core import from_json
 
 from shoal.core.options.names import suggested
-from shoal.http.requests.body import read_body
 from shoal.http.requests.json_scan import encoding_flaw
 from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.clients.wire_errors import RAISED, sent
@@ -52,8 +51,7 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
                 "The admin API takes JSON; send Content-Type: application/json.",
             )
         )
-    declared = exchange.headers.get(b"content-length")
-    body = await read_body(exchange.receive, declared, max_bytes)
+    body = await exchange.body(max_bytes)
     try:
         value: Any = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -9,19 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from shoal.http.admin.api import API
-from shoal.http.direct_call import answerer_of
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.routing import Found, Page, Route
 from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Mapping
+    from collections.abc import Mapping
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.admin.api import AdminApi
-    from shoal.http.direct_call import DirectCall
     from shoal.http.requests.exchange import Exchange
 
 
@@ -62,16 +60,8 @@ class AdminListener:
         self._reader = reader
         self._pages: Mapping[str, Route] = {} if reader is None else _guarded(reader, api)
         self._behind = behind
-        self._answer_behind = answerer_of(behind)
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
         self._page = Page(api.answer)
-
-    def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
-        """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        path = call.line.path
-        if self._answer_behind is None or path.startswith(API) or path in self._pages:
-            return self(call.scope(), call.receive, call.send)
-        return self._answer_behind(call)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""

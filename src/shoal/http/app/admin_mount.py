@@ -8,12 +8,11 @@ from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Sequence
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.app.app import App
-    from shoal.http.direct_call import DirectCall
 
 
 class AppAdmin:
@@ -42,15 +41,8 @@ class AppAdmin:
         self._allowed_modules = allowed_modules
         self._admin_listener: AdminListener | None = None
 
-    def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
-        """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        admin = self._admin_listener or self._open()
-        if admin is None:
-            return self(call.scope(), call.receive, call.send)
-        return admin.answer_directly(call)
-
     def count_refusal(self, status: int, took_s: float) -> None:
-        """Counts a request that the server has answered itself; see `shoal.http.direct_call`."""
+        """Counts a request that the server has answered itself."""
         self._app.count_refusal(status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,7 +11,6 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.batching.decorator.block import BatcherBlock
@@ -25,7 +24,7 @@ from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.mounted import Mounted, lifespans_of
 from shoal.http.app.pages import OUTSIDE, Pages
-from shoal.http.app.router import PAGES, AppRouter
+from shoal.http.app.router import AppRouter
 from shoal.http.app.tracing import AppTracing
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
@@ -47,7 +46,7 @@ from shoal.serving.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
     from typing import Unpack
 
     from prometheus_client import CollectorRegistry
@@ -55,7 +54,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.app.served_endpoints import Phase
-    from shoal.http.direct_call import DirectCall
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
     from shoal.serving.http_options import AppKeywords
@@ -116,7 +114,6 @@ class App:
         self._dispatcher = RouteDispatcher(self.settings)
         sockets = WebSockets(self._dispatcher)
         self._router = AppRouter(self._declared, self._dispatcher, sockets)
-        self._has_middleware = bool(middleware)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
         guarded = AppGuard(entered, self._dispatcher, sockets)
         self.tracing = AppTracing(guarded, self._router.declared_path)
@@ -412,20 +409,6 @@ class App:
             self._phase = "draining"
             assert self.controller is not None
             self.controller.drain()
-
-    def answer_directly(
-        self, call: DirectCall, *, is_traced: bool = False
-    ) -> Awaitable[None] | None:
-        """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        if (tracer := self.tracing.tracer) is not None and not is_traced:
-            return tracer.answer_directly(call, partial(self.answer_directly, is_traced=True))
-        if (table := self._router.table) is not None and not self._has_middleware:
-            path, method = call.line.path, call.line.method
-            if not path.startswith(PAGES):
-                found = table.at(path, method)
-                if found is not None and (route := found.routes.get(method)) is not None:
-                    return self._dispatcher.answer_directly(call, route, found.params)
-        return self(call.scope(), call.receive, call.send)
 
     def count_refusal(self, status: int, took_s: float) -> None:
         """Counts a request that this package's server has answered itself, in the metrics."""

@@ -10,19 +10,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.http.requests.exchange import DISCONNECT
+from shoal.http.extensions import DISCONNECT, GUARDED
 from shoal.http.requests.problem import Problem
 from shoal.http.server.guard import RequestGuard
 from shoal.http.server.http1.bad_request import BadRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.websocket.sockets import WebSockets
-
-CHECKED: Final = "shoal.checked"
-"""The extension of ASGI of a server's middleware that has checked hosts and origins itself."""
 
 _MOST_ADDRESSES: Final = 16
 
@@ -44,12 +43,18 @@ class AppGuard:
         self._checks_all = bool(options.allowed_hosts or options.allowed_origins)
         self._by_address: dict[Any, RequestGuard] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Answers as an ASGI application."""
-        refusal = self._refusal(scope)
+        checks = self._checks_all or scope["type"] == "websocket"
+        refusal = self._refusal(scope) if checks else None
         if refusal is None:
-            await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
+            return self._app(scope, receive, send)
+        return self._refuse(refusal, scope, receive, send)
+
+    async def _refuse(
+        self, refusal: BadRequest, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if scope["type"] == "websocket":
             await receive()
             await self._sockets.refuse(scope, send, Problem(refusal.status, "", str(refusal)))
         else:
@@ -59,7 +64,7 @@ class AppGuard:
         """Returns why a request is refused; None if it is not."""
         if scope["type"] != "websocket" and not self._checks_all:
             return None
-        if not {DISCONNECT, CHECKED}.isdisjoint(scope.get("extensions") or ()):
+        if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):
             return None
         try:
             self._guard_of(scope).check_headers(scope.get("method", ""), scope.get("headers", ()))

@@ -56,6 +56,8 @@ class AppRouter:
 
     def set_controller(self, controller: Controller | None) -> None:
         """Sets the controller whose endpoints are called; None while the application is closed."""
+        if controller is not None:
+            self._dispatcher.begin()
         self.table = (
             None
             if controller is None
@@ -65,7 +67,7 @@ class AppRouter:
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         """Answers as an ASGI application."""
-        root, path = split_path(scope)
+        root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
         if scope["type"] == "http":
             found = self.at(path, scope["method"])
             if found is not None or self.mounts.at(path) is None:

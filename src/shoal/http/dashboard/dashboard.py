@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from shoal.http.admin.guard import Guard
+from shoal.http.extensions import DISCONNECT
 from shoal.http.openapi.page import HTML
-from shoal.http.requests.exchange import DISCONNECT
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.routing import Page
 from shoal.observe.failures import FailureLog

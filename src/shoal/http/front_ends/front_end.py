@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from functools import partial
 from json import dumps as dumps_json
 from pickle import dumps
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.http.direct_call import TRACE
+from shoal.http.extensions import DISCONNECT
 from shoal.http.front_ends.passed_request import PassedRequest
 from shoal.http.front_ends.wire import (
     HEARTBEATS,
@@ -25,17 +24,21 @@ from shoal.http.front_ends.wire import (
 from shoal.http.requests.problem import PROBLEM_JSON, ended
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Iterable
 
     from starlette.types import Receive, Scope, Send
 
-    from shoal.http.direct_call import DirectCall
     from shoal.http.front_ends.channel import Channel
     from shoal.observe.connections import ConnectionTotals
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
+_MOST_DIGITS: Final = 5  # of the length of a small body
 _PASSED_ON: Final = frozenset({"websocket.http.response"})
+_OF_HEADS: Final = (
+    *("type", "method", "http_version", "scheme", "path", "raw_path", "query_string", "root_path"),
+    *("client", "server"),
+)
 
 
 class FrontEnd:
@@ -68,49 +71,34 @@ class FrontEnd:
         self._parking = parking_of_this_loop()
         self._requests: dict[int, PassedRequest] = {}
         self._ids = itertools.count(1)
-        # The headers of heads that were sent, with the number of each. Requests with the same
-        # headers object have the same head, and come by the same connection.
-        self._heads: dict[int, tuple[object, int]] = {}
+        # The numbers of heads that were sent, which requests of one connection share.
+        self._heads: dict[tuple[object, ...], int] = {}
         self._head_ids = itertools.count(1)
-
-    def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
-        """Answers a request of this package's server; see `shoal.http.direct_call`."""
-        if self._channel.is_closed:
-            call.answer(503, self._refusal.lines, self._refusal.body)
-            return None
-        number = self._head_of(call)
-        body = call.whole_body()
-        id_, request = self._new(call, {})
-        if body is None:
-            self._channel.post(FrontKind.OPEN, id_, NUMBER.pack(number))
-            return request.run(call.receive, call.send)
-        self._channel.post(FrontKind.REQUEST, id_, NUMBER.pack(number), body)
-        request.wait(call)
-        return None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application; it has no lifespan."""
-        extensions: Mapping[str, Any] = scope.get("extensions") or {}
-        number = next(self._head_ids)
-        head = RequestHead(
-            scope.get("method", ""),
-            scope["path"],
-            dict(scope["headers"]),
-            sendable(scope),
-            _PASSED_ON.intersection(extensions),
-            is_kept=False,
-        )
-        kind = "websocket.http" if scope["type"] == "websocket" else "http"
-        offered = {
-            **extensions.get("shoal.disconnect", {}),
-            "note_trace": partial(scope.__setitem__, TRACE),  # where the access log looks
-        }
-        id_, request = self._new(None, offered, kind)
-        self._channel.post(FrontKind.HEAD, number, dumps(head, 5))
-        self._channel.post(FrontKind.OPEN, id_, NUMBER.pack(number))
-        if self._channel.is_closed:
-            request.lose()
-        await request.run(receive, send)
+        is_http = scope["type"] == "http"
+        offered = scope["extensions"][DISCONNECT]
+        first, body = None, None
+        if is_http and _comes_at_once(scope["headers"]):
+            first = await receive()
+            if first["type"] == "http.request" and not first.get("more_body", False):
+                body = bytes(first.get("body", b""))
+        number = self._head_of(scope)
+        id_ = next(self._ids)
+        kind = "http" if is_http else "websocket.http"
+        request = PassedRequest(self._parking, self._channel, id_, self._refusal, offered, kind)
+        self._requests[id_] = request
+        try:
+            if body is None:
+                self._channel.post(FrontKind.OPEN, id_, NUMBER.pack(number))
+            else:
+                self._channel.post(FrontKind.REQUEST, id_, NUMBER.pack(number), body)
+            if self._channel.is_closed:
+                request.lose()
+            await request.run(receive if body is None else None, send, first)
+        finally:
+            del self._requests[id_]
 
     def count_refusal(self, status: int, took_s: float) -> None:
         """Has the server's process count a request that the server here has answered itself."""
@@ -141,35 +129,35 @@ class FrontEnd:
         for request in tuple(self._requests.values()):
             request.lose()
 
-    def _new(
-        self, call: DirectCall | None, offered: Mapping[str, Any], kind: str = "http"
-    ) -> tuple[int, PassedRequest]:
-        id_ = next(self._ids)
-        self._requests[id_] = request = PassedRequest(
-            self._parking, self._channel, id_, self._ended, self._refusal, call, offered, kind
-        )
-        return id_, request
-
-    def _ended(self, id_: int) -> None:
-        self._requests.pop(id_, None)
-
-    def _head_of(self, call: DirectCall) -> int:
+    def _head_of(self, scope: Scope) -> int:
         """Returns the number of a request's head, which is sent first if it is a new one."""
-        headers = call.headers
-        key = id(headers)
-        known = self._heads.get(key)
-        if known is not None and known[0] is headers:
-            return known[1]
+        key = (*(scope.get(name) for name in _OF_HEADS), *scope["headers"])
+        number = self._heads.get(key)
+        if number is not None:
+            return number
         number = next(self._head_ids)
-        line = call.line
-        is_kept = sum(len(name) + len(value) for name, value in headers.items()) <= _LONGEST_KEPT
+        size = sum(len(name) + len(value) for name, value in scope["headers"])
+        is_kept = scope["type"] == "http" and size <= _LONGEST_KEPT
         if is_kept:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
                 self._channel.post(FrontKind.FORGET)
-            self._heads[key] = headers, number
-        scope = sendable(call.scope())
-        offers = frozenset({HEARTBEATS})
-        head = RequestHead(line.method, line.path, dict(headers), scope, offers, is_kept)
+            self._heads[key] = number
+        extensions = scope["extensions"]
+        offers = _PASSED_ON.intersection(extensions)
+        if HEARTBEATS in extensions[DISCONNECT]:
+            offers |= {HEARTBEATS}
+        head = RequestHead(sendable(scope), offers, is_kept)
         self._channel.post(FrontKind.HEAD, number, dumps(head, 5))
         return number
+
+
+def _comes_at_once(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Returns whether a body is small, and is sent without being asked for."""
+    for name, value in headers:
+        if name == b"content-length":
+            if len(value) > _MOST_DIGITS:
+                return False
+        elif name in (b"expect", b"transfer-encoding"):
+            return False
+    return True

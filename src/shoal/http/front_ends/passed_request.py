@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.http.front_ends.wire import NUMBER, SECONDS, WHOLE_ANSWER, WINDOW, FrontKind, size_of
+from shoal.http.front_ends.wire import NUMBER, SECONDS, WINDOW, FrontKind, size_of
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Mapping
 
     from starlette.types import Message, Receive, Send
 
     from shoal.batching.loops.parking import Parking
-    from shoal.http.direct_call import DirectCall
     from shoal.http.front_ends.channel import Channel
     from shoal.http.front_ends.wire import Refusal
 
@@ -27,18 +26,14 @@ _REPORTED: Final = WINDOW // 2
 class PassedRequest:
     """One request, until its answer has ended here.
 
-    What comes for it from the server's process is kept in order. A request that was passed on whole
-    has no task until then, as a call of the application that waits in a batch has none.
+    What comes for it from the server's process is kept in order.
 
     Args:
         parking: The event loop's way to wait.
         channel: The channel to the server's process.
         id_: The number of the request.
-        ended: Called with the number at the end.
         refusal: The answer if the server's process can't give one.
-        call: The request as this package's server has it; None for one that comes by ASGI only.
-        offered: What the server offers beyond ASGI, by its extension of ASGI, and ``note_trace``;
-            empty if there is a call.
+        offered: What the server offers by its extension of ASGI.
         kind: What the messages of a whole answer begin with: "http", or "websocket.http".
     """
 
@@ -54,69 +49,43 @@ class PassedRequest:
         parking: Parking,
         channel: Channel,
         id_: int,
-        ended: Callable[[int], object],
         refusal: Refusal,
-        call: DirectCall | None,
         offered: Mapping[str, Any],
-        kind: str = "http",
+        kind: str,
     ) -> None:
         self._parking = parking
         self._channel = channel
         self._id = id_
-        self._ended = ended
         self._refusal = refusal
-        self._call = call
         self._offered = offered
         self._kind = kind
         self._frames: deque[tuple[FrontKind, bytes, bytes]] = deque()
 
-    def wait(self, call: DirectCall) -> None:
-        """Lets the server's task go until the answer comes; the request was passed on whole."""
-        call.when_left(self._left)
-        if self._is_over:
-            self._ended(self._id)
-        else:
-            call.suspend(self._resumed)
-
-    def _resumed(self) -> Coroutine[Any, Any, None] | None:
-        call = self._call
-        assert call is not None
-        kind = self._frames[0][0]
-        if kind is FrontKind.ANSWER:
-            self._ended(self._id)
-            _answer(call, *self._frames.popleft()[1:])
-            return None
-        if kind in (FrontKind.LEFT, FrontKind.ENDED, FrontKind.CUT):
-            self._ended(self._id)
-            if kind is FrontKind.CUT:
-                call.answer(503, self._refusal.lines, self._refusal.body)
-            return None
-        return self._relay_to(call.send)
-
-    async def _relay_to(self, send: Send) -> None:
-        try:
-            await self._relay(send)
-        finally:
-            self._end()
-
-    async def run(self, receive: Receive, send: Send) -> None:
+    async def run(self, receive: Receive | None, send: Send, first: Message | None = None) -> None:
         """Passes on what the client sends, and the answer.
+
+        Args:
+            receive: The ASGI callable; None if the request was passed on whole.
+            send: The ASGI callable.
+            first: A message that was received already.
 
         Cancellation: the server's process is told that the client is gone.
         """
-        call = self._call
-        watch = self._offered.get("when_left") if call is None else call.when_left
+        watch = self._offered["when_left"]
         try:
+            watch(self._left)
+            if receive is None:
+                await self._relay(send)
+                return
             async with anyio.create_task_group() as tasks:
-                if watch is not None:
-                    watch(self._left)
-                tasks.start_soon(self._pass_messages, receive)
+                tasks.start_soon(self._pass_messages, receive, first)
                 await self._relay(send)
                 tasks.cancel_scope.cancel()
         finally:
-            if watch is not None:
-                watch(None)
-            self._end()
+            watch(None)
+            if not self._is_over:
+                self._is_over = True
+                self._post_left()  # counts for nothing if it has ended
 
     # What comes from the server's process.
 
@@ -125,13 +94,12 @@ class PassedRequest:
         if kind is FrontKind.WANT:
             self._want(NUMBER.unpack(body)[0])
         elif kind is FrontKind.HEARTBEAT:
-            beat = self._offered.get("heartbeat") if self._call is None else self._call.heartbeat
+            beat = self._offered.get("heartbeat")
             if beat is not None:
                 beat(SECONDS.unpack_from(body)[0], body[SECONDS.size :])
         elif kind is FrontKind.TRACE:
             trace_id, _, span_id = body.decode("ascii").partition(" ")
-            note = self._offered["note_trace"] if self._call is None else self._call.note_trace
-            note((trace_id, span_id))
+            self._offered["note_trace"]((trace_id, span_id))
         elif kind is FrontKind.WATCH_DRAIN:
             watch = self._offered.get("when_draining")
             if watch is not None:
@@ -146,31 +114,15 @@ class PassedRequest:
             self._is_over = True
 
     def _queue(self, kind: FrontKind, body: bytes = b"", data: bytes = b"") -> None:
-        call = self._call
-        if (
-            kind is FrontKind.PART
-            and self._waiter is not None
-            and not self._frames
-            and call is not None
-            and not call.is_sending
-        ):
-            # The relaying task need not run, since the client has room.
-            call.put(body)
-            self._count(len(body))
-            return
         self._frames.append((kind, body, data))
         if self._waiter is not None:
             self._parking.wake(self._waiter)
-        elif call is not None:
-            call.resume()
 
     # The client's side.
 
     def _left(self) -> None:
         """Handles that the client is gone, or that the server ends and its request must."""
-        call = self._call
-        is_cut_off = self._offered.get("is_cut_off", bool) if call is None else call.is_cut_off
-        if is_cut_off():
+        if self._offered["is_cut_off"]():
             self._channel.post(FrontKind.CUT, self._id)
         elif self._kind == "http":
             self._leave()
@@ -185,10 +137,7 @@ class PassedRequest:
             self._queue(FrontKind.LEFT)
 
     def _post_left(self) -> None:
-        if self._call is None:
-            status = self._offered.get("refused_with", int)()
-        else:
-            status = self._call.refused_with
+        status = self._offered["refused_with"]()
         self._channel.post(FrontKind.LEFT, self._id, NUMBER.pack(status))
 
     def _tell_draining(self) -> None:
@@ -199,7 +148,7 @@ class PassedRequest:
         if self._wants is not None:
             self._parking.wake(self._wants)
 
-    async def _pass_messages(self, receive: Receive) -> None:
+    async def _pass_messages(self, receive: Receive, first: Message | None) -> None:
         """Passes on what the client sends, as far as the application wants it."""
         while not self._is_over:
             while not self._wanted:
@@ -209,7 +158,7 @@ class PassedRequest:
                 finally:
                     self._wants = None
             self._wanted -= 1
-            message = await receive()
+            message, first = first or await receive(), None
             kind = message["type"]
             if kind != "http.disconnect" and not self._is_over:
                 self._channel.post(FrontKind.MESSAGE, self._id, dumps(message, 5))
@@ -257,10 +206,6 @@ class PassedRequest:
                     texts: list[str] = unpickled(body)
                     await self._send_texts(send, texts)
                     self._count(sum(map(len, texts)))
-                case FrontKind.ANSWER:
-                    assert self._call is not None
-                    _answer(self._call, body, data)
-                    return
                 case FrontKind.CUT:
                     await self._refuse(send)
                     return
@@ -290,18 +235,6 @@ class PassedRequest:
         if self._taken >= _REPORTED:
             self._channel.post(FrontKind.TAKEN, self._id, NUMBER.pack(self._taken))
             self._taken = 0
-
-    def _end(self) -> None:
-        if not self._is_over:
-            self._is_over = True
-            self._post_left()  # counts for nothing if it has ended
-        self._ended(self._id)
-
-
-def _answer(call: DirectCall, body: bytes, data: bytes) -> None:
-    status, size = WHOLE_ANSWER.unpack_from(body)
-    start = WHOLE_ANSWER.size
-    call.answer(status, body[start : start + size], data or body[start + size :])
 
 
 def _part(data: bytes, *, is_last: bool) -> Message:

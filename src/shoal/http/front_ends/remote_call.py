@@ -1,8 +1,8 @@
 """One request that a front end has passed on, in the server's process.
 
-To the application it is what a request of the server's own HTTP/1.1 is: a `DirectCall`, and the
-three arguments of ASGI. What it is asked to send goes to the front end as frames. No more is sent
-ahead of the client than a window, so that a client that does not read holds up its own call only.
+To the application it is the three arguments of ASGI. What it is asked to send goes to the front end
+as frames. No more is sent ahead of the client than a window, so that a client that does not read
+holds up its own call only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from shoal.http.front_ends.wire import (
     MESSAGES_AHEAD,
     NUMBER,
     SECONDS,
-    WHOLE_ANSWER,
     WINDOW,
     FrontKind,
     size_of,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Scope
 
-    from shoal.batching.loops.event_loop import EventLoop
     from shoal.http.front_ends.channel import Channel
     from shoal.http.front_ends.wire import RequestHead
     from shoal.http.server.shared import Shared
@@ -57,20 +55,12 @@ class RemoteCall:
         ended: Called with it when the application has returned.
 
     Attributes:
-        headers: The headers by name; other requests share them.
-        line: The method and the path.
-        loop: The event loop of the server.
-        now, is_loop_time: The clock for the times of requests; see `Shared`.
-        answered_at: When the whole answer was given at once, on that clock; 0 before.
-        suspended: What the application goes on with after it has returned; None if it does not.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         refused_with: The status that the server has answered with in place of the application.
     """
 
-    answered_at = 0.0
     has_left = was_left = False
     refused_with = 0
-    suspended: Callable[[], Awaitable[None] | None] | None = None
     _answer = _NOT_BEGUN
     _begun: tuple[int, list[tuple[bytes, bytes]]] | None = None
     _gave_disconnect = False
@@ -101,12 +91,6 @@ class RemoteCall:
         self._has_more = body is None  # messages of the client may come
         self._messages: deque[Message] = deque()
         self._ended = ended
-        self.line = head
-        self.headers = head.headers
-        self.header_list: Iterable[tuple[bytes, bytes]] = head.scope["headers"]
-        self.loop: EventLoop = shared.loop
-        self.now = shared.now
-        self.is_loop_time = shared.is_loop_time
 
     # The application's side: ASGI.
 
@@ -124,8 +108,9 @@ class RemoteCall:
             "refused_with": partial(getattr, self, "refused_with"),
         }
         if HEARTBEATS in self._head.offers:
-            offered["heartbeat"] = self.heartbeat
-        if scope["type"] == "websocket":
+            offered |= {"heartbeat": self.heartbeat, "send": self.send}
+            offered |= {"has_room": self.has_room, "put": self.put}
+        if self._head.is_websocket:
             offered["when_draining"] = self._when_draining
             offered["when_received"] = self._when_received
             offered["send_texts"] = self._send_texts
@@ -141,7 +126,7 @@ class RemoteCall:
 
     async def receive(self) -> Message:
         """Returns the next message of the client; see ASGI."""
-        body = self.whole_body()
+        body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
         while not self._messages and not self.has_left and self._answer != _COMPLETE:
@@ -156,9 +141,9 @@ class RemoteCall:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
         self._gave_disconnect = True
-        if self._head.method:
-            return {"type": "http.disconnect"}
-        return {"type": "websocket.disconnect", "code": _GONE}
+        if self._head.is_websocket:
+            return {"type": "websocket.disconnect", "code": _GONE}
+        return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         """Sends the next part of the answer; see ASGI.
@@ -172,7 +157,7 @@ class RemoteCall:
             await anyio.lowlevel.checkpoint()
             return
         kind = message["type"]
-        if not self._head.method:
+        if self._head.is_websocket:
             await self._room()
             self._post(FrontKind.SEND, dumps(message, 5), size=size_of(message))
         elif kind == "http.response.start":
@@ -204,21 +189,14 @@ class RemoteCall:
         if is_last:
             self._complete()
 
-    # What a server of this package offers beyond ASGI; see `DirectCall`.
+    # What it offers beyond ASGI.
 
-    def whole_body(self) -> bytes | None:
-        """Returns the body of the request, once; None if it is to be received in parts."""
-        body, self._body = self._body, None
-        return body
-
-    def when_left(self, callback: Callable[[], object] | None) -> bool:
+    def when_left(self, callback: Callable[[], object] | None) -> None:
         """Sets what is called once when the client leaves, or the call is cut off."""
         self._on_left = callback
-        if callback is None or not (self.has_left or self._is_cut_off):
-            return False
-        self._on_left = None
-        callback()
-        return True
+        if callback is not None and (self.has_left or self._is_cut_off):
+            self._on_left = None
+            callback()
 
     def is_cut_off(self) -> bool:
         """Whether the server ends, and waits a moment for the end of the answer."""
@@ -228,33 +206,14 @@ class RemoteCall:
         """Sends data whenever the answer was silent for a time."""
         self._post(FrontKind.HEARTBEAT, SECONDS.pack(after_s), data, size=0)
 
-    def suspend(self, resume: Callable[[], Awaitable[None] | None]) -> None:
-        """Lets the application return before its answer."""
-        self.suspended = resume
-
-    def resume(self) -> None:
-        """Goes on with a call that was suspended, soon; does nothing with another one."""
-        suspended, self.suspended = self.suspended, None
-        if suspended is not None:
-            self._shared.workers.start(self, suspended)
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether a part of the answer waits for the client to take it."""
-        return self._unread >= WINDOW
+    def has_room(self) -> bool:
+        """Whether the client takes a part of the body at once."""
+        return self._unread < WINDOW
 
     def put(self, data: bytes) -> None:
         """Sends a part of a body at once."""
         if not self.has_left:
             self._post(FrontKind.PART, data=data, size=len(data))
-
-    def answer(self, status: int, fields: bytes, body: bytes) -> None:
-        """Sends a whole answer."""
-        self.answered_at = self.now()
-        if not self.has_left:
-            head = WHOLE_ANSWER.pack(status, len(fields)) + fields
-            self._channel.post(FrontKind.ANSWER, self.id, head, body)
-            self._complete()
 
     # Of WebSockets.
 
@@ -283,17 +242,15 @@ class RemoteCall:
     @property
     def raw_path(self) -> bytes:
         """The path of the request, as sent."""
-        return self._head.raw_path
+        raw_path: bytes = self._head.scope.get("raw_path", b"")
+        return raw_path
 
-    def begin(self) -> Awaitable[None] | None:
-        """Calls the application: directly where it allows that, else by ASGI."""
-        shared = self._shared
-        if shared.answer_directly is not None and HEARTBEATS in self._head.offers:
-            return shared.answer_directly(self)
-        return shared.app(self.scope(), self.receive, self.send)
+    def begin(self) -> Awaitable[None]:
+        """Calls the application; returns what must be awaited."""
+        return self._shared.app(self.scope(), self.receive, self.send)
 
     def end(self) -> None:
-        """Handles that the application has returned for good."""
+        """Handles that the application has returned."""
         if self._answer != _COMPLETE and not self.has_left:
             is_refused = self._answer != _SENDING and self._is_cut_off
             self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
@@ -372,7 +329,7 @@ class RemoteCall:
         self._sends += 1
         if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
-        while self.is_sending and not self.has_left:
+        while not (self.has_room() or self.has_left):
             await self._change()
 
     def _complete(self) -> None:

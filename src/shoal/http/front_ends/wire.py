@@ -29,7 +29,6 @@ WINDOW: Final = 2**16
 MESSAGES_AHEAD: Final = 8
 """How many messages of a client are sent before the application has taken one."""
 
-WHOLE_ANSWER: Final = struct.Struct("<HI")  # the status, and the size of the lines of the header
 NUMBER: Final = struct.Struct("<Q")
 SECONDS: Final = struct.Struct("<d")
 REFUSAL: Final = struct.Struct("<Hd")  # the status, and how long the request took, in seconds
@@ -47,8 +46,6 @@ class FrontKind(IntEnum):
     """Accept clients."""
     DRAIN = 3
     """End after the requests that are being answered."""
-    ANSWER = 4
-    """A whole answer: `WHOLE_ANSWER`, the lines of the header, the body."""
     BEGIN = 5
     """The beginning of an answer: the size of the pickle as `NUMBER`; the pickled status, headers,
     and whether this is all of the answer; the first part of the body."""
@@ -114,36 +111,24 @@ class Refusal(NamedTuple):
     headers: list[tuple[bytes, bytes]]
     body: bytes
 
-    @property
-    def lines(self) -> bytes:
-        """The lines of the headers."""
-        return b"".join(b"\r\n%b: %b" % header for header in self.headers)
-
 
 class RequestHead(NamedTuple):
     """What requests with the same head share.
 
     Attributes:
-        method: The method; empty for a WebSocket.
-        path: The path, decoded.
-        headers: The headers by name, as sent; the last one of those with the same name.
         scope: The scope of ASGI, without its state and extensions.
-        offers: What the front end's server offers beyond ASGI; see `shoal.http.direct_call`.
+        offers: The names of what the front end's server offers beyond ASGI.
         is_kept: Whether other requests with this head may follow.
     """
 
-    method: str
-    path: str
-    headers: Mapping[bytes, bytes]
     scope: Mapping[str, Any]
     offers: frozenset[str]
     is_kept: bool
 
     @property
-    def raw_path(self) -> bytes:
-        """The path, as sent."""
-        raw_path: bytes = self.scope.get("raw_path", b"")
-        return raw_path
+    def is_websocket(self) -> bool:
+        """Whether it is that of a WebSocket."""
+        return bool(self.scope["type"] == "websocket")
 
 
 HEARTBEATS: Final = "heartbeat"

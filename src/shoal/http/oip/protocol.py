@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from typing_extensions import override
 
 from shoal.http.oip.description import Descriptions
-from shoal.http.oip.route import InferRoute, Models, Page, ProtocolRoute, version_of
+from shoal.http.oip.route import InferRoute, Page, ProtocolRoute, model_of, version_of
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.serving.backends.status import state_of
@@ -55,7 +55,6 @@ class _Routes(ProtocolRoutes):
     def __init__(self, controller: Controller, options: HttpOptions) -> None:
         self._controller = controller
         self._options = options
-        self._models = Models()
         self._descriptions = Descriptions(options.max_json_elements)
 
     @override
@@ -65,7 +64,6 @@ class _Routes(ProtocolRoutes):
             path = f"/v2/models/{name}{version}"
             infer = InferRoute(
                 endpoint,
-                self._models,
                 self._descriptions,
                 self._options,
                 has_version=bool(version),
@@ -103,7 +101,7 @@ class _Routes(ProtocolRoutes):
         for backend in _backends(endpoint, exchange):
             method_batcher = backend.method_batchers.get("__call__")
             if method_batcher is not None:
-                model = self._models.of(method_batcher.batcher)
+                model = model_of(method_batcher)
                 return 200, {
                     "name": endpoint.name,
                     "versions": [one.tag for one in endpoint.backends()],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary, ref
 
 import orjson
 from typing_extensions import override
@@ -17,74 +16,54 @@ from shoal.http.oip.tensor_request import (
     headers_of_call,
     read_tensors,
 )
-from shoal.http.requests.call_route import CallRoute, answered, resumed
+from shoal.http.requests.call import EndpointCall, EndpointCalls
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.routing import Route
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
+    from inspect import Signature
 
-    from shoal.batching.batcher import Batcher
-    from shoal.http.oip.description import Description, Descriptions
-    from shoal.http.oip.tensor import Tensor
-    from shoal.http.requests.call import CallHeaders, EndpointCall
+    from shoal.http.oip.description import Descriptions
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.backend import Backend
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
 
 
 class Model:
-    """How the code of one batcher is called in the protocol.
+    """How code is called in the protocol.
 
     Args:
-        batcher: The batcher.
+        signature: The signature of a call with one item.
 
     Attributes:
         inputs: Makes its items.
         outputs: Makes its answers.
-        version: The tag of its backend.
 
     Raises:
         TypeError: Its items can't be made of tensors.
     """
 
-    def __init__(self, batcher: Batcher[Any]) -> None:
-        signature = batcher.signature
+    def __init__(self, signature: Signature) -> None:
         self.inputs = Inputs(signature)
         self.outputs = Outputs(signature)
-        self.version = batcher.name.partition("/")[0]  # a method's name may follow
 
 
-class Models:
-    """The models of one controller; each is dropped together with its batcher."""
+def model_of(batcher: MethodBatcher) -> Model:
+    """Returns the model of a batcher.
 
-    def __init__(self) -> None:
-        self._models: WeakKeyDictionary[Batcher[Any], Model] = WeakKeyDictionary()
-        # The batcher of the last call, which must not live on for this, and its model.
-        self._last: tuple[Callable[[], Batcher[Any] | None], Model] | None = None
-
-    def of(self, batcher: Batcher[Any]) -> Model:
-        """Returns the model of a batcher.
-
-        Raises:
-            Refused: Its items can't be made of tensors.
-        """
-        last = self._last
-        if last is not None and last[0]() is batcher:
-            return last[1]
-        model = self._models.get(batcher)
-        if model is None:
-            try:
-                model = self._models[batcher] = Model(batcher)
-            except TypeError as error:
-                detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
-                raise Refused(not_fitting(detail)) from None
-        self._last = ref(batcher), model
-        return model
+    Raises:
+        Refused: Its items can't be made of tensors.
+    """
+    try:
+        return batcher.made_by(Model)
+    except TypeError as error:
+        detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
+        raise Refused(not_fitting(detail)) from None
 
 
 class ProtocolRoute(Route):
@@ -134,12 +113,11 @@ def version_of(endpoint: Endpoint, version: str) -> Backend:
     return backends[version]
 
 
-class InferRoute(ProtocolRoute, CallRoute):
+class InferRoute(ProtocolRoute):
     """Answers requests for inference with calls of one endpoint, a call for each row.
 
     Args:
         endpoint: The endpoint.
-        models: The models of its controller.
         descriptions: Reads the JSON of requests.
         options: The options of the server.
         has_version: Whether the path has a parameter ``version``.
@@ -148,102 +126,39 @@ class InferRoute(ProtocolRoute, CallRoute):
     def __init__(
         self,
         endpoint: Endpoint,
-        models: Models,
         descriptions: Descriptions,
         options: HttpOptions,
         *,
         has_version: bool,
     ) -> None:
-        super().__init__(endpoint, options)
+        super().__init__(endpoint.name)
         self._endpoint = endpoint
-        self._models = models
+        self._calls = EndpointCalls(endpoint, options)
         self._descriptions = descriptions
         self._has_version = has_version
 
     @override
-    def _begin(
-        self, call: EndpointCall, exchange: Exchange, body: bytes
-    ) -> Coroutine[Any, Any, None] | None:
-        described, tensors = read_tensors(exchange, body, self._descriptions)
-        version: str | None = None
-        if self._has_version:
-            version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
-        headers = headers_of_call(exchange, described, version)
-        batcher = call.found(headers)
-        if batcher is None:
-            return self._find(call, exchange, headers, described, tensors)
-        return self._make(call, exchange, batcher, described, tensors)
-
-    async def _find(
-        self,
-        call: EndpointCall,
-        exchange: Exchange,
-        headers: CallHeaders,
-        described: Description,
-        tensors: list[Tensor],
-    ) -> None:
-        batcher = await call.find(headers)
-        rest = self._make(call, exchange, batcher, described, tensors)
-        if rest is not None:
-            await rest
-
-    def _make(
-        self,
-        call: EndpointCall,
-        exchange: Exchange,
-        batcher: Batcher[Any],
-        described: Description,
-        tensors: list[Tensor],
-    ) -> Coroutine[Any, Any, None] | None:
-        if call.streams:
-            detail = "It answers with a stream, which the protocol does not have."
-            raise Refused(not_fitting(detail))
-        model = self._models.of(batcher)
-        if described.outputs is not None:
-            model.outputs.check(described.outputs)
-        items = model.inputs.items(tensors)
-        metadata = HttpMetadata(self.name, exchange)
-        kept = model, described
-        if len(items) > 1:
-            return self._wait(call, exchange, kept, items, metadata)
-        if call.is_suspended(items[0], metadata):
-            exchange.suspend(self, resumed, (self, call, kept))
-            return None
-        if call.has_ended:
-            return self.written(exchange, kept, call.pending_result())
-        return self._wait(call, exchange, kept, items, metadata)
-
-    async def _wait(
-        self,
-        call: EndpointCall,
-        exchange: Exchange,
-        kept: tuple[Model, Description],
-        items: list[Any],
-        metadata: HttpMetadata,
-    ) -> None:
-        """Makes the calls, and answers with their results."""
-        if len(items) == 1:
-            results = [await call.result(items[0], metadata)]
-        else:
-            results = await call.results(items, metadata)
-        rest = self._answer_with(exchange, *kept, results)
-        if rest is not None:
-            await rest
-
-    @override
-    def written(
-        self, exchange: Exchange, kept: tuple[Model, Description], result: Any
-    ) -> Coroutine[Any, Any, None] | None:
-        return self._answer_with(exchange, *kept, [result])
-
-    def _answer_with(
-        self, exchange: Exchange, model: Model, described: Description, results: list[Any]
-    ) -> Coroutine[Any, Any, None] | None:
-        """Answers with results; returns what must be awaited for that."""
-        answer: dict[str, Any] = {"model_name": self.name, "model_version": model.version}
-        if described.id is not None:
-            answer["id"] = described.id
-        length, body = model.outputs.body(described, results, answer)
-        if length is None:
-            return answered(exchange, JSON, body)
-        return answered(exchange, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
+    async def answer(self, exchange: Exchange) -> None:
+        with EndpointCall(self._calls, exchange) as call:
+            body = await exchange.body()
+            described, tensors = read_tensors(exchange, body, self._descriptions)
+            version: str | None = None
+            if self._has_version:
+                version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
+            found = await call.find(headers_of_call(exchange, described, version))
+            if call.streams:
+                detail = "It answers with a stream, which the protocol does not have."
+                raise Refused(not_fitting(detail))
+            model = model_of(found)
+            if described.outputs is not None:
+                model.outputs.check(described.outputs)
+            results = await call.results(model.inputs.items(tensors))
+            tag = found.batcher.name.partition("/")[0]  # a method's name may follow
+            given: dict[str, Any] = {"model_name": self.name, "model_version": tag}
+            if described.id is not None:
+                given["id"] = described.id
+            length, body = model.outputs.body(described, results, given)
+            if length is None:
+                await exchange.answer(200, JSON, body)
+            else:
+                await exchange.answer(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])

@@ -7,24 +7,15 @@ text has ended, so that it frees its place before the next step.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import run_unless_left
-from shoal.errors import ItemTooLarge
-from shoal.http.openai.messages import NotText, OneText, SeveralTexts
-from shoal.http.openai.models import BodyRoute
-from shoal.http.openai.text_calls import (
-    MergedTexts,
-    TextCall,
-    UnwatchedCaller,
-    gathered,
-    refusal_of,
-    refusing,
-)
-from shoal.http.openai.text_job import answer_with_text
-from shoal.http.requests.call import EndpointCall
+from shoal.http.openai.messages import OneText, SeveralTexts
+from shoal.http.openai.models import OpenAIRoute
+from shoal.http.openai.text_calls import MergedTexts, TextCall, gathered, refusing
+from shoal.http.requests.call import UNWATCHED, EndpointCall
 from shoal.http.requests.compressed import compressed_form
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
@@ -32,16 +23,13 @@ from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from shoal.batching.batcher import Batcher
-    from shoal.http.openai.text_job import KeptText, TextJob
+    from shoal.http.openai.text_job import TextJob
     from shoal.http.openai.text_request import TextReader
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.http_options import HttpOptions
 
 
-class TextRoute(BodyRoute):
+class TextRoute(OpenAIRoute):
     """Answers requests for texts.
 
     Args:
@@ -55,51 +43,26 @@ class TextRoute(BodyRoute):
         self._options = options
 
     @override
-    def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
-        job = self._reader.read(exchange, body)
-        model = job.model
-        exchange.counted = model.counted
+    async def answer(self, exchange: Exchange) -> None:
+        job = self._reader.read(exchange, await exchange.body())
+        exchange.counted = job.model.counted
         if job.texts > 1:
-            return self._answer_with_several(exchange, job)
-        # The stream itself watches whether the client leaves.
-        call = EndpointCall(model.calls, UnwatchedCaller(exchange) if job.streams else exchange)
-        call.now = exchange.arrived_at
-        try:
-            batcher = call.found(call_headers(exchange.headers))
-            if batcher is None:
-                rest: Coroutine[Any, Any, None] | None = self._find(call, exchange, job)
-            else:
-                rest = self._make(call, exchange, job, batcher)
-        except (ItemTooLarge, NotText) as error:
-            raise refusal_of(error) from None
-        except BaseException:
-            with call:
-                raise
-        return None if rest is None else _within(call, rest)
-
-    async def _find(self, call: EndpointCall, exchange: Exchange, job: TextJob) -> None:
-        batcher = await run_unless_left(
-            exchange.departure, partial(call.find, call_headers(exchange.headers))
-        )
-        rest = self._make(call, exchange, job, batcher)
-        if rest is not None:
-            await rest
-
-    def _make(
-        self, call: EndpointCall, exchange: Exchange, job: TextJob, batcher: Batcher[Any]
-    ) -> Coroutine[Any, Any, None] | None:
-        item, end = job.item(call, batcher)
-        if job.streams or call.streams:
-            text = TextCall(job, call, batcher, item, end)
+            await self._answer_with_several(exchange, job)
+            return
+        # A stream itself watches whether the client leaves.
+        departure = UNWATCHED if job.streams else None
+        with EndpointCall(job.model.calls, exchange, departure) as call, refusing():
+            find = partial(call.find, call_headers(exchange.headers))
+            batcher = await (run_unless_left(exchange.departure, find) if job.streams else find())
+            text = TextCall(job, call, batcher, *job.item(call, batcher))
             if job.streams:
-                return self._answer_with_stream(call, exchange, job, text)
-            return _answer_with_collected(exchange, job, text)
-        if call.is_suspended(item, job.metadata):
-            exchange.suspend(self, _resumed, job.kept(call, end))
-            return None
-        if call.has_ended:
-            return answer_with_text(exchange, job.kept(call, end))
-        return _wait(exchange, job, TextCall(job, call, batcher, item, end))
+                await self._answer_with_stream(call, exchange, job, text)
+                return
+            if call.streams:  # the whole text of a model that streams
+                whole = await run_unless_left(exchange.departure, text.collected)
+            else:
+                whole = await text.collected()
+            await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
 
     async def _answer_with_stream(
         self, call: EndpointCall, exchange: Exchange, job: TextJob, text: TextCall
@@ -137,35 +100,3 @@ class TextRoute(BodyRoute):
             ),
             self._options.heartbeat_s,
         )
-
-
-async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
-    with call:
-        await refusing(rest)
-
-
-async def _wait(exchange: Exchange, job: TextJob, text: TextCall) -> None:
-    """Makes a call with one result, and answers with it."""
-    whole = await text.collected()
-    await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
-
-
-async def _answer_with_collected(exchange: Exchange, job: TextJob, text: TextCall) -> None:
-    """Answers with the whole text of a model that streams."""
-    whole = await run_unless_left(exchange.departure, text.collected)
-    await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
-
-
-def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-    """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
-    kept: KeptText
-    kept, exchange.kept = exchange.kept, None
-    call = kept[0]
-    try:
-        rest = answer_with_text(exchange, kept)
-    except NotText as error:
-        raise refusal_of(error) from None
-    except BaseException:
-        with call:
-            raise
-    return None if rest is None else _within(call, rest)

@@ -15,23 +15,20 @@ from typing_extensions import TypedDict, override
 
 from shoal.errors import ItemTooLarge
 from shoal.http.openai.errors import of_invalid_item, refused, too_long
-from shoal.http.openai.models import BodyRoute
+from shoal.http.openai.models import OpenAIRoute
 from shoal.http.openai.text import count_words
 from shoal.http.openai.text_request import LONGEST_NAME
 from shoal.http.requests.call import EndpointCall
-from shoal.http.requests.call_route import answered
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_type import JsonType, adapter_of
-from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Sequence
 
-    from shoal.batching.batcher import Batcher
-    from shoal.http.openai.models import Model, Models
+    from shoal.http.openai.models import Models
     from shoal.http.requests.exchange import Exchange
 
 
@@ -49,7 +46,7 @@ def _type() -> JsonType:
     return JsonType(adapter_of(_Embeddings))
 
 
-class EmbeddingsRoute(BodyRoute):
+class EmbeddingsRoute(OpenAIRoute):
     """Answers requests for embeddings.
 
     Args:
@@ -64,7 +61,8 @@ class EmbeddingsRoute(BodyRoute):
         self._type = _type()
 
     @override
-    def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
+    async def answer(self, exchange: Exchange) -> None:
+        body = await exchange.body()
         try:
             given: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:
@@ -72,33 +70,23 @@ class EmbeddingsRoute(BodyRoute):
         inputs = self._inputs(given["input"])
         model = self._models.of(given["model"])
         exchange.counted = model.counted
-        job = _Job(exchange, model, inputs, given)
-        call = EndpointCall(model.calls, exchange)
-        call.now = exchange.arrived_at
-        try:
-            batcher = call.found(call_headers(exchange.headers))
-            if batcher is None:
-                rest: Coroutine[Any, Any, None] | None = _find(call, job)
-            else:
-                rest = self._make(call, job, batcher)
-        except ItemTooLarge as error:
-            raise too_long("An input", error, param="input") from None
-        except BaseException:
-            with call:
-                raise
-        return None if rest is None else _within(call, rest)
-
-    def _make(
-        self, call: EndpointCall, job: _Job, batcher: Batcher[Any]
-    ) -> Coroutine[Any, Any, None] | None:
-        items = job.items(call, batcher)
-        if len(items) == 1:
-            if call.is_suspended(items[0], job.metadata):
-                job.exchange.suspend(self, _resumed, (call, job))
-                return None
-            if call.has_ended:
-                return job.answer([call.pending_result()])
-        return _wait(call, job, items)
+        with EndpointCall(model.calls, exchange) as call:
+            batcher = await call.find(call_headers(exchange.headers))
+            if call.streams:
+                raise refused("The model gives texts, no embeddings", param="model")
+            maker = model.maker(batcher)
+            if given.get("dimensions") is not None and "dimensions" not in maker.fields:
+                raise refused(
+                    "The model does not take dimensions", param="dimensions", code="unsupported"
+                )
+            try:
+                results = await call.results([maker.item(text, given) for text in inputs])
+            except ItemTooLarge as error:
+                raise too_long("An input", error, param="input") from None
+            written = _in_base64 if given.get("encoding_format") == "base64" else _in_json
+            data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
+            tokens = sum(map(model.count or count_words, inputs))
+            await exchange.answer(200, JSON, _ANSWER % (data, model.name_json, tokens, tokens))
 
     def _inputs(self, given: str | list[Any]) -> Sequence[str]:
         inputs = [given] if isinstance(given, str) else given
@@ -110,104 +98,10 @@ class EmbeddingsRoute(BodyRoute):
         return inputs
 
 
-class _Job:
-    """One request for embeddings.
-
-    Args:
-        exchange: The request.
-        model: The model that is asked.
-        inputs: The texts.
-        given: The parameters of the request.
-
-    Attributes:
-        exchange: As above.
-        metadata: The metadata of the calls.
-    """
-
-    __slots__ = ("_given", "_inputs", "_model", "exchange", "metadata")
-
-    def __init__(
-        self,
-        exchange: Exchange,
-        model: Model,
-        inputs: Sequence[str],
-        given: dict[str, Any],
-    ) -> None:
-        self.exchange = exchange
-        self.metadata = HttpMetadata(model.endpoint.name, exchange)
-        self._model = model
-        self._inputs = inputs
-        self._given = given
-
-    def items(self, call: EndpointCall, batcher: Batcher[Any]) -> list[Any]:
-        """Returns the item of each input.
-
-        Raises:
-            Refused: The model does not take them.
-        """
-        if call.streams:
-            raise refused("The model gives texts, no embeddings", param="model")
-        maker = self._model.maker(batcher)
-        given = self._given
-        if given.get("dimensions") is not None and "dimensions" not in maker.fields:
-            raise refused(
-                "The model does not take dimensions", param="dimensions", code="unsupported"
-            )
-        return [maker.item(text, given) for text in self._inputs]
-
-    def answer(self, results: list[Any]) -> Coroutine[Any, Any, None] | None:
-        """Answers with the results; returns what must be awaited for that.
-
-        Raises:
-            Refused: A result is no vector of finite numbers.
-        """
-        written = _in_base64 if self._given.get("encoding_format") == "base64" else _in_json
-        data = b",".join([_ONE % (nth, written(result)) for nth, result in enumerate(results)])
-        tokens = sum(map(self._model.count or count_words, self._inputs))
-        body = _ANSWER % (data, self._model.name_json, tokens, tokens)
-        return answered(self.exchange, JSON, body)
-
-
 _ONE: Final = b'{"object":"embedding","index":%d,"embedding":%b}'
 _ANSWER: Final = (
     b'{"object":"list","data":[%b],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
 )
-
-
-async def _find(call: EndpointCall, job: _Job) -> None:
-    batcher = await call.find(call_headers(job.exchange.headers))
-    await _wait(call, job, job.items(call, batcher))
-
-
-async def _wait(call: EndpointCall, job: _Job, items: list[Any]) -> None:
-    """Makes the calls of all inputs at once, and answers with their results."""
-    if len(items) == 1:
-        results = [await call.result(items[0], job.metadata)]
-    else:
-        results = await call.results(items, job.metadata)
-    rest = job.answer(results)
-    if rest is not None:
-        await rest
-
-
-async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
-    with call:
-        try:
-            await rest
-        except ItemTooLarge as error:
-            raise too_long("An input", error, param="input") from None
-
-
-def _resumed(exchange: Exchange) -> Coroutine[Any, Any, None] | None:
-    """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
-    call: EndpointCall
-    job: _Job
-    (call, job), exchange.kept = exchange.kept, None
-    try:
-        return job.answer([call.pending_result()])
-    except BaseException:
-        with call:
-            raise
 
 
 def _in_json(result: Any) -> bytes:

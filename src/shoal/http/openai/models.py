@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary, ref
 
 import orjson
 from typing_extensions import override
@@ -15,16 +13,15 @@ from shoal.http.openai.items import ItemMaker
 from shoal.http.openai.messages import AnswerForms
 from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
-from shoal.http.requests.counted import Counted
-from shoal.http.requests.exchange import JSON
+from shoal.http.requests.exchange import JSON, Counted
 from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -73,28 +70,17 @@ class Model:
         self.counted = Counted(endpoint.name, OpenAIRoute.protocol)
         self.chats = AnswerForms(name, chat=True)
         self.completions = AnswerForms(name, chat=False)
-        self._makers: WeakKeyDictionary[Batcher[Any], ItemMaker] = WeakKeyDictionary()
-        # The batcher of the last call, which must not live on for this, and its maker.
-        self._last: tuple[Callable[[], Batcher[Any] | None], ItemMaker] | None = None
 
-    def maker(self, batcher: Batcher[Any]) -> ItemMaker:
+    def maker(self, batcher: MethodBatcher) -> ItemMaker:
         """Returns what makes the items of a batcher.
 
         Raises:
             Refused: Its handler takes no text.
         """
-        last = self._last
-        if last is not None and last[0]() is batcher:
-            return last[1]
-        maker = self._makers.get(batcher)
-        if maker is None:
-            try:
-                maker = ItemMaker(batcher.signature)
-            except TypeError:
-                raise unknown(self.name) from None
-            self._makers[batcher] = maker
-        self._last = ref(batcher), maker
-        return maker
+        try:
+            return batcher.made_by(ItemMaker)
+        except TypeError:
+            raise unknown(self.name) from None
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """Returns the prompt of a chat, which the user's template makes.
@@ -124,7 +110,7 @@ class Model:
             method_batcher = backend.method_batchers.get("__call__")
             if method_batcher is not None:
                 try:
-                    ItemMaker(method_batcher.batcher.signature)
+                    method_batcher.made_by(ItemMaker)
                 except TypeError:
                     return False
                 return True
@@ -214,31 +200,6 @@ class OpenAIRoute(Route):
     @override
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
         return JSON, error_json(problem)
-
-
-class BodyRoute(OpenAIRoute):
-    """A route whose requests have bodies, for which calls are made."""
-
-    @override
-    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
-        body = exchange.whole_body()
-        return self.answer(exchange) if body is None else self._begin(exchange, body)
-
-    @override
-    async def answer(self, exchange: Exchange) -> None:
-        """Answers one request.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time; the calls were cancelled.
-            Exception: The request failed before its answer had begun.
-        """
-        rest = self._begin(exchange, await exchange.body())
-        if rest is not None:
-            await rest
-
-    @abstractmethod
-    def _begin(self, exchange: Exchange, body: bytes) -> Coroutine[Any, Any, None] | None:
-        """Makes the calls; returns what must be awaited, or None if it is answered or suspended."""
 
 
 class ModelsPage(OpenAIRoute):

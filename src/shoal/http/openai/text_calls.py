@@ -3,65 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from shoal.batching.calls.leaving import Departure
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.messages import ChoiceMessages, NotText, text_of
-from shoal.http.requests.call import EndpointCall
+from shoal.http.requests.call import UNWATCHED, EndpointCall
 from shoal.http.requests.endpoint import call_headers
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Generator
     from types import TracebackType
 
     from anyio.abc import TaskGroup
-    from starlette.types import Scope
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.openai.messages import MessageForm
     from shoal.http.openai.text import TextEnd
     from shoal.http.openai.text_job import TextJob
-    from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.metadata import HttpMetadata
-    from shoal.http.requests.problem import Refused
     from shoal.http.requests.streaming import ItemStream
-
-T = TypeVar("T")
-
-
-class UnwatchedCaller:
-    """The caller of a call that is cancelled by the task around it if the client leaves.
-
-    Args:
-        exchange: The client's request.
-    """
-
-    direct = None
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    @property
-    def request_id(self) -> str:
-        """The id of the request."""
-        return self._exchange.request_id
-
-    @property
-    def scope(self) -> Scope:
-        """The ASGI scope."""
-        return self._exchange.scope
-
-    @property
-    def departure(self) -> Departure:
-        """Tells nothing."""
-        return Departure(anyio.sleep_forever, lambda _: None)
+    from shoal.serving.backends.method_batcher import MethodBatcher
 
 
 class TextCall:
@@ -83,7 +49,7 @@ class TextCall:
     __slots__ = ("_batcher", "_job", "call", "end", "item")
 
     def __init__(
-        self, job: TextJob, call: EndpointCall, batcher: Batcher[Any], item: Any, end: TextEnd
+        self, job: TextJob, call: EndpointCall, batcher: MethodBatcher, item: Any, end: TextEnd
     ) -> None:
         self._job = job
         self.call = call
@@ -94,8 +60,8 @@ class TextCall:
     def stream(self) -> ItemStream:
         """Returns the stream of its pieces; of one piece if the model does not stream."""
         if self.call.streams:
-            return self.call.stream(self.item, self._job.metadata)
-        return _OneResult(self.call, self.item, self._job.metadata)
+            return self.call.stream(self.item)
+        return _OneResult(self.call, self.item)
 
     async def collected(self) -> str:
         """Makes the call; returns the whole text.
@@ -105,10 +71,10 @@ class TextCall:
             TypeError: It is not text.
         """
         if not self.call.streams:
-            result = await self.call.result(self.item, self._job.metadata)
+            result = await self.call.result(self.item)
             return self.end.whole(text_of(result))
         limit_s = self._job.exchange.settings.answer_timeout_s
-        if self._batcher.options.request_timeout_s is not None:
+        if self._batcher.batcher.options.request_timeout_s is not None:
             limit_s = None  # the call has a deadline
         with anyio.move_on_after(limit_s):
             return await self._read()
@@ -117,7 +83,7 @@ class TextCall:
     async def _read(self) -> str:
         texts: list[str] = []
         end = self.end
-        stream = self.call.stream(self.item, self._job.metadata)
+        stream = self.call.stream(self.item)
         results = None if isinstance(stream, ComparedStream) else stream
         tick = self._job.times.clock(parking_of_this_loop().now)
 
@@ -159,10 +125,9 @@ async def _found_text(job: TextJob, call: EndpointCall, nth: int) -> TextCall:
 class _OneResult:
     """The result of a call as a stream of one item."""
 
-    def __init__(self, call: EndpointCall, item: Any, metadata: HttpMetadata) -> None:
+    def __init__(self, call: EndpointCall, item: Any) -> None:
         self._call = call
         self._item = item
-        self._metadata = metadata
         self._is_read = False
 
     async def __aenter__(self) -> Self:
@@ -178,30 +143,26 @@ class _OneResult:
         if self._is_read:
             raise StopAsyncIteration
         self._is_read = True
-        return await self._call.result(self._item, self._metadata)
+        return await self._call.result(self._item)
 
     def ready(self) -> list[Any]:
         """Returns no items."""
         return []
 
 
-async def refusing(rest: Coroutine[Any, Any, T]) -> T:
-    """Awaits something, and raises for the client what it can do something about.
+@contextmanager
+def refusing() -> Generator[None]:
+    """Raises for the client what it can do something about.
 
     Raises:
         Refused: The prompt is too long, or the model gives no text.
     """
     try:
-        return await rest
-    except (ItemTooLarge, NotText) as error:
-        raise refusal_of(error) from None
-
-
-def refusal_of(error: ItemTooLarge | NotText) -> Refused:
-    """Returns the error to raise for one that the client can do something about."""
-    if isinstance(error, ItemTooLarge):
-        return too_long("The prompt", error)
-    return refused("The model gives no texts, perhaps embeddings", param="model")
+        yield
+    except ItemTooLarge as error:
+        raise too_long("The prompt", error) from None
+    except NotText:
+        raise refused("The model gives no texts, perhaps embeddings", param="model") from None
 
 
 async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
@@ -215,10 +176,11 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
 
     async def run(nth: int) -> None:
         try:
-            with EndpointCall(job.model.calls, UnwatchedCaller(job.exchange)) as call:
+            with EndpointCall(job.model.calls, job.exchange, UNWATCHED) as call:
                 text = await _found_text(job, call, nth)
                 async with job.turn(call):
-                    found[nth] = await refusing(text.collected()), text.end
+                    with refusing():
+                        found[nth] = await text.collected(), text.end
         except Exception as error:
             failures.append(error)
             tasks.cancel_scope.cancel()
@@ -299,10 +261,11 @@ class MergedTexts:
 
     async def _run(self, nth: int) -> None:
         try:
-            with EndpointCall(self._job.model.calls, UnwatchedCaller(self._job.exchange)) as call:
+            with EndpointCall(self._job.model.calls, self._job.exchange, UNWATCHED) as call:
                 text = await _found_text(self._job, call, nth)
                 async with self._job.turn(call):
-                    await refusing(self._pass_on(text, nth))
+                    with refusing():
+                        await self._pass_on(text, nth)
         except Exception as error:
             self._failure = self._failure or error
         self._running -= 1

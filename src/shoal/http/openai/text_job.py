@@ -7,27 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.http.openai.messages import text_of
 from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.openai.unsupported import SPECIAL, check_supported
-from shoal.http.requests.call_route import answered
-from shoal.http.requests.exchange import JSON
-from shoal.http.requests.metadata import HttpMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from shoal.batching.batcher import Batcher
-    from shoal.http.openai.messages import AnswerForms, MessageForm
+    from shoal.http.openai.messages import MessageForm
     from shoal.http.openai.models import Model
     from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
     from shoal.observe.metrics import ItemTimes
-
-    KeptText = tuple[EndpointCall, TextEnd, AnswerForms, Sequence[str], Callable[[str], int]]
-    """What the answer with one text needs: the call, which has one result; what finds the text's
-    end; the forms of answers; the texts whose tokens are those of the prompt; and what counts them.
-    """
+    from shoal.serving.backends.method_batcher import MethodBatcher
 
 
 class TextJob:
@@ -46,7 +37,6 @@ class TextJob:
     Attributes:
         exchange: As above.
         forms: The forms of the answers.
-        metadata: The metadata of the calls.
         model: As above.
         streams: Whether the texts are streamed.
         texts: As above.
@@ -54,7 +44,7 @@ class TextJob:
 
     __slots__ = (
         *("_chat_prompt", "_given", "_messages", "_n", "_prompts", "_stops", "exchange", "forms"),
-        *("_turns", "metadata", "model", "streams", "texts"),
+        *("_turns", "model", "streams", "texts"),
     )
 
     def __init__(
@@ -70,7 +60,6 @@ class TextJob:
     ) -> None:
         self.exchange = exchange
         self.model = model
-        self.metadata = HttpMetadata(model.endpoint.name, exchange)
         self.forms = model.completions if messages is None else model.chats
         self.streams: bool = given.get("stream") or False
         self.texts = texts
@@ -128,11 +117,7 @@ class TextJob:
             return (self._chat_prompt,)
         return [str(message["content"]) for message in self._messages]
 
-    def kept(self, call: EndpointCall, end: TextEnd) -> KeptText:
-        """Returns what is kept of the request, which has one text, while its call waits."""
-        return call, end, self.forms, self._counted(), self.model.prompt_count
-
-    def item(self, call: EndpointCall, batcher: Batcher[Any], nth: int = 0) -> tuple[Any, TextEnd]:
+    def item(self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0) -> tuple[Any, TextEnd]:
         """Returns the item of the call for one of the texts, and what finds the text's end.
 
         Args:
@@ -174,24 +159,3 @@ def _tokens_of(prompts: Sequence[str], count: Callable[[str], int]) -> int:
     if len(prompts) == 1:
         return count(prompts[0])
     return sum([count(prompt) for prompt in prompts])
-
-
-def answer_with_text(exchange: Exchange, kept: KeptText) -> Coroutine[Any, Any, None] | None:
-    """Answers a request for one text with the result of its call, which has ended.
-
-    Args:
-        exchange: The request.
-        kept: What was kept of it.
-
-    Returns:
-        What must be awaited for that.
-
-    Raises:
-        NotText: The result is not text.
-        TypeError: It can't be written.
-        Exception: The call's error.
-    """
-    call, end, forms, prompts, count = kept
-    text = end.whole(text_of(call.pending_result()))
-    body = forms.whole_of_one(exchange.id, text, end, _tokens_of(prompts, count))
-    return answered(exchange, JSON, body)

@@ -11,16 +11,17 @@ import logging
 import sys
 import traceback
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import anyio
 
-from shoal.batching.calls.leaving import CallerLeft, run_unless_left
+from shoal.batching.calls.leaving import CallerLeft, Departure, run_unless_left
 from shoal.batching.failures.exceptions import is_cancellation
 from shoal.batching.failures.hints import server_hint
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import NoSuchName, NotOpen
+from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import (
     Refused,
     explained,
@@ -33,15 +34,11 @@ from shoal.http.requests.problem import (
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable
 
-    from starlette.types import Scope
-
-    from shoal.batching.batcher import Batcher
-    from shoal.batching.calls.leaving import Departure, PendingCall
     from shoal.batching.calls.stream import ResultStream
-    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.options.options import BatchOptions
+    from shoal.http.requests.metadata import Caller
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -49,47 +46,6 @@ if TYPE_CHECKING:
     from shoal.serving.http_options import HttpOptions
 
 _log: Final = logging.getLogger("shoal.http")
-
-
-class Resumable(Protocol):
-    """What goes on once a call has ended for which no task waits."""
-
-    @property
-    def loop(self) -> EventLoop:
-        """The event loop that it runs in."""
-        ...
-
-    def resume(self) -> None:
-        """Goes on, soon."""
-        ...
-
-    def when_left(self, callback: Callable[[], object] | None) -> bool:
-        """Sets what is called once when the client leaves; returns whether it was called now."""
-        ...
-
-
-class Caller(Protocol):
-    """What a call needs of the request that it is made for."""
-
-    @property
-    def request_id(self) -> str:
-        """The id of the request, for the log."""
-        ...
-
-    @property
-    def departure(self) -> Departure:
-        """How to learn that the client has left."""
-        ...
-
-    @property
-    def direct(self) -> Resumable | None:
-        """What is resumed if no task waits for the end of the endpoint's call; None if one must."""
-        ...
-
-    @property
-    def scope(self) -> Scope:
-        """The ASGI scope."""
-        ...
 
 
 class CallHeaders(NamedTuple):
@@ -122,13 +78,11 @@ class EndpointCalls:
     Attributes:
         endpoint: The endpoint.
         options: The options of the server.
-        usual: The options of a call without such headers, as the last one had them.
     """
 
     def __init__(self, endpoint: Endpoint, options: HttpOptions) -> None:
         self.endpoint = endpoint
         self.options = options
-        self.usual = CallOptions(options.answer_timeout_s)
         self._has_hinted = False
 
     def failed(self, error: BaseException) -> None:
@@ -147,41 +101,43 @@ class EndpointCalls:
                 _log.error("%s: %s", self.endpoint.name, hint)
 
 
+UNWATCHED: Final = Departure(anyio.sleep_forever, lambda _: None)
+"""Tells nothing: the task that waits for the call is cancelled when the client leaves."""
+
+
 class EndpointCall:
     """One call: first `find`, then `result`, `results` or `stream`, inside of its ``with`` block.
 
-    An exception that leaves the block is counted as a failed call if it `is_failure`. A
-    call that `is_suspended` leaves the block, enters it again when its caller is resumed, and ends
-    with `pending_result`.
+    An exception that leaves the block is counted as a failed call if it `is_failure`.
 
     Args:
         calls: The calls of the endpoint.
         caller: The client's request.
+        departure: How to learn that the client has left; None for as the request tells.
 
     Attributes:
         streams: Whether it is answered by a stream; known after `find`.
-        now: The time, on the loop's clock, if it is known, and nothing was waited for since.
     """
 
-    # What most calls do not need.
-    _copies: PrimaryAnswer | None = None
-    _pending: PendingCall | None = None
-    _spent_s = 0.0
-    now: float | None = None
-    streams = False
+    __slots__ = (
+        *("_caller", "_calls", "_copies", "_departure", "_endpoint", "_entry"),
+        *("_method_batcher", "_options", "streams"),
+    )
 
-    def __init__(self, calls: EndpointCalls, caller: Caller) -> None:
+    def __init__(
+        self, calls: EndpointCalls, caller: Caller, departure: Departure | None = None
+    ) -> None:
         self._calls = calls
         self._endpoint = calls.endpoint
         self._caller = caller
+        self._departure = departure
+        self._copies: PrimaryAnswer | None = None
         calls.endpoint.requests += 1
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        if self._pending is not None:
-            return
         if self._copies is not None:
             self._copies.end()
         if error is None or isinstance(error, CallerLeft):
@@ -191,24 +147,11 @@ class EndpointCall:
             return
         self._calls.failed(error)
 
-    def found(self, given: CallHeaders) -> Batcher[Any] | None:
-        """Finds the batcher of the call; see `find`.
-
-        Returns:
-            The batcher; None if it must be waited for.
-        """
-        try:
-            backend = self._endpoint.backend_for(given.shard_key, given.backend)
-        except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
-            raise Refused(not_found()) from None
-        found = None if backend is None else backend.method_batchers.get(given.method)
-        return None if found is None else self._use(found, given)
-
-    async def find(self, given: CallHeaders) -> Batcher[Any]:
+    async def find(self, given: CallHeaders) -> MethodBatcher:
         """Finds the batcher of the call; waits for traffic, or for a first replica.
 
         Returns:
-            The batcher, which determines the codec.
+            The batcher.
 
         Raises:
             Refused: The backend has no such method, there is no such priority, or the application
@@ -216,71 +159,62 @@ class EndpointCall:
             CallerLeft: The client left meanwhile.
             Exception: The endpoint has no backend in time, or its batcher broke.
         """
-        batcher = self.found(given)
-        if batcher is not None:
-            return batcher
-        self.now = None
-        started = anyio.current_time()
-        found = await self._awaited(given)
-        self._spent_s = anyio.current_time() - started
-        return self._use(found, given)
-
-    def _use(self, found: MethodBatcher, given: CallHeaders) -> Batcher[Any]:
+        try:
+            backend = self._endpoint.backend_for(given.shard_key, given.backend)
+        except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
+            raise Refused(not_found()) from None
+        found = None if backend is None else backend.method_batchers.get(given.method)
+        spent_s = 0.0
+        if found is None:
+            started = anyio.current_time()
+            found = await self._awaited(given)
+            spent_s = anyio.current_time() - started
         try:
             self._entry = found.entry()
         except NotOpen:
             raise Refused(not_open(self._calls.options)) from None
         self._method_batcher = found
+        self.streams = found.streams
         batcher = found.batcher
-        options = batcher.options
-        timeout_s = options.request_timeout_s
-        if found.streams:
-            self.streams = True
-        elif timeout_s is None:
+        timeout_s = batcher.options.request_timeout_s
+        if timeout_s is None and not self.streams:
             timeout_s = self._calls.options.answer_timeout_s
-        usual = self._calls.usual
-        if given is NO_CALL_HEADERS and timeout_s == usual.timeout_s and not self._spent_s:
-            self._call_options = usual
-        else:
-            self._call_options = self._options_by(given, options, timeout_s)
-        return batcher
-
-    def _options_by(
-        self, given: CallHeaders, options: BatchOptions, timeout_s: float | None
-    ) -> CallOptions:
-        """Returns the options of the call, without its metadata."""
+        metadata = HttpMetadata(self._endpoint.name, self._caller)
+        if given is NO_CALL_HEADERS and not spent_s:
+            self._options = CallOptions(timeout_s, metadata)
+            return found
         # A client can only shorten the server's limit.
         timeout_s = _shorter(timeout_s, given.timeout_s)
         if timeout_s is not None:
-            timeout_s = max(0.0, timeout_s - self._spent_s)
+            timeout_s = max(0.0, timeout_s - spent_s)
         priority, caching = given.priority, given.cache_control
-        made = CallOptions(
+        self._options = CallOptions(
             timeout_s,
-            priority=None if priority is None else _priority(priority, options),
+            metadata,
+            priority=None if priority is None else _priority(priority, batcher.options),
             share=caching is None or _may_share(caching),
         )
-        if given is NO_CALL_HEADERS and not self._spent_s:
-            self._calls.usual = made
-        return made
+        return found
 
-    async def result(self, item: Any, metadata: Mapping[str, Any]) -> Any:
-        """Makes a call with one result.
-
-        Args:
-            item: The item.
-            metadata: What the code may read as the request's metadata.
+    def result(self, item: Any) -> Awaitable[Any]:
+        """Makes a call with one result, which it returns once it is awaited.
 
         Raises:
             CallerLeft: The client left; the call was cancelled.
             Exception: As for any call.
         """
-        options = self._begin_copies(item, metadata)
-        result = await self._entry.begin_unless_left(item, options, self._caller.departure)
-        if self._copies is not None:
-            self._copies.set(result)
-        return result
+        result = self._entry.begin_unless_left(item, self._options, self.departure)
+        return self._compared(item, result) if self._endpoint.shadows else result
 
-    async def results(self, items: list[Any], metadata: Mapping[str, Any]) -> list[Any]:
+    async def _compared(self, item: Any, result: Awaitable[Any]) -> Any:
+        """Awaits the result of a call, and gives it to its shadow copies."""
+        self._begin_copies(item)
+        found = await result
+        if self._copies is not None:
+            self._copies.set(found)
+        return found
+
+    async def results(self, items: list[Any]) -> list[Any]:
         """Makes a call for each item, as `UnaryCall.map` does.
 
         All are queued, or none is. More than the queue may hold are made in turns: each as many as
@@ -288,7 +222,6 @@ class EndpointCall:
 
         Args:
             items: The items; at least one.
-            metadata: As for `result`, of each call.
 
         Returns:
             The results, in order.
@@ -297,13 +230,14 @@ class EndpointCall:
             CallerLeft: The client left; all calls were cancelled.
             Exception: As for any call. The first error of a call is raised after all have ended.
         """
+        if len(items) == 1:
+            return [await self.result(items[0])]
         copies: list[PrimaryAnswer | None] = []
         if self._endpoint.shadows:
+            metadata = self._options.metadata
             copies = [self._endpoint.copied(self._method_batcher, i, metadata) for i in items]
         try:
-            results = await run_unless_left(
-                self._caller.departure, partial(self._in_turns, items, metadata)
-            )
+            results = await run_unless_left(self.departure, partial(self._in_turns, items))
             for copy, result in zip(copies, results, strict=False):
                 if copy is not None:
                     copy.set(result)
@@ -314,14 +248,19 @@ class EndpointCall:
                     copy.end()
 
     @property
+    def departure(self) -> Departure:
+        """How to learn that the client has left."""
+        return self._departure or self._caller.departure
+
+    @property
     def most_at_once(self) -> int:
         """How many calls can be made at the same time, if there are no others."""
         options = self._method_batcher.batcher.options
         most = options.max_queued_requests
         return sys.maxsize if most is None else max(most, options.max_batch_size)
 
-    async def _in_turns(self, items: list[Any], metadata: Mapping[str, Any]) -> list[Any]:
-        options, most = self._call_options._replace(metadata=metadata), self.most_at_once
+    async def _in_turns(self, items: list[Any]) -> list[Any]:
+        options, most = self._options, self.most_at_once
         began_at, limit_s = anyio.current_time(), options.timeout_s
         results: list[Any] = []
         for at in range(0, len(items), most):
@@ -336,57 +275,13 @@ class EndpointCall:
 
     def wait_for_room(self) -> None:
         """Has the call wait for a place in a full queue, instead of being refused."""
-        self._call_options = self._call_options._replace(waits_for_room=True)
+        self._options = self._options._replace(waits_for_room=True)
 
-    def is_suspended(self, item: Any, metadata: Mapping[str, Any]) -> bool:
-        """Makes a call with one result for which no task waits, if the server allows that.
-
-        Args:
-            item: The item.
-            metadata: As for `result`.
-
-        Returns:
-            Whether it was made, and the caller is resumed at its end. It may also have been made,
-            and have ended already; see `has_ended`.
-
-        Raises:
-            CallerLeft: The client has left already.
-            Exception: As for any call that is refused.
-        """
-        direct, entry = self._caller.direct, self._entry
-        if direct is None or self._endpoint.shadows:
-            return False
-        now = entry.now() if self.now is None else self.now
-        self._pending = pending = entry.begin_pending(
-            item, self._call_options, metadata, direct.resume, direct.loop, now
-        )
-        if pending is None:
-            return False
-        if pending.ended_at_once:
-            return False
-        if direct.when_left(pending.leave):
-            self.pending_result()  # raises that it has left; nothing would resume the caller
-        return True
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether `is_suspended` has made a call that had ended at once."""
-        return self._pending is not None and self._pending.ended_at_once
-
-    def pending_result(self) -> Any:
-        """Returns the result of a call made by `is_suspended`; called once, after it has ended.
-
-        Raises:
-            CallerLeft: The client left; the call was cancelled.
-            Exception: As for any call.
-        """
-        pending, self._pending = self._pending, None
-        assert pending is not None
-        return pending.result()
-
-    def stream(self, item: Any, metadata: Mapping[str, Any]) -> ResultStream[Any] | ComparedStream:
+    def stream(self, item: Any) -> ResultStream[Any] | ComparedStream:
         """Returns the stream of a call, which is made when the stream is entered."""
-        stream = self._entry.begin_stream_of(item, self._begin_copies(item, metadata))
+        if self._endpoint.shadows:
+            self._begin_copies(item)
+        stream = self._entry.begin_stream_of(item, self._options)
         return stream if self._copies is None else ComparedStream(stream, self._copies)
 
     def explained(self, error: Exception) -> Problem:
@@ -394,11 +289,10 @@ class EndpointCall:
         self._calls.failed(error)
         return explained(error, self._calls.options, self._endpoint.name, self._caller.request_id)
 
-    def _begin_copies(self, item: Any, metadata: Mapping[str, Any]) -> CallOptions:
-        """Begins the shadow copies of the call; returns all of its options."""
-        if self._endpoint.shadows:
-            self._copies = self._endpoint.copied(self._method_batcher, item, metadata)
-        return self._call_options._replace(metadata=metadata)
+    def _begin_copies(self, item: Any) -> None:
+        """Begins the shadow copies of the call."""
+        metadata = self._options.metadata
+        self._copies = self._endpoint.copied(self._method_batcher, item, metadata)
 
     async def _awaited(self, given: CallHeaders) -> MethodBatcher:
         """Waits until the endpoint has traffic, or a replica has reported its methods."""
@@ -406,7 +300,7 @@ class EndpointCall:
         key, tag = given.shard_key, given.backend
         wait = partial(self._endpoint.routed, given.method, key, limit_s, tag)
         try:
-            return await run_unless_left(self._caller.departure, wait)
+            return await run_unless_left(self.departure, wait)
         except NoSuchName:
             # The endpoint itself may have been deleted meanwhile.
             problem = not_found() if self._endpoint.is_gone else no_such_method()

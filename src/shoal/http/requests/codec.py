@@ -10,18 +10,15 @@ protocol is one module with a codec and the paths where it is spoken; see
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakKeyDictionary
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from shoal.http.requests.problem import PROBLEM_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from inspect import Signature
+    from collections.abc import Awaitable, Sequence
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
 
@@ -71,13 +68,7 @@ class StreamForm(ABC):
 
 
 class Codec(ABC):
-    """Reads the requests, and writes the answers, of one endpoint's code in one protocol.
-
-    Attributes:
-        media_type: The media type of `body`.
-    """
-
-    media_type: ClassVar[bytes]
+    """Reads the requests, and writes the answers, of one endpoint's code in one protocol."""
 
     @abstractmethod
     def item(self, exchange: Exchange, body: bytes) -> Any:
@@ -88,28 +79,13 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def body(self, exchange: Exchange, result: Any) -> bytes | None:
-        """Returns the body of the answer to a request.
-
-        Args:
-            exchange: The request.
-            result: The result of its call.
-
-        Returns:
-            The body of an answer whose status is 200; None if `answer` must send another one.
-
-        Raises:
-            TypeError: The result can't be written.
-        """
-
-    async def answer(self, exchange: Exchange, result: Any) -> None:
-        """Answers a request for whose result there is no `body`.
+    def answer(self, exchange: Exchange, result: Any) -> Awaitable[None]:
+        """Answers a request with the result of its call, once it is awaited.
 
         Raises:
             CallerLeft: The client is gone, or did not read in time.
             TypeError: The result can't be written.
         """
-        raise TypeError(f"a result of {type(result).__name__} can't be written")
 
     @abstractmethod
     def stream(self, exchange: Exchange) -> StreamForm:
@@ -119,22 +95,3 @@ class Codec(ABC):
 def problem_json(problem: Problem, request_id: str) -> tuple[bytes, bytes]:
     """Returns the media type and the body of a problem, as of RFC 9457."""
     return PROBLEM_JSON, orjson.dumps(problem.members(request_id))
-
-
-class Codecs:
-    """The codecs of one protocol; each is dropped together with its batcher.
-
-    Args:
-        make: Makes the codec for code whose calls with one item have a signature.
-    """
-
-    def __init__(self, make: Callable[[Signature], Codec]) -> None:
-        self._make = make
-        self._codecs: WeakKeyDictionary[Batcher[Any], Codec] = WeakKeyDictionary()
-
-    def of(self, batcher: Batcher[Any]) -> Codec:
-        """Returns the codec for a batcher's calls."""
-        codec = self._codecs.get(batcher)
-        if codec is None:
-            codec = self._codecs[batcher] = self._make(batcher.signature)
-        return codec

@@ -1,4 +1,4 @@
-"""Compressed answers, in any protocol: a codec around a codec, if an option turns that on.
+"""Compressed streams, in any protocol, if an option turns that on.
 
 An answer that has a secret beside what a client chooses must not be compressed: by its length,
 which anyone on the way sees, the secret can be guessed letter by letter (BREACH). So it is off by
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from shoal.http.requests.codec import Codec, StreamForm
+from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.content_coding import VARY, Compressor, accepted_coding
-from shoal.http.requests.exchange import JSON
 
 if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
@@ -25,39 +24,6 @@ if TYPE_CHECKING:
 # A block without content, which may stand between any two. The server sends heartbeats by itself,
 # so that their text can't go through the compressor.
 _EMPTY_BLOCKS: Final = {b"gzip": b"\x00\x00\x00\xff\xff", b"zstd": b"\x00\x00\x00"}
-
-
-class CompressedAnswers(Codec):
-    """Compresses what another codec writes.
-
-    Args:
-        codec: The other codec.
-    """
-
-    media_type = JSON  # of no answer: `body` leaves all of them to `answer`
-
-    def __init__(self, codec: Codec) -> None:
-        self._codec = codec
-
-    @override
-    def item(self, exchange: Exchange, body: bytes) -> Any:
-        return self._codec.item(exchange, body)
-
-    @override
-    def body(self, exchange: Exchange, result: Any) -> bytes | None:
-        return None
-
-    @override
-    async def answer(self, exchange: Exchange, result: Any) -> None:
-        body = self._codec.body(exchange, result)
-        if body is None:
-            await self._codec.answer(exchange, result)
-        else:
-            await exchange.answer(200, self._codec.media_type, body)
-
-    @override
-    def stream(self, exchange: Exchange) -> StreamForm:
-        return compressed_form(exchange, self._codec.stream(exchange))
 
 
 def compressed_form(exchange: Exchange, form: StreamForm) -> StreamForm:

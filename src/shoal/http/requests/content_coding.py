@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shoal.core.extras import advice, is_installed
 from shoal.http.requests.accept import weights
-from shoal.http.requests.body import too_large
-from shoal.http.requests.problem import Problem, Refused
+from shoal.http.requests.problem import Problem, Refused, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

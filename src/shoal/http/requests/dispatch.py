@@ -6,18 +6,19 @@ import itertools
 import logging
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
-from shoal.core.histogram import MOST_NEW
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
-from shoal.http.requests.body import IncompleteBodies
-from shoal.http.requests.exchange import DISCONNECT, Exchange
+from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.incomplete import IncompleteBodies
 from shoal.http.requests.problem import (
     Refused,
     explained,
@@ -30,11 +31,10 @@ from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from shoal.http.direct_call import DirectCall
     from shoal.http.requests.problem import Problem
     from shoal.serving.http_options import HttpOptions
 
@@ -53,9 +53,11 @@ class RouteDispatcher:
         incomplete: Bounds what is held of incomplete bodies.
         times: How long requests took.
         streams: The times of streams.
+        now: The clock for the times of requests: the event loop's, unless that is a coarse one.
     """
 
     def __init__(self, settings: HttpOptions) -> None:
+        self.now: Callable[[], float] = perf_counter
         self.times = RequestTimes()
         self.streams = StreamTimes()
         self.settings = settings
@@ -63,6 +65,11 @@ class RouteDispatcher:
         self._new_exchange = exchanges_of(settings)
         self._id_prefix = secrets.token_hex(4).encode("ascii")
         self._id_count = itertools.count(1)
+
+    def begin(self) -> None:
+        """Prepares for requests in the running event loop."""
+        parking = parking_of_this_loop()
+        self.now = perf_counter if parking.is_coarse else parking.now
 
     def keep_counts_of(self, endpoints: Iterable[str]) -> None:
         """Forgets what was counted of other endpoints, which were deleted."""
@@ -74,14 +81,15 @@ class RouteDispatcher:
         """Returns an id: unique among processes that share a log, and cheap to make."""
         return b"%b-%x" % (self._id_prefix, next(self._id_count))
 
-    def answer(
+    @holds_ctrl_c
+    async def answer(
         self,
         scope: Scope,
         receive: Receive,
         send: Send,
         found: Found[Route] | None,
-    ) -> Coroutine[Any, Any, None]:
-        """Answers one request.
+    ) -> None:
+        """Answers a request by its route, what that raises by a problem, and counts the request.
 
         Args:
             scope: The ASGI scope.
@@ -89,60 +97,30 @@ class RouteDispatcher:
             send: The ASGI callable.
             found: The routes at the request's path; None if there are none.
         """
-        routes = None
+        route: Route | None = None
         if found is not None:
-            routes = found.routes
+            route = found.routes.get(scope["method"])
             if found.params:
                 params = {**scope.get("path_params", {}), **found.params}
                 scope = {**scope, "path_params": params}
-        route = None if routes is None else routes.get(scope["method"])
         if route is None:
-            route = _other_route(scope, routes)
-        exchange = self._new_exchange.by_asgi(self, scope, receive, send)
-        return self.take_step(exchange, route, route.answer)
-
-    def answer_directly(
-        self, call: DirectCall, route: Route, path_params: Mapping[str, Any]
-    ) -> Awaitable[None] | None:
-        """Answers one request that the server of this package has passed on directly.
-
-        Args:
-            call: The request.
-            route: Its route.
-            path_params: The values of the path's parameters.
-
-        Returns:
-            What must be awaited; None if the request is answered, or suspended.
-        """
-        return self.go_on(self._new_exchange(self, call, path_params), route, route.begin)
-
-    @holds_ctrl_c
-    async def take_step(
-        self, exchange: Exchange, route: Route, step: Callable[[Exchange], Awaitable[None]]
-    ) -> None:
-        """Goes on with a request, and answers what `step` raises.
-
-        Args:
-            exchange: The request.
-            route: Its route.
-            step: What is awaited.
-        """
+            route = _other_route(scope, None if found is None else found.routes)
+        exchange = self._new_exchange(self, scope, receive, send)
         try:
-            with _HOLDING:  # the classes of items and results may do anything
-                await step(exchange)
+            try:
+                await route.answer(exchange)
+            except BaseException:
+                with _HOLDING:  # the classes of items and results may do anything
+                    raise
         except Exception as error:
             await self._answer_failure(exchange, route, error)
         finally:
-            self._count(exchange, route)
-
-    @holds_ctrl_c
-    async def _fail(self, exchange: Exchange, route: Route, error: Exception) -> None:
-        """Ends a request that has failed, as `take_step` does."""
-        try:
-            await self._answer_failure(exchange, route, error)
-        finally:
-            del error  # its traceback holds this frame
-            self._count(exchange, route)
+            if exchange.status:  # else it has no answer
+                counted = exchange.counted or route
+                took_s = self.now() - exchange.began_at
+                self.times.count(
+                    counted.name, counted.protocol, exchange.status, took_s, exchange.headers
+                )
 
     def count_refusal(self, status: int, took_s: float) -> None:
         """Counts a request that the server has answered itself.
@@ -152,21 +130,6 @@ class RouteDispatcher:
             took_s: How long the request took, in seconds.
         """
         self.times.count(NO_ENDPOINT, "other", status, took_s)
-
-    def _count(self, exchange: Exchange, route: Route) -> None:
-        """Counts a request that has ended, unless it has no answer."""
-        if exchange.status:
-            counted = exchange.counted or route
-            if counted.name != NO_ENDPOINT:  # else the request may choose the endpoint
-                new = self.times.new_of(counted.name, counted.protocol, exchange.status)
-                counted.new_times[exchange.status] = new
-            self.times.count(
-                counted.name,
-                counted.protocol,
-                exchange.status,
-                exchange.took_s,
-                exchange.headers,
-            )
 
     async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
         """Answers a request that has failed by a problem, unless its client has left.
@@ -188,57 +151,13 @@ class RouteDispatcher:
             media_type, body = route.problem(problem, exchange.request_id)
             await exchange.answer(problem.status, media_type, body, problem.headers)
         except CallerLeft as left:
-            is_ours = exchange.direct or DISCONNECT in (exchange.scope.get("extensions") or ())
-            if not (is_ours or exchange.status):
+            if not (exchange.tells_of_disconnect or exchange.status):
                 with suppress(CallerLeft):  # which middleware may insist on, and servers drop
                     await exchange.answer_without_body(LEFT)
             exchange.status = exchange.refused_with or LEFT
             _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
         finally:
             del error  # its traceback holds this frame
-
-    @holds_ctrl_c
-    def go_on(
-        self, exchange: Exchange, route: Route, step: Callable[[Exchange], Awaitable[None] | None]
-    ) -> Awaitable[None] | None:
-        """Goes on with a request, and answers what `step` raises.
-
-        Args:
-            exchange: The request.
-            route: Its route.
-            step: What is called. If it returns something, that is awaited.
-
-        Returns:
-            What must be awaited; None if the request is answered, or suspended.
-        """
-        try:
-            rest = step(exchange)
-        except BaseException:
-            try:
-                with _HOLDING:  # only now, since entering it is 1.5 % of a request
-                    raise
-            except Exception as error:
-                return self._fail(exchange, route, error)
-        if rest is not None:
-            return self.take_step(exchange, route, lambda _: rest)
-        if exchange.status:
-            try:
-                new = (exchange.counted or route).new_times[exchange.status]
-            except KeyError:
-                self._count(exchange, route)
-            else:  # as `_count` does, in half as many bytecodes
-                direct = exchange.direct
-                if (
-                    direct is None
-                    or not (answered_at := direct.answered_at)
-                    or b"traceparent" in exchange.headers
-                ):
-                    self._count(exchange, route)
-                    return None
-                new.append(answered_at - exchange.began_at)
-                if len(new) >= MOST_NEW:
-                    self.times.count_new()
-        return None
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls an application; its `HTTPException` is answered as one of a route would be."""

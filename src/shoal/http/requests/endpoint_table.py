@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from typing_extensions import override
 
-from shoal.http.requests.codec import Codecs
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 from shoal.http.requests.routing import Found, PathTable, Route
 from shoal.serving.names import METHODS
@@ -39,7 +38,7 @@ class _JsonRoutes(ProtocolRoutes):
         from shoal.http.requests.endpoint import EndpointRoute
         from shoal.http.requests.json_codec import JsonCodec
 
-        self._route = partial(EndpointRoute, codecs=Codecs(JsonCodec), options=options)
+        self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
 
     @override
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:

@@ -37,6 +37,7 @@ from shoal.http.requests.queries import ItemReader
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from inspect import Signature
 
     from starlette.types import Message
@@ -72,8 +73,6 @@ class JsonCodec(Codec):
         TypeError: JSON can't be checked against an annotation.
     """
 
-    media_type = JSON
-
     def __init__(self, signature: Signature) -> None:
         self._reader = ItemReader(signature)
         self._of_bytes = media_type_of(signature.return_annotation) or BYTES
@@ -88,22 +87,17 @@ class JsonCodec(Codec):
         return self._reader.item(exchange, body)
 
     @override
-    def body(self, exchange: Exchange, result: Any) -> bytes | None:
-        if type(result) in _ALWAYS_JSON and exchange.headers.get(b"accept") in _ASKS_FOR_NOTHING:
-            return encoded(result)
-        return None
-
-    @override
-    async def answer(self, exchange: Exchange, result: Any) -> None:
+    def answer(self, exchange: Exchange, result: Any) -> Coroutine[Any, Any, None]:
+        accept = exchange.headers.get(b"accept")
+        if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
+            return exchange.answer(200, JSON, encoded(result))
         if isinstance(result, Response):
-            await _answer_with_response(exchange, result)
-            return
-        accept = exchange.headers.get(b"accept", b"")
-        media_type, body = written(result, accept, self._of_bytes)
+            return _answer_with_response(exchange, result)
+        media_type, body = written(result, accept or b"", self._of_bytes)
         headers: list[tuple[bytes, bytes]] = [] if media_type is JSON else [_NOT_JSON]
         if accept not in _ASKS_FOR_NOTHING and type(result) not in BYTES_TYPES:
             headers.append(VARIES)
-        await exchange.answer(200, media_type, body, headers)
+        return exchange.answer(200, media_type, body, headers)
 
     @override
     def stream(self, exchange: Exchange) -> StreamForm:

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from starlette.datastructures import Headers
 
 if TYPE_CHECKING:
-    from shoal.http.requests.call import Caller
+    from starlette.types import Scope
+
+    from shoal.batching.calls.leaving import Departure
+
+
+class Caller(Protocol):
+    """What a call needs of the request that it is made for."""
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request, for the log."""
+        ...
+
+    @property
+    def departure(self) -> Departure:
+        """How to learn that the client has left."""
+        ...
+
+    @property
+    def scope(self) -> Scope:
+        """The ASGI scope."""
+        ...
 
 
 class HttpMetadata(Mapping[str, Any]):

@@ -334,3 +334,15 @@ def no_such_priority(levels: int) -> Problem:
         "There is no such priority",
         f"The priority must be a whole number from 1, the highest, to {levels}.",
     )
+
+
+def too_large(max_bytes: int) -> Refused:
+    """Returns the refusal of a body of more bytes than that."""
+    return Refused(
+        Problem(
+            413,
+            "body-too-large",
+            "The body is too large",
+            f"A request may have a body of at most {max_bytes} bytes.",
+        )
+    )

@@ -38,26 +38,21 @@ class Route(ABC):
     Attributes:
         name: The name that its requests are counted under.
         protocol: The protocol that they are counted under; one of `PROTOCOLS`.
-        new_times: Where the times of its requests are kept until they are counted, by status.
     """
 
     protocol: ClassVar[str] = "other"
 
     def __init__(self, name: str = NO_ENDPOINT) -> None:
         self.name = name
-        self.new_times: dict[int, list[float]] = {}
 
     @abstractmethod
     async def answer(self, exchange: Exchange) -> None:
-        """Answers one request."""
+        """Answers one request.
 
-    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
-        """Answers one request that was passed on directly.
-
-        Returns:
-            What must be awaited; None if the request is answered, or suspended.
+        Raises:
+            CallerLeft: The client is gone, or did not read in time; its calls were cancelled.
+            Exception: The request failed.
         """
-        return self.answer(exchange)
 
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
         """Returns the media type and the body of the answer to a request that failed."""

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from shoal.http.direct_call import DirectCall
     from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
@@ -213,15 +212,18 @@ def _let_the_handler_send(exchange: Exchange, stream: ItemStream, messages: _Mes
     direct = exchange.direct
     if direct is None or messages.form.runs_users_code or not isinstance(stream, ResultStream):
         return
-    leave = stream.leave
-    take = partial(_put_at_once, direct, messages, leave)
+    take = partial(_put_at_once, *direct, messages, stream.leave)
     stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)
 
 
 def _put_at_once(
-    direct: DirectCall, messages: _Messages, leave: Callable[[], object], item: Any
+    has_room: Callable[[], bool],
+    put: Callable[[bytes], object],
+    messages: _Messages,
+    leave: Callable[[], object],
+    item: Any,
 ) -> bool:
-    if type(item) not in PLAIN or direct.is_sending:
+    if type(item) not in PLAIN or not has_room():
         return False
     form = messages.form
     try:
@@ -230,7 +232,7 @@ def _put_at_once(
         return False  # the reader's task has to know
     messages.tick()
     if message:
-        direct.put(message)
+        put(message)
     if form.is_over:
         leave()  # wakes the reader
     return True

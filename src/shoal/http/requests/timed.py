@@ -6,22 +6,23 @@ costs nothing then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
 from shoal.core.events import BatchObserver
-from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.exchange import WITHOUT_BODY, Exchange
 from shoal.http.requests.metadata import HttpMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from starlette.types import Message
+    from starlette.types import Message, Receive, Scope, Send
 
     from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
+    from shoal.http.requests.exchange import Dispatcher
 
 ASKED: Final = b"x-server-timing"
 
@@ -46,21 +47,23 @@ class TimedExchange(Exchange):
     run_s: float
 
     @override
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, dispatcher: Dispatcher, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(dispatcher, scope, receive, send)
         self.queue_s = None
         self.wait_s = self.ran_from = self.run_s = 0.0
 
     @override
-    def answer_directly(
+    async def answer(
         self,
         status: int,
         media_type: bytes,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """See `Exchange`."""
-        super().answer_directly(status, media_type, body, [*headers, *self._timing()])
+        if status in WITHOUT_BODY:
+            await self.answer_without_body(status, headers)
+        else:
+            await super().answer(status, media_type, body, [*headers, *self._timing()])
 
     @override
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from shoal.http.direct_call import TRACE
+from shoal.http.extensions import TRACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,14 +1,14 @@
 """The requests that the server answers itself, since they never reach the application.
 
-Those are no valid requests, are for another host, or do not come in time. The application counts
-them with its own, if it is one of this package, and the access log has a line for each.
+Those are no valid requests, are for another host, or do not come in time. If the application has a
+method ``count_refusal``, it is called for each with the status of the answer, and how long the
+request took, in seconds. The access log has a line for each.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from shoal.http.direct_call import refusal_counter_of
 from shoal.http.server.access_log import Entry, protocol_of
 from shoal.http.server.log_errors import contained
 
@@ -28,15 +28,16 @@ class Refusals:
     """
 
     def __init__(self, app: ASGIApp, proxies: ProxyHeaders | None, *, is_logged: bool) -> None:
-        self._counter = refusal_counter_of(app)
+        known: Any = app
+        self._count_by = known.count_refusal if hasattr(type(app), "count_refusal") else None
         self._proxies = proxies
         self._is_logged = is_logged
 
     def count(self, status: int, took_s: float = 0.0) -> None:
         """Counts a request that was answered, after so many seconds."""
-        if self._counter is not None:
+        if self._count_by is not None:
             with contained("a refused request could not be counted"):
-                self._counter(status, took_s)
+                self._count_by(status, took_s)
 
     def note(self, scope: Scope, status: int, size: int, took_s: float) -> None:
         """Notes the refusal of a request.

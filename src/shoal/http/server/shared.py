@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
-from shoal.batching.loops.event_loop import EventLoop
-from shoal.http.direct_call import answerer_of
 from shoal.http.server.client_faults import ClientFaults
 from shoal.http.server.refusals import Refusals
 from shoal.http.server.turns import Turns
@@ -66,11 +64,9 @@ class Shared:
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
-        answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
         state, timeouts, tasks, scheme, guard, proxies, counts, is_local: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
-        loop: The event loop.
         parking: As above.
         new_waiter, wake: Its functions.
         now: The clock for the times of requests: the event loop's, unless that is a coarse one.
@@ -108,14 +104,13 @@ class Shared:
         counts: Mapping[str, CountedConnections] = NO_COUNTS,
         is_local: bool = False,
     ) -> None:
-        self._serve(app)
+        self.app = app
         self.refusals = Refusals(app, proxies, is_logged=options.access_log)
         self.state = state
         self.timeouts = timeouts
         self.tasks = tasks
         self.options = options
         self.context = copy_context()
-        self.loop = EventLoop.here()
         self.parking = parking
         self.is_loop_time = not parking.is_coarse
         self.now = parking.now if self.is_loop_time else perf_counter
@@ -161,13 +156,9 @@ class Shared:
 
     def end_early(self) -> None:
         """Answers requests with 503 from now on, and asks all calls to end their answers."""
-        self._serve(self._refuse)
+        self.app = self._refuse
         for connection in tuple(self.connections):
             connection.end_early()
-
-    def _serve(self, app: ASGIApp) -> None:
-        self.app = app
-        self.answer_directly = answerer_of(app)
 
     async def _refuse(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answers 503, as an application."""

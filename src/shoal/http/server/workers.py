@@ -1,8 +1,8 @@
 """The tasks that call the application, for all connections of an address.
 
-Most calls end, or give their task back, without waiting: the body is there, and the kernel takes
-the answer at once. One task makes many such calls one after the other. A task for each connection
-would cost a switch of tasks for each request, which is more than all the rest of a small request.
+A call that ends without waiting, since its body is there and the kernel takes the answer at once,
+needs no task of its own: one task makes many such calls one after the other. A task for each
+connection would cost a switch of tasks for each of them.
 
 Before a worker awaits a call while more are ready, it wakes another worker. If the call waits, that
 one goes on in the next pass of the event loop, and from then on each call that is ready gets a
@@ -55,21 +55,16 @@ class CallToMake(Protocol):
     was_left: bool
 
     @property
-    def suspended(self) -> object:
-        """What the application goes on with after it has returned; None if it does not."""
-        ...
-
-    @property
     def raw_path(self) -> bytes:
         """The path of the request, as sent."""
         ...
 
-    def begin(self) -> Awaitable[None] | None:
-        """Calls the application; returns what must be awaited, or None."""
+    def begin(self) -> Awaitable[None]:
+        """Calls the application; returns what must be awaited."""
         ...
 
     def end(self) -> None:
-        """Handles that the application has returned for good."""
+        """Handles that the application has returned."""
         ...
 
     def abort(self) -> None:
@@ -104,29 +99,20 @@ class Workers:
         self._parking = parking
         self._tasks = tasks
         self._context = copy_context()  # what each worker starts with
-        self._ready: deque[tuple[CallToMake, Callable[[], Awaitable[None] | None] | None]]
-        self._ready = deque()
+        self._ready: deque[CallToMake] = deque()
         self._idle: list[Any] = []  # the waiters of the parked workers
         self._coming = 0  # workers that were woken, and have not run since
-        # The call that was begun last, until it ends or gives its task back.
+        # The call that was begun last, until it ends.
         self._current: CallToMake | None = None
         # Whether the last call did not wait, so that one worker is enough.
         self._is_one_enough = True
         self._is_closed = False
 
-    def start(
-        self, call: CallToMake, resume: Callable[[], Awaitable[None] | None] | None = None
-    ) -> None:
-        """Calls the application soon.
-
-        Args:
-            call: The call.
-            resume: Called in place of the application, to go on with a call that was suspended. If
-                it returns something, that is awaited.
-        """
+    def start(self, call: CallToMake) -> None:
+        """Calls the application soon."""
         if self._is_closed:
             return
-        self._ready.append((call, resume))
+        self._ready.append(call)
         if not self._coming or not (self._is_one_enough or self._coming >= len(self._ready)):
             self._wake_one()
 
@@ -205,20 +191,15 @@ class Workers:
         context, innermost_scope, outermost = begun_in
         while ready:
             for _ in range(_CALLS_WITHOUT_CHECKPOINT):
-                call, resume = ready.popleft()
+                call = ready.popleft()
                 left = len(ready)
-                rest = None
+                served.started += 1
                 try:
-                    if resume is None:
-                        served.started += 1
-                        rest = call.begin()
-                    else:
-                        rest = resume()
-                    if rest is not None:
-                        if ready and not self._coming:
-                            self._wake_one()
-                        self._current = call
-                        await rest
+                    rest = call.begin()
+                    if ready and not self._coming:
+                        self._wake_one()
+                    self._current = call
+                    await rest
                 except Exception as error:
                     # The raw path is printable ASCII, so it can't forge a line of the log.
                     path, has_left = call.raw_path, call.was_left
@@ -227,13 +208,12 @@ class Workers:
                     call.abort()
                     raise
                 finally:
-                    if rest is None or self._current is call:
+                    if self._current is call:  # it has not waited
                         self._current = None
                         if not self._is_one_enough and len(ready) == left:  # it has begun none
                             self._is_one_enough = True
-                    if call.suspended is None:
-                        served.finished += 1
-                        call.end()
+                    served.finished += 1
+                    call.end()
                 try:
                     if copy_context() != context or innermost_scope() is not outermost:
                         return False

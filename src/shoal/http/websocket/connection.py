@@ -1,9 +1,7 @@
 """A WebSocket on which an endpoint is called: many requests at once, answered as they end.
 
-One task reads the client's messages, another one sends. A call with one result has no task: it is
-resumed at its end, as a call over HTTP is where this package's server calls it directly. A stream
-has a task, which takes its items to the sending one; a plain item goes there from the handler's
-task at once.
+One task reads the client's messages, another one sends, and each request has its own. A plain item
+of a stream goes to the sending task from the handler's task at once.
 
 What one client can hold is bounded: its running requests, what waits to be sent of each stream (by
 its credit, in messages, and in bytes for all of them), and what waits to be sent in total, beyond
@@ -16,20 +14,20 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import orjson
 
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import EventLoop, holds_ctrl_c
+from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.trace import in_this_context
 from shoal.errors import ShutDown
-from shoal.http.direct_call import TRACE
+from shoal.http.extensions import TRACE
 from shoal.http.requests.call import CallHeaders, EndpointCall
-from shoal.http.requests.metadata import HttpMetadata
+from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Problem, Refused, explained
 from shoal.http.websocket.items import item_of
@@ -53,15 +51,12 @@ from shoal.http.websocket.signal import Signal
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.batching.batcher import Batcher
     from shoal.http.requests.call import EndpointCalls
-    from shoal.http.requests.codec import Codecs
     from shoal.http.requests.dispatch import RouteDispatcher
-    from shoal.http.requests.json_codec import JsonCodec
 
 _HOLDING: Final = holding()
 _LONGEST_HEAD: Final = 1024
@@ -75,7 +70,6 @@ class SocketConnection:
         receive: The ASGI callable.
         send: The ASGI callable.
         calls: Makes the calls of the endpoint.
-        codecs: The codecs for its items and results.
         dispatcher: What all requests to the application share.
         headers: What the headers of the handshake say about the calls.
 
@@ -83,7 +77,6 @@ class SocketConnection:
         id: The id of the connection, for the log.
         http_scope: The handshake, as a request over HTTP.
         item_headers: The headers of its requests.
-        loop: The event loop.
         parking: The event loop's way to wait.
         settings: The options of the server.
     """
@@ -94,13 +87,11 @@ class SocketConnection:
         receive: Receive,
         send: Send,
         calls: EndpointCalls,
-        codecs: Codecs,
         dispatcher: RouteDispatcher,
         headers: CallHeaders,
     ) -> None:
         self._receive = receive
         self._calls = calls
-        self._codecs = codecs
         self._times = dispatcher.times
         self._item_times = dispatcher.streams
         self._headers = headers
@@ -108,14 +99,14 @@ class SocketConnection:
         self.item_headers = ItemHeaders.of(self.http_scope)
         self.id = dispatcher.new_id().decode("ascii")
         self.settings = dispatcher.settings
-        self.loop = EventLoop.here()
         self.parking = parking_of_this_loop()
         self._offered: Mapping[str, Any] | None = scope.get("extensions", {}).get(
             "shoal.disconnect"
         )
         self._requests: dict[bytes, SocketRequest] = {}
-        # Those whose calls have ended, with results that are yet to be written.
-        self._ended: deque[SocketRequest] = deque()
+        # Those whose tasks have not begun, with the messages, and with their texts if only a part
+        # of them was read.
+        self._new: deque[tuple[SocketRequest, NewRequest, bytes | None]] = deque()
         self._to_write = Signal(self.parking)
         self._outbox = Outbox(
             send, self._offered, self.settings.send_timeout_s, self.parking, self._gave_up
@@ -236,23 +227,8 @@ class SocketConnection:
             self._fail(request, refused)
             return
         self._requests[new.id] = request
-        try:
-            with _HOLDING:  # the class of an item may do anything
-                self._begin(request, new, text)
-        except Exception as error:
-            self._fail(request, error)
-
-    def _begin(self, request: SocketRequest, new: NewRequest, text: bytes | None) -> None:
-        request.call = call = EndpointCall(self._calls, request)
-        try:
-            batcher = call.found(self._headers_of(new))
-            if batcher is None:
-                self._spawn(request, self._find, new, text)
-            else:
-                self._make(request, new, text, batcher)
-        except BaseException:
-            with call:  # only now, since without an error there is nothing to do at its end
-                raise
+        self._new.append((request, new, text))
+        self._tasks.start_soon(self._answer_next)
 
     def _headers_of(self, new: NewRequest) -> CallHeaders:
         if new.priority is None and new.timeout_s is None:
@@ -260,66 +236,37 @@ class SocketConnection:
         priority = self._headers.priority if new.priority is None else b"%d" % new.priority
         return self._headers._replace(priority=priority, timeout_s=new.timeout_s)
 
-    def _make(
-        self, request: SocketRequest, new: NewRequest, text: bytes | None, batcher: Batcher[Any]
-    ) -> None:
-        """Makes the call of a request."""
-        call = request.call
-        codec = cast("JsonCodec", self._codecs.of(batcher))
-        try:
-            item = item_of(codec, request, new, text)
-        except Violation as violation:
-            self._break_off(violation)
-            raise Refused(Problem(400, "invalid-message", violation.reason)) from None
-        metadata = HttpMetadata(self._calls.endpoint.name, request)
-        if call.streams:
-            self._spawn(request, self._relay, item, metadata)
-        elif call.is_suspended(item, metadata):
-            pass
-        elif call.has_ended:
-            self.resume(request)
-        else:
-            self._spawn(request, self._wait, item, metadata)
-
     # The tasks of requests.
 
-    def _spawn(
-        self, request: SocketRequest, step: Callable[..., Awaitable[None]], *args: Any
-    ) -> None:
-        request.task_scope = scope = anyio.CancelScope()
-        self._tasks.start_soon(self._run, request, scope, step, *args)
-
     @holds_ctrl_c
-    async def _run(
-        self,
-        request: SocketRequest,
-        scope: anyio.CancelScope,
-        step: Callable[..., Awaitable[None]],
-        *args: Any,
-    ) -> None:
+    async def _answer_next(self) -> None:
+        """Makes the call of the next request, and answers with its result."""
+        # The tasks of several requests may begin in any order.
+        request, new, text = self._new.popleft()
         try:
-            with scope, _HOLDING, request.call:
-                await step(request, *args)
+            with request.scope_of_task, _HOLDING, EndpointCall(self._calls, request) as call:
+                found = await call.find(self._headers_of(new))
+                item = self._item_of(found.made_by(JsonCodec), request, new, text)
+                if call.streams:
+                    tick = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)
+                    await relay(request, call.stream(item), partial(self._put, request), tick)
+                    self._end(request, b"end", b"true")
+                else:
+                    self._end(request, b"result", encoded(await call.result(item)))
         except Exception as error:
             self._fail(request, error)
         else:
-            if scope.cancelled_caught:
+            if request.scope_of_task.cancelled_caught:
                 self._fail(request, CallerLeft("the client has cancelled the request"))
 
-    async def _find(self, request: SocketRequest, new: NewRequest, text: bytes | None) -> None:
-        batcher = await request.call.find(self._headers_of(new))
-        request.task_scope = None
-        self._make(request, new, text, batcher)
-
-    async def _wait(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
-        result = await request.call.result(item, metadata)
-        self._end(request, b"result", encoded(result))
-
-    async def _relay(self, request: SocketRequest, item: Any, metadata: HttpMetadata) -> None:
-        tick = self._item_times.of(self._calls.endpoint.name).clock(self.parking.now)
-        stream = request.call.stream(item, metadata)
-        await relay(request, stream, partial(self._put, request), tick)
-        self._end(request, b"end", b"true")
+    def _item_of(
+        self, codec: JsonCodec, request: SocketRequest, new: NewRequest, text: bytes | None
+    ) -> Any:
+        try:
+            return item_of(codec, request, new, text)
+        except Violation as violation:
+            self._break_off(violation)
+            raise Refused(Problem(400, "invalid-message", violation.reason)) from None
 
     def _put(self, request: SocketRequest, text: bytes) -> None:
         if not request.has_ended:  # else it was cut off, and the handler does not know that yet
@@ -327,21 +274,6 @@ class SocketConnection:
             self._to_write.set()
 
     # The end of requests.
-
-    def resume(self, request: SocketRequest) -> None:
-        """Handles that the call of a request has ended for which no task waits."""
-        self._ended.append(request)
-        self._to_write.set()
-
-    def _result_of(self, request: SocketRequest) -> None:
-        """Ends a request whose call has ended."""
-        try:
-            with _HOLDING, request.call as call:
-                text = encoded(call.pending_result())
-        except Exception as error:
-            self._fail(request, error)
-        else:
-            self._end(request, b"result", text)
 
     def _end(self, request: SocketRequest, kind: bytes, text: bytes, status: int = 200) -> None:
         """Ends a request by its last message."""
@@ -373,20 +305,14 @@ class SocketConnection:
         """Cancels the calls that are left, of a client that is gone."""
         for request in tuple(self._requests.values()):
             request.leave()
-        self._write_results()
         for request in tuple(self._requests.values()):  # their tasks were cancelled
             self._fail(request, CallerLeft("the client has left"))
 
     # The sending task.
 
-    def _write_results(self) -> None:
-        while self._ended:
-            self._result_of(self._ended.popleft())
-
     @holds_ctrl_c
     async def _write(self) -> None:
         while True:
-            self._write_results()
             if self._outbox:
                 await self._outbox.send_some()
             elif self._close_with is not None:
@@ -407,6 +333,7 @@ class SocketConnection:
             self._close_with = violation.code, violation.reason
             for request in tuple(self._requests.values()):
                 request.leave()
+                self._fail(request, CallerLeft("the client has broken the protocol"))
             self._to_write.set()
 
     def _gave_up(self) -> None:

@@ -35,9 +35,8 @@ from typing import Any, Final, NamedTuple
 
 from pydantic_core import from_json, to_json
 
-from shoal.http.requests.body import too_large
 from shoal.http.requests.json_scan import Costs, check_json, encoding_flaw, not_json
-from shoal.http.requests.problem import Refused
+from shoal.http.requests.problem import Refused, too_large
 
 FIRST_CREDIT: Final = 64
 """How many items a stream may send before its client gives it credit."""

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import anyio
 
-from shoal.batching.calls.leaving import Departure
 from shoal.http.requests.arrays import NPY
+from shoal.http.requests.call import UNWATCHED
 from shoal.http.requests.exchange import JSON
 from shoal.http.websocket.messages import MOST_CREDIT
 from shoal.http.websocket.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from starlette.types import Scope
 
-    from shoal.batching.loops.event_loop import EventLoop
+    from shoal.batching.calls.leaving import Departure
     from shoal.batching.loops.parking import Parking
-    from shoal.http.requests.call import EndpointCall
     from shoal.http.websocket.messages import NewRequest
     from shoal.serving.http_options import HttpOptions
 
@@ -28,13 +27,6 @@ if TYPE_CHECKING:
 _MOST_UNSENT: Final = 16
 # What the headers of a handshake say of its own body, and not of a request's.
 _OF_HANDSHAKE: Final = frozenset({b"content-encoding", b"content-length"})
-
-
-def _never(_callback: Callable[[], object] | None) -> None:
-    """Takes a callback for the client's leaving, which ends the task in place of it."""
-
-
-_DEPARTURE: Final = Departure(anyio.sleep_forever, _never)
 
 
 class ItemHeaders(NamedTuple):
@@ -61,7 +53,6 @@ class Connection(Protocol):
     id: str
     http_scope: Scope
     item_headers: ItemHeaders
-    loop: EventLoop
     parking: Parking
     settings: HttpOptions
 
@@ -70,16 +61,9 @@ class Connection(Protocol):
         """Whether streams may pass on more than one item each."""
         ...
 
-    def resume(self, request: SocketRequest) -> None:
-        """Handles that the call of a request has ended for which no task waits."""
-        ...
-
 
 class SocketRequest:
     """One request; what its call and its codec need of an HTTP request.
-
-    Invariant: at most one of ``_leave`` and ``scope_of_task`` is in use: a call is either waited
-    for in a task, or it is resumed.
 
     Args:
         connection: The connection that it came on.
@@ -89,37 +73,32 @@ class SocketRequest:
         began_at: The reading of `time.perf_counter` when it came.
         id: Its id, as JSON.
         headers: The headers of the handshake, and of the item as if it came over HTTP.
-        loop: The event loop.
-        call: Its call, once that is made.
         credit: How many more items of its stream may be sent.
         unsent: How many messages of its stream wait to be sent.
         is_cancelled: Whether its client has cancelled it.
         has_ended: Whether its last message was made.
-        task_scope: Cancels the task that waits for its call; None if there is none.
+        scope_of_task: Cancels its task.
     """
 
     __slots__ = (
-        *("_changed", "_connection", "_leave", "call", "credit", "headers", "id"),
-        *("began_at", "has_ended", "is_cancelled", "loop", "task_scope", "unsent"),
+        *("_changed", "_connection", "credit", "headers", "id"),
+        *("began_at", "has_ended", "is_cancelled", "scope_of_task", "unsent"),
     )
 
-    call: EndpointCall
     method: Final = "POST"
 
     def __init__(self, connection: Connection, new: NewRequest) -> None:
         self.began_at = perf_counter()
         self._connection = connection
-        self._leave: Callable[[], object] | None = None
         self.id = new.id
         headers = connection.item_headers
         self.headers = headers.of_bytes if new.is_binary else headers.of_text
-        self.loop = connection.loop
         self.credit = new.credit
         self.unsent = 0
         self._changed: Signal | None = None
         self.is_cancelled = False
         self.has_ended = False
-        self.task_scope: anyio.CancelScope | None = None
+        self.scope_of_task = anyio.CancelScope()
 
     # What a call needs, and a codec.
 
@@ -131,12 +110,7 @@ class SocketRequest:
     @property
     def departure(self) -> Departure:
         """Tells nothing: a task that waits for the call is cancelled when the client leaves."""
-        return _DEPARTURE
-
-    @property
-    def direct(self) -> SocketRequest:
-        """This request, which is resumed when its call has ended."""
-        return self
+        return UNWATCHED
 
     @property
     def scope(self) -> Scope:
@@ -148,24 +122,11 @@ class SocketRequest:
         """The options of the server."""
         return self._connection.settings
 
-    def resume(self) -> None:
-        """Handles that its call has ended; see `Resumable`."""
-        self._leave = None  # a client that leaves now would have it resumed again
-        self._connection.resume(self)
-
-    def when_left(self, callback: Callable[[], object] | None) -> bool:
-        """Sets what is called when the client leaves or cancels it; see `Resumable`."""
-        self._leave = callback
-        return False
-
     # The connection's side.
 
     def leave(self) -> None:
         """Cancels the call, which ends soon."""
-        if self.task_scope is not None:
-            self.task_scope.cancel()
-        elif self._leave is not None:
-            self._leave()
+        self.scope_of_task.cancel()
 
     def may_send(self) -> bool:
         """Returns whether its stream may pass on one more item."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.http.requests.call import EndpointCalls
-from shoal.http.requests.codec import Codecs
 from shoal.http.requests.endpoint import call_headers
-from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.websocket.connection import SocketConnection
 
 if TYPE_CHECKING:
@@ -17,32 +15,23 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
-def json_codecs() -> Codecs:
-    """Returns codecs that items and results are read and written by."""
-    return Codecs(JsonCodec)
-
-
 class SocketRoute:
     """What the connections to one endpoint share.
 
     Args:
         endpoint: The endpoint.
         dispatcher: What all requests to the application share.
-        codecs: The codecs of items and results.
 
     Attributes:
         name: The endpoint's name.
     """
 
-    def __init__(self, endpoint: Endpoint, dispatcher: RouteDispatcher, codecs: Codecs) -> None:
+    def __init__(self, endpoint: Endpoint, dispatcher: RouteDispatcher) -> None:
         self.name = endpoint.name
         self._calls = EndpointCalls(endpoint, dispatcher.settings)
         self._dispatcher = dispatcher
-        self._codecs = codecs
 
     def connection(self, scope: Scope, receive: Receive, send: Send) -> SocketConnection:
         """Returns a connection, which is yet to be accepted."""
         headers = call_headers(dict(scope["headers"]))
-        return SocketConnection(
-            scope, receive, send, self._calls, self._codecs, self._dispatcher, headers
-        )
+        return SocketConnection(scope, receive, send, self._calls, self._dispatcher, headers)

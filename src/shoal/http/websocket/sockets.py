@@ -136,9 +136,9 @@ class _SocketTable:
     @cached_property
     def _make(self) -> Callable[[Endpoint], SocketRoute]:
         # Only with an endpoint: this loads pydantic.
-        from shoal.http.websocket.route import SocketRoute, json_codecs
+        from shoal.http.websocket.route import SocketRoute
 
-        return partial(SocketRoute, dispatcher=self._dispatcher, codecs=json_codecs())
+        return partial(SocketRoute, dispatcher=self._dispatcher)
 
 
 def _other_subprotocol() -> Problem:

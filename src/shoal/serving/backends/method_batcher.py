@@ -11,7 +11,7 @@ the error as their cause.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
@@ -24,6 +24,7 @@ from shoal.serving.replica_set.pool import PoolRoom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from inspect import Signature
 
     from anyio.abc import TaskStatus
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from shoal.core.events import Observers
     from shoal.replicas.code.description import Method
     from shoal.serving.replica_set.pool import Pool
+
+T = TypeVar("T")
 
 logger: Final = logging.getLogger("shoal.serving")
 
@@ -63,6 +66,18 @@ class MethodBatcher:
         )
         self.streams = self.batcher.streams
         self.check_arrays = array_check(self.batcher.signature)
+        self._made: dict[Any, Any] = {}
+
+    def made_by(self, make: Callable[[Signature], T]) -> T:
+        """Returns what a function makes of the signature of a call with one item, once for all.
+
+        Args:
+            make: The function; not a new one each time, since what it made is kept under it.
+        """
+        made: T | None = self._made.get(make)
+        if made is None:
+            made = self._made[make] = make(self.batcher.signature)
+        return made
 
     def check(self, options: dict[str, Any]) -> None:
         """Checks options before they are applied.

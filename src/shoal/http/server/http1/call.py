@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.lowlevel
 
 from shoal.http.requests.header_check import WRONG_LENGTH
-from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead, status_line
+from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead
 from shoal.http.server.http1.scope import scope_of
 from shoal.http.server.log_errors import contained
 from shoal.http.server.sockets.timeouts import Heartbeat
@@ -39,8 +39,6 @@ _NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
 class Call:
     """One request, its answer, and the application's end of both.
 
-    It is a `DirectCall` for an application of this package.
-
     It does not refer to its scope, which refers to it: a circle would be left by each request for
     the garbage collector.
 
@@ -51,12 +49,7 @@ class Call:
 
     Attributes:
         carrier: The connection.
-        loop: The event loop of the server.
-        now, is_loop_time: The clock for the times of requests; see `Shared`.
-        answered_at: When the whole answer was given at once, on that clock; 0 before.
         line: The request line.
-        headers: The headers by name, and `header_list` all of them; other requests share both.
-        suspended: What the application goes on with after it has returned; None if it does not.
         trace_ids: The ids of its trace and span, for the access log; None if it has none.
         keeps_alive: Whether the client may send another request on the connection.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
@@ -65,7 +58,6 @@ class Call:
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
-    answered_at = 0.0
     has_left = was_left = False
     refused_with = 0
     is_sent = False
@@ -83,19 +75,14 @@ class Call:
     _on_left: Callable[[], object] | None = None
     _is_cut_off = False
     _heartbeat: Heartbeat | None = None
-    suspended: Callable[[], Awaitable[None] | None] | None = None
     trace_ids: tuple[str, str] | None = None
 
     def __init__(self, carrier: Carrier, parser: HeadParser, body: bytes = b"") -> None:
         self.carrier = carrier
-        self._shared = shared = carrier.shared
-        self.loop = shared.loop
-        self.now = shared.now
-        self.is_loop_time = shared.is_loop_time
+        self._shared = carrier.shared
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
-        self.headers = parser.by_name
-        self.header_list = parser.headers
+        self._headers = parser.headers  # other requests share them
         self._body: bytes | bytearray = body
 
     # The application's side.
@@ -170,7 +157,7 @@ class Call:
         if not is_sent:
             await self._sent()
 
-    # What it offers directly.
+    # What it offers beyond ASGI.
 
     @property
     def raw_path(self) -> bytes:
@@ -179,82 +166,55 @@ class Call:
 
     def scope(self) -> Scope:
         """Returns a new scope of ASGI."""
-        return scope_of(self, self.line, list(self.header_list), self.carrier)
+        offered = {
+            "when_left": self.when_left,
+            "is_cut_off": self.is_cut_off,
+            "refused_with": partial(getattr, self, "refused_with"),
+            "send_timeout_s": self._shared.send_timeout_s,
+            "is_local": self._shared.is_local,
+            "note_trace": self.note_trace,
+            "heartbeat": self.heartbeat,
+            "send": self.send,
+            "has_room": self.has_room,
+            "put": self.put,
+        }
+        return scope_of(self.line, list(self._headers), self.carrier, offered)
 
-    def whole_body(self) -> bytes | None:
-        """Returns the body of the request, once; None if it is to be received in parts."""
-        if self._is_partial or not self._gives_body:
-            return None
-        self._gives_body = False
-        body, self._body = bytes(self._body), b""
-        return body
-
-    def answer(self, status: int, fields: bytes, body: bytes) -> None:
-        """Sends a whole answer; see `DirectCall`."""
-        self.answered_at = now = self.now()
-        if self.has_left:
-            return
-        close = b""
-        if self._shared.is_draining or not self.keeps_alive or self._is_partial:
-            self.keeps_alive = False
-            close = _CLOSE
-        parts = (status_line(status), fields, len(body), close, self._shared.date(now))
-        text = b"%b%b\r\ncontent-length: %d%b%b\r\n\r\n" % parts
-        self._finish(text, b"" if self.line.method == "HEAD" else body, now)
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether a part of the answer waits for the client; see `DirectCall`."""
-        return self.carrier.is_sending
-
-    def put(self, data: bytes) -> None:
-        """Sends a part of a body at once; see `DirectCall`."""
-        self._put(data, is_last=False)
-
-    def suspend(self, resume: Callable[[], Awaitable[None] | None]) -> None:
-        """Lets the application return before its answer; see `DirectCall`."""
-        self.suspended = resume
-
-    def resume(self) -> None:
-        """Goes on with a call that was suspended, soon; does nothing with another one."""
-        suspended, self.suspended = self.suspended, None
-        if suspended is not None:
-            self._shared.workers.start(self, suspended)
-
-    def when_left(self, callback: Callable[[], object] | None) -> bool:
+    def when_left(self, callback: Callable[[], object] | None) -> None:
         """Sets what is called once when the client leaves before the answer is complete.
 
         It is also called when the call is cut off; see `is_cut_off`. It is called at once
         if either has happened already. It must not raise, or take long.
-
-        Returns:
-            Whether it was called at once.
         """
         self._on_left = callback
-        if callback is None or not (self.has_left or self._is_cut_off):
-            return False
-        self._on_left = None
-        callback()
-        return True
+        if callback is not None and (self.has_left or self._is_cut_off):
+            self._on_left = None
+            callback()
 
     def is_cut_off(self) -> bool:
         """Whether the server ends, and waits a moment for the end of the answer."""
         return self._is_cut_off and not self.has_left
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
-        """Sends data whenever the answer was silent for a time; see `DirectCall`."""
+        """Sends data whenever the answer was silent for a time."""
         self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
 
+    def has_room(self) -> bool:
+        """Whether the client takes a part of the body at once."""
+        return not self.carrier.is_sending
+
+    def put(self, data: bytes) -> None:
+        """Sends a part of a body at once, which has begun and is not complete."""
+        self._put(data, is_last=False)
+
     def note_trace(self, ids: tuple[str, str]) -> None:
-        """Notes the ids of the request's trace and span; see `DirectCall`."""
+        """Notes the ids of the request's trace and span."""
         self.trace_ids = ids
 
     # The server's side.
 
-    def begin(self) -> Awaitable[None] | None:
-        """Calls the application: directly where it allows that, else by ASGI."""
-        if self._shared.answer_directly is not None:
-            return self._shared.answer_directly(self)
+    def begin(self) -> Awaitable[None]:
+        """Calls the application; returns what must be awaited."""
         return self._shared.app(self.scope(), self.receive, self.send)
 
     def end(self) -> None:
@@ -355,7 +315,7 @@ class Call:
             framing += _CLOSE
         self._head = None
         self._end_heartbeat()
-        now = self.now()
+        now = self._shared.now()
         return self._finish(head.encoded(framing, self._shared.date(now)), data, now)
 
     def _finish(self, text: bytes, data: bytes, now: float) -> bool:
@@ -369,7 +329,7 @@ class Call:
             carrier.send(text)
             is_sent = carrier.send(data)
         if is_sent:
-            carrier.answered(self, now if self.is_loop_time else None)
+            carrier.answered(self, now if self._shared.is_loop_time else None)
         return is_sent
 
     def _put(self, data: bytes, *, is_last: bool) -> bool:

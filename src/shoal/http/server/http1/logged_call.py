@@ -1,7 +1,6 @@
 """A request that is written to the access log when its answer has ended.
 
-It notes what passes by it, and so leaves the application's way to be called as it is: a `shoal.App`
-that is called directly is still called so. Middleware would put a task around each call.
+Middleware can't do that: it does not see the requests that the server answers itself.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from shoal.http.server.http1.carrier import Carrier
     from shoal.http.server.http1.head import HeadParser
 
-_REQUEST_ID = b"\r\nx-request-id: "
-
 
 class LoggedCall(Call):
     """One request, as `Call`; its end writes a line to the access log."""
@@ -29,14 +26,6 @@ class LoggedCall(Call):
     def __init__(self, carrier: Carrier, parser: HeadParser, body: bytes = b"") -> None:
         super().__init__(carrier, parser, body)
         self._entry = Entry()
-
-    @override
-    def answer(self, status: int, fields: bytes, body: bytes) -> None:
-        """See `Call`."""
-        request_id = fields.partition(_REQUEST_ID)[2].partition(b"\r\n")[0]
-        sent = 0 if self.line.method == "HEAD" else len(body)
-        self._entry.note_answer(status, request_id, sent)
-        super().answer(status, fields, body)
 
     @override
     def put(self, data: bytes) -> None:

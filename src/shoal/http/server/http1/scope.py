@@ -1,44 +1,39 @@
-"""The scope by which ASGI describes a request; made only where it is needed."""
+"""The scope by which ASGI describes a request."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import Scope
 
-    from shoal.http.direct_call import DirectCall
     from shoal.http.server.http1.carrier import Carrier
     from shoal.http.server.http1.head import HeadParser, RequestLine
     from shoal.http.server.shared import Shared
 
 
 def scope_of(
-    call: DirectCall, line: RequestLine, headers: list[tuple[bytes, bytes]], carrier: Carrier
+    line: RequestLine,
+    headers: list[tuple[bytes, bytes]],
+    carrier: Carrier,
+    offered: Mapping[str, Any],
 ) -> Scope:
     """Returns a new scope.
 
     Args:
-        call: The request.
-        line: Its request line.
-        headers: A list of its headers, which the application may change.
-        carrier: Its connection.
+        line: The request line.
+        headers: A list of the headers, which the application may change.
+        carrier: The connection.
+        offered: What the call offers beyond ASGI.
     """
     shared = carrier.shared
     version = "1.1" if line.is_http_1_1 else "1.0"
     scope = scope_at(shared, carrier.peer, carrier.name, "http", version, line, headers)
-    scope["extensions"]["shoal.disconnect"] = {
-        "when_left": call.when_left,
-        "is_cut_off": call.is_cut_off,
-        "heartbeat": call.heartbeat,
-        "send_timeout_s": shared.send_timeout_s,
-        "is_local": shared.is_local,
-        "note_trace": call.note_trace,
-        "refused_with": partial(getattr, call, "refused_with"),
-    }
+    scope["extensions"]["shoal.disconnect"] = offered
     if shared.proxies is not None:
         shared.proxies.complete(scope)
     return scope

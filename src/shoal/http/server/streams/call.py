@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
-from shoal.http.direct_call import TRACE
+from shoal.http.extensions import TRACE
 from shoal.http.requests.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.http1.answer import status_line

@@ -109,7 +109,7 @@ FLOWS = {
     "shared left": (None, 1, 1, None),
 }
 SHARING = {"cached": {"cache": shoal.Cache(max_size=9, ttl_s=600)}, "shared": {"dedupe": True}}
-OF_REQUESTS = {"Call", "EndpointCall", "Exchange", "HttpMetadata", "PendingCall", "Request"}
+OF_REQUESTS = {"Call", "EndpointCall", "Exchange", "HttpMetadata", "Request"}
 
 
 @pytest.mark.parametrize("flow", FLOWS)

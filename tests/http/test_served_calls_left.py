@@ -111,27 +111,21 @@ async def test_a_client_of_openai_that_leaves_while_its_call_runs_cancels_it(pat
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_a_client_that_leaves_once_its_call_has_ended_frees_its_place(fails, caplog):
-    client = None
+    class LeaveAtTheEnd(shoal.BatchObserver):
+        def batch_ended(self, record, requests):
+            client.leave()
 
-    async def leave_at_the_end(items: list[int]) -> list[int]:
-        at_the_end.append(client.leave)
+    app = shoal.App()
+    app.observers.add(LeaveAtTheEnd())
+
+    @app.endpoint("/left", name="left", max_batch_size=1)
+    async def left(items: list[int]) -> list[int]:
         if fails:
             raise ValueError("not this time")
         return items
 
-    at_the_end = []  # when the call has ended, before a worker goes on with it
-    app = shoal.App()
-    app.endpoint("/left", name="left", max_batch_size=1)(leave_at_the_end)
     async with served(app) as server:
         client = server.connect()
-        start = server.workers.start
-
-        def start_and_leave(*call):
-            start(*call)
-            while at_the_end:
-                at_the_end.pop()()
-
-        server.workers.start = start_and_leave
         client.ask("/left", 1)
         await settled(server, client)
         assert server.counts() == (1, 1)
@@ -147,7 +141,7 @@ async def test_a_client_that_leaves_while_its_answer_is_on_its_way_frees_its_pla
         client.wire.takes = False
         client.ask("/held", 1)
         await settle()
-        assert server.counts() == (1, 1)
+        assert server.counts() == (1, 0)
         assert client.releases == 0
         client.leave()
         await settled(server, client)
@@ -162,7 +156,7 @@ async def test_a_client_that_reads_late_gets_its_answer_and_the_next(app, held):
         client.wire.takes = False
         client.say(asked("/held", 1) + asked("/held", 2))
         await settle()
-        assert server.counts() == (1, 1)
+        assert server.counts() == (1, 0)
         client.read_on()
         await settle()
         assert client.answers == [(200, b"1"), (200, b"2")]

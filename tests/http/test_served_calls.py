@@ -16,13 +16,9 @@ from starlette.middleware import Middleware
 from starlette.routing import Mount
 
 import shoal
-from shoal.batching.loops.event_loop import EventLoop
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.http.app.admin_mount import AppAdmin
-from shoal.http.server.http1.call import Call
-from shoal.http.server.http1.head import HeadParser
-from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -210,18 +206,14 @@ def with_the_admin_api(app):
 
 
 @pytest.mark.parametrize("serve_it", [itself, with_the_admin_api, admin_of])
-async def test_calls_that_wait_in_a_batch_have_no_tasks(app, held, serve_it):
+async def test_many_calls_wait_in_one_batch(app, held, serve_it):
     async with app.lifespan(), serving(serve_it(app)) as server:
-        await settle()
-        before = len(anyio.get_running_tasks())
         clients = [server.connect() for _ in range(100)]
         for client in clients:
             client.ask("/held", 1)
         await settle()
         assert server.counts() == (100, 0)
         assert server.shared.running == 100
-        # The workers; and the tasks of the batcher, which were there before.
-        assert len(anyio.get_running_tasks()) - before <= 3
         held.go.set()
         await settle()
         assert [client.answers for client in clients] == [[(200, b"1")]] * 100
@@ -287,30 +279,6 @@ async def test_an_answer_says_whether_the_connection_ends(app, held, version, he
         assert client.statuses == [200]
         assert (b"\r\nconnection: close\r\n" in client.wire.sent) == closes
         assert client.wire.is_open != closes
-
-
-async def test_an_answer_before_the_end_of_the_request_is_the_last(app):
-    # What comes of the body would be taken for the next request.
-    class Carrier:
-        sent = b""
-
-        def send(self, data):
-            self.sent += data
-            return True
-
-        def answered(self, call, now):
-            pass
-
-    async with served(app) as server:
-        parser = HeadParser(HttpOptions())
-        parser.parse(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n")
-        carrier = Carrier()
-        carrier.shared = server.shared
-        call = Call(carrier, parser)
-        call.expect_body(is_asked_for=False)
-        call.answer(200, b"", b"")
-    assert b"connection: close" in carrier.sent
-    assert not call.keeps_alive
 
 
 async def test_head_gets_the_length_of_the_answer_alone(held):
@@ -433,13 +401,3 @@ async def test_a_stream_is_answered():
         assert client.wire.sent.count(b'{"item":') == 3
         assert client.wire.sent.endswith(b"0\r\n\r\n")
         assert server.counts() == (1, 1)
-
-
-async def test_a_call_from_another_event_loop_than_the_batchers_is_refused(app, held):
-    async with served(app) as server:
-        server.shared.loop = EventLoop(None, None)
-        client = server.connect()
-        client.ask("/held", 1)
-        await settle()
-        assert client.statuses == [500]
-        assert statistics(app).running == statistics(app).queued == 0
