@@ -27,7 +27,7 @@ from shoal.http.server.log_errors import contained
 from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from starlette.types import Message, Scope
 
@@ -55,6 +55,7 @@ class RemoteCall:
         ended: Called with it when the application has returned.
 
     Attributes:
+        shared: As above.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         refused_with: The status that the server has answered with in place of the application.
     """
@@ -84,7 +85,7 @@ class RemoteCall:
         ended: Callable[[RemoteCall], object],
     ) -> None:
         self.id = id_
-        self._shared = shared
+        self.shared = shared
         self._channel = channel
         self._head = head
         self._body = body
@@ -98,12 +99,12 @@ class RemoteCall:
         """Returns a new scope of ASGI."""
         scope: Scope = dict(self._head.scope)
         scope["headers"] = list(scope["headers"])
-        scope["state"] = self._shared.state.copy()
+        scope["state"] = self.shared.state.copy()
         offered: dict[str, Any] = {
             "when_left": self.when_left,
             "is_cut_off": self.is_cut_off,
-            "send_timeout_s": self._shared.send_timeout_s,
-            "is_local": self._shared.is_local,
+            "send_timeout_s": self.shared.send_timeout_s,
+            "is_local": self.shared.is_local,
             "note_trace": self.note_trace,
             "refused_with": partial(getattr, self, "refused_with"),
         }
@@ -116,12 +117,12 @@ class RemoteCall:
             offered["send_texts"] = self._send_texts
         # Extensions of the front end's server are not passed on, but those that ASGI requires.
         known: dict[str, Any] = {name: {} for name in self._head.offers if name != HEARTBEATS}
-        scope["extensions"] = {**known, "shoal.disconnect": offered, SERVER: self._shared.counts}
+        scope["extensions"] = {**known, "shoal.disconnect": offered, SERVER: self.shared.counts}
         return scope
 
     def note_trace(self, ids: tuple[str, str]) -> None:
         """Tells the front end the ids of the request's trace and span, if it logs the request."""
-        if self._shared.options.access_log:
+        if self.shared.options.access_log:
             self._post(FrontKind.TRACE, " ".join(ids).encode("ascii"))
 
     async def receive(self) -> Message:
@@ -239,27 +240,28 @@ class RemoteCall:
 
     # The server's side.
 
-    @property
-    def raw_path(self) -> bytes:
-        """The path of the request, as sent."""
-        raw_path: bytes = self._head.scope.get("raw_path", b"")
-        return raw_path
+    async def run(self) -> bool:
+        """Calls the application; see `run_contained`."""
+        shared = self.shared
+        shared.started += 1
+        path: bytes = self._head.scope.get("raw_path", b"")
+        try:
+            with contained("the application failed on %r", path, has_left=lambda: self.was_left):
+                await shared.app(self.scope(), self.receive, self.send)
+        except BaseException:
+            self._post(FrontKind.ENDED)
+            raise
+        return True
 
-    def begin(self) -> Awaitable[None]:
-        """Calls the application; returns what must be awaited."""
-        return self._shared.app(self.scope(), self.receive, self.send)
-
-    def end(self) -> None:
-        """Handles that the application has returned."""
+    def ended(self, *, is_reusable: bool) -> None:
+        """Handles that the application has returned; see `run_contained`."""
+        del is_reusable  # its task has made this call only
         if self._answer != _COMPLETE and not self.has_left:
             is_refused = self._answer != _SENDING and self._is_cut_off
             self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
         self.has_left = True
+        self.shared.finished += 1
         self._ended(self)
-
-    def abort(self) -> None:
-        """Closes the client's connection by force."""
-        self._post(FrontKind.ENDED)
 
     # What the front end reports.
 
@@ -348,10 +350,10 @@ class RemoteCall:
 
     def _wake(self) -> None:
         for waiter in self._waiters:
-            self._shared.wake(waiter)
+            self.shared.wake(waiter)
 
     async def _change(self) -> None:
-        waiter = self._shared.new_waiter()
+        waiter = self.shared.new_waiter()
         self._waiters = [*self._waiters, waiter]
         try:
             await waiter

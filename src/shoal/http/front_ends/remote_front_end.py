@@ -15,6 +15,7 @@ import anyio
 from shoal.http.front_ends.channel import Channel
 from shoal.http.front_ends.remote_call import RemoteCall
 from shoal.http.front_ends.wire import MEMORY, NUMBER, REFUSAL, FrontKind
+from shoal.http.server.connection_task import run_contained
 from shoal.observe.connections import ConnectionTotals
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.messages import unpickled
@@ -237,7 +238,8 @@ class RemoteFrontEnd:
             del self._heads[number]
         call = RemoteCall(self._shared, self._channel, id_, head, body, self._ended)
         self._calls[id_] = call
-        self._shared.workers.start(call)
+        # Not in the context of what has made the server's process read.
+        self._shared.context.run(self._shared.tasks.start_soon, run_contained, call)
 
     def _tell(self, call: RemoteCall, kind: FrontKind, body: bytes) -> None:
         match kind:

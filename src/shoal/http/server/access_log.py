@@ -1,8 +1,7 @@
 """The access log: a line of JSON for each request, once it was answered or abandoned.
 
-It logs no bodies or headers, and of the URL only the path, since queries may contain tokens. For
-HTTP/2 and WebSocket it is middleware; for HTTP/1.1 see `shoal.http.server.http1.logged_call`. Where
-the log is not enabled neither is used, so it costs nothing.
+It logs no bodies or headers, and of the URL only the path, since queries may contain tokens. It is
+middleware, which is not used where the log is not enabled.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import orjson
 
-from shoal.http.extensions import TRACE
+from shoal.http.extensions import DISCONNECT, TRACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +59,10 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         entry = Entry()
+        offered = scope.get("extensions", {}).get(DISCONNECT, {})
+        if offered:
+            # The application may have been given a copy of the scope.
+            offered["note_trace"] = entry.note_trace
         has_ended = False
 
         async def noting(message: Message) -> None:
@@ -73,12 +76,11 @@ class AccessLog:
             has_ended = True
             raise
         finally:  # also where it was cancelled
-            offered = scope.get("extensions", {}).get("shoal.disconnect", {})
             entry.note_status(offered.get("refused_with", int)())
             if has_ended and not self._has_left():
                 entry.note_status(500)
             method = scope.get("method", "GET")
-            entry.trace_ids = scope.get(TRACE)
+            entry.trace_ids = entry.trace_ids or scope.get(TRACE)
             entry.write(protocol_of(scope), method, scope["path"], scope.get("client"))
 
 
@@ -111,6 +113,10 @@ class Entry:
         self._status = status
         self._request_id = request_id.decode("latin-1") or None
         self._bytes += size
+
+    def note_trace(self, ids: tuple[str, str]) -> None:
+        """Notes the ids of the request's trace and span."""
+        self.trace_ids = ids
 
     def note_status(self, status: int) -> None:
         """Notes with which status the server answers if nothing else has; 0 for none."""

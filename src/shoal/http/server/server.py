@@ -372,7 +372,6 @@ class _Server:
         """Waits until all connections are closed; their calls end with the task group."""
         for listener in self._listeners:
             await listener.shared.wait_closed()
-            listener.shared.workers.close()
 
     async def _cut_off(self, connections: TaskGroup) -> None:
         """Ends the calls that do not end in time, once their clients were told so if possible."""

@@ -13,7 +13,6 @@ import anyio
 from shoal.http.server.client_faults import ClientFaults
 from shoal.http.server.refusals import Refusals
 from shoal.http.server.turns import Turns
-from shoal.http.server.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,9 +69,7 @@ class Shared:
         parking: As above.
         new_waiter, wake: Its functions.
         now: The clock for the times of requests: the event loop's, unless that is a coarse one.
-        is_loop_time: Whether it is the event loop's.
         idle_s: How long a connection may be idle, in seconds.
-        workers: Call the application for HTTP/1.1.
         turns: The turns of the connections that speak HTTP/2 or WebSocket.
         faults: Logs the errors that end connections.
         refusals: Notes the requests that never reach the application.
@@ -112,11 +109,9 @@ class Shared:
         self.options = options
         self.context = copy_context()
         self.parking = parking
-        self.is_loop_time = not parking.is_coarse
-        self.now = parking.now if self.is_loop_time else perf_counter
+        self.now = perf_counter if parking.is_coarse else parking.now
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
-        self.workers = Workers(self, parking, tasks)
         self.turns = Turns(tasks, timeouts.now)
         self.scheme = scheme
         self.guard = guard

@@ -8,25 +8,28 @@ and then a `send`, so that a stream whose client keeps up does not hold the even
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio.lowlevel
 
+from shoal.http.extensions import DISCONNECT
 from shoal.http.requests.header_check import WRONG_LENGTH
 from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead
-from shoal.http.server.http1.scope import scope_of
+from shoal.http.server.http1.bad_request import BadRequest
+from shoal.http.server.http1.body import reader_of
+from shoal.http.server.http1.scope import scope_at
 from shoal.http.server.log_errors import contained
-from shoal.http.server.sockets.timeouts import Heartbeat
+from shoal.http.server.sockets.timeouts import Heartbeat, time_to_receive_s
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable
 
     from starlette.types import Message, Scope
 
-    from shoal.http.server.http1.carrier import Carrier
+    from shoal.http.server.http1.body import BodyReader
+    from shoal.http.server.http1.connection import Http1Connection
     from shoal.http.server.http1.head import HeadParser
 
-_MOST_UNREAD: Final = 2**16
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # up to this size, the head and the first part of a body are sent together
 _CLOSE: Final = b"\r\nconnection: close"
@@ -43,47 +46,46 @@ class Call:
     the garbage collector.
 
     Args:
-        carrier: The connection.
+        connection: The connection.
         parser: What the head of the request says.
-        body: The whole body of the request, if it came with the head.
 
     Attributes:
-        carrier: The connection.
         line: The request line.
-        trace_ids: The ids of its trace and span, for the access log; None if it has none.
         keeps_alive: Whether the client may send another request on the connection.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
+        is_left_behind: Whether the connection goes on without waiting for the application.
         refused_with: The status that the server has answered with in place of the application.
-        is_sent: Set once the kernel has taken an answer for which it had no room at first.
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
-    has_left = was_left = False
+    has_left = was_left = is_left_behind = False
     refused_with = 0
-    is_sent = False
+    _body: BodyReader | None = None  # while more of the body is to come
+    _received = 0
+    _waited_s = 0.0  # for the body
+    _gave_body = False  # the application has been given the end of it
     _gave_disconnect = False
-    _gives_body = True  # the application has not been given the end of the body
-    _is_partial = False  # more of the body is to come
-    _expects = False
     _answer = _NOT_BEGUN
     _head: AnswerHead | None = None
     _sends_body = True
     _is_chunked = False
     _to_send: int | None = None  # how many bytes of the body are left, if it has a length
     _sends = 0
-    _waiters: Sequence[Any] = ()
     _on_left: Callable[[], object] | None = None
     _is_cut_off = False
     _heartbeat: Heartbeat | None = None
-    trace_ids: tuple[str, str] | None = None
 
-    def __init__(self, carrier: Carrier, parser: HeadParser, body: bytes = b"") -> None:
-        self.carrier = carrier
-        self._shared = carrier.shared
+    def __init__(self, connection: Http1Connection, parser: HeadParser) -> None:
+        self._connection = connection
+        self._shared = connection.shared
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
         self._headers = parser.headers  # other requests share them
-        self._body: bytes | bytearray = body
+        self._expects = parser.expects
+        self._unread = b""  # what has come of the body, and the application has not been given
+        if parser.length != 0:
+            self._body = reader_of(parser.length)
+            self._take_body()
 
     # The application's side.
 
@@ -91,30 +93,39 @@ class Call:
         """Returns the next part of the body, or that the client has left; see ASGI."""
         # Not a checkpoint if a message is there: Starlette's `Request.is_disconnected` calls it in
         # a cancelled scope, where a checkpoint would always result in "nothing".
-        if self._gives_body:
-            while not self._body and self._is_partial and not self.has_left:
-                if self._answer == _COMPLETE:
-                    break
-                if self._expects and self._answer <= _STARTED:
-                    self.carrier.send(CONTINUE)
-                self._expects = False
-                await self._change()
-            if self._body or not self._is_partial:
-                body, self._body = bytes(self._body), b""
-                has_more = self._is_partial
-                if has_more:
-                    self.carrier.read_more()  # more may arrive at once
-                else:
-                    self._gives_body = False
+        connection = self._connection
+        if not self._gave_body:
+            if self._body is not None:
+                await self._some_body()
+            if self._unread or self._body is None:
+                body, self._unread = self._unread, b""
+                has_more = self._body is not None
+                self._gave_body = not has_more
                 return {"type": "http.request", "body": body, "more_body": has_more}
-            self._gives_body = False
+            self._gave_body = True
         if self._gave_disconnect:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
         while not self.has_left and self._answer != _COMPLETE:
-            await self._change()
+            await connection.changed.wait()
         self._gave_disconnect = True
         return {"type": "http.disconnect"}
+
+    async def _some_body(self) -> None:
+        """Waits until a part of the body or its end has come, or no more of it can come."""
+        connection, now = self._connection, self._shared.timeouts.now
+        self._take_body()
+        while not self._unread and self._body is not None:
+            if self.has_left or self._answer == _COMPLETE:
+                return
+            if self._expects and self._answer <= _STARTED:
+                connection.send(CONTINUE)
+            self._expects = False
+            allowed_s = time_to_receive_s(self._received, self._shared.body_timeout_s)
+            began = now()
+            await connection.more("a body", allowed_s - self._waited_s)
+            self._waited_s += now() - began
+            self._take_body()
 
     async def send(self, message: Message) -> None:
         """Sends the next part of the answer; see ASGI.
@@ -146,7 +157,7 @@ class Call:
         elif answer == _COMPLETE:
             raise RuntimeError("the answer is complete already")
         else:
-            if self.carrier.is_sending:
+            if self._connection.is_sending:
                 if not await self._sent():
                     return
             else:
@@ -159,26 +170,26 @@ class Call:
 
     # What it offers beyond ASGI.
 
-    @property
-    def raw_path(self) -> bytes:
-        """The path of the request, as sent."""
-        return self.line.raw_path
-
     def scope(self) -> Scope:
         """Returns a new scope of ASGI."""
-        offered = {
+        shared, line, connection = self._shared, self.line, self._connection
+        version = "1.1" if line.is_http_1_1 else "1.0"
+        headers = list(self._headers)
+        scope = scope_at(shared, connection.peer, connection.name, "http", version, line, headers)
+        scope["extensions"][DISCONNECT] = {
             "when_left": self.when_left,
             "is_cut_off": self.is_cut_off,
-            "refused_with": partial(getattr, self, "refused_with"),
-            "send_timeout_s": self._shared.send_timeout_s,
-            "is_local": self._shared.is_local,
-            "note_trace": self.note_trace,
+            "refused_with": self.refusal,
+            "send_timeout_s": shared.send_timeout_s,
+            "is_local": shared.is_local,
             "heartbeat": self.heartbeat,
             "send": self.send,
             "has_room": self.has_room,
             "put": self.put,
         }
-        return scope_of(self.line, list(self._headers), self.carrier, offered)
+        if shared.proxies is not None:
+            shared.proxies.complete(scope)
+        return scope
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
         """Sets what is called once when the client leaves before the answer is complete.
@@ -195,35 +206,23 @@ class Call:
         """Whether the server ends, and waits a moment for the end of the answer."""
         return self._is_cut_off and not self.has_left
 
+    def refusal(self) -> int:
+        """Returns the status that the server has answered with in place of the application."""
+        return self.refused_with
+
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time."""
         self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
 
     def has_room(self) -> bool:
         """Whether the client takes a part of the body at once."""
-        return not self.carrier.is_sending
+        return not self._connection.is_sending
 
     def put(self, data: bytes) -> None:
         """Sends a part of a body at once, which has begun and is not complete."""
         self._put(data, is_last=False)
 
-    def note_trace(self, ids: tuple[str, str]) -> None:
-        """Notes the ids of the request's trace and span."""
-        self.trace_ids = ids
-
     # The server's side.
-
-    def begin(self) -> Awaitable[None]:
-        """Calls the application; returns what must be awaited."""
-        return self._shared.app(self.scope(), self.receive, self.send)
-
-    def end(self) -> None:
-        """Handles that the application has returned for good."""
-        self.carrier.call_ended(self)
-
-    def abort(self) -> None:
-        """Closes the connection by force."""
-        self.carrier.abort()
 
     @property
     def has_begun(self) -> bool:
@@ -235,41 +234,18 @@ class Call:
         """Whether the whole answer was sent, or is being sent."""
         return self._answer == _COMPLETE
 
-    def expect_body(self, *, is_asked_for: bool) -> None:
-        """Expects a body in parts.
-
-        Args:
-            is_asked_for: Whether the client sends it when it is asked to.
-        """
-        self._is_partial = True
-        self._expects = is_asked_for
-
-    def body_arrived(self, body: bytes, *, is_complete: bool) -> bool:
-        """Takes a part of the request's body.
-
-        Returns:
-            Whether the application should read some of it before more is taken.
-        """
-        if not self._body:
-            self._body = body
-        elif body:
-            if type(self._body) is bytes:
-                self._body = bytearray(self._body)
-            self._body += body
-        if is_complete:
-            self._is_partial = False
-        if self._waiters:
-            self.wake()
-        return len(self._body) >= _MOST_UNREAD
+    @property
+    def reads_body(self) -> bool:
+        """Whether more of the body is to come."""
+        return self._body is not None
 
     def leave(self) -> None:
         """Handles that the client is gone."""
         self.has_left, self.was_left = True, self.was_left or self._answer != _COMPLETE
         self._end_heartbeat()
         self._call_back()
-        self.wake()
 
-    def refuse(self, status: int, size: int) -> None:
+    def refuse(self, status: int) -> None:
         """Handles that the server has answered in place of the application."""
         self.refused_with = status
         self.leave()
@@ -283,11 +259,6 @@ class Call:
         self._is_cut_off = True
         return self._call_back() or self.has_begun
 
-    def wake(self) -> None:
-        """Wakes the tasks that wait for a change."""
-        for waiter in self._waiters:
-            self._shared.wake(waiter)
-
     def _call_back(self) -> bool:
         on_left, self._on_left = self._on_left, None
         if on_left is None or self._answer == _COMPLETE:
@@ -296,10 +267,27 @@ class Call:
             on_left()
         return True
 
+    def _take_body(self) -> None:
+        """Takes what has come of the body; one that is malformed ends the connection."""
+        body, connection = self._body, self._connection
+        data = connection.take()
+        if body is None or not data:
+            return
+        try:
+            part, rest = body.feed(data)
+        except BadRequest as error:
+            connection.refuse(error)
+            return
+        self._received += len(part)
+        self._unread += part
+        if body.is_complete:
+            self._body = None
+            connection.put_back(rest)
+
     # Both.
 
     def _send_whole(self, data: bytes) -> bool:
-        """Sends an answer whose whole body is known; see `Carrier.send`."""
+        """Sends an answer whose whole body is known; see `Http1Connection.send`."""
         head = self._head
         assert head is not None
         framing = b""
@@ -310,27 +298,17 @@ class Call:
             framing = b"\r\ncontent-length: %d" % size
         elif head.length != size:
             raise RuntimeError(WRONG_LENGTH)
-        if head.closes or self._shared.is_draining or not self.keeps_alive or self._is_partial:
+        if head.closes or self._shared.is_draining or not self.keeps_alive or self._lacks_body():
             self.keeps_alive = False
             framing += _CLOSE
         self._head = None
-        self._end_heartbeat()
-        now = self._shared.now()
-        return self._finish(head.encoded(framing, self._shared.date(now)), data, now)
-
-    def _finish(self, text: bytes, data: bytes, now: float) -> bool:
-        """Sends the head of an answer and its whole body."""
-        self._answer = _COMPLETE
-        self._on_left = None
-        carrier = self.carrier
+        text = head.encoded(framing, self._shared.date_now())
+        connection = self._connection
+        self._complete()
         if len(data) <= _JOINED:
-            is_sent = carrier.send(text + data)
-        else:
-            carrier.send(text)
-            is_sent = carrier.send(data)
-        if is_sent:
-            carrier.answered(self, now if self._shared.is_loop_time else None)
-        return is_sent
+            return connection.send(text + data)
+        connection.send(text)
+        return connection.send(data)
 
     def _put(self, data: bytes, *, is_last: bool) -> bool:
         """Sends a part of a longer body, after the head if that was not sent."""
@@ -349,19 +327,20 @@ class Call:
             data = b""
         if self._heartbeat is not None:
             self._heartbeat.is_silent = False
+        connection = self._connection
         if is_last:
-            self._answer = _COMPLETE
-            self._on_left = None
-            self._end_heartbeat()
-        carrier = self.carrier
+            self._complete()
         if len(data) <= _JOINED:
             data = head + data
         elif head:
-            carrier.send(head)
-        is_sent = carrier.send(data) if data else True
-        if is_last and is_sent:
-            carrier.answered(self)
-        return is_sent
+            connection.send(head)
+        return connection.send(data) if data else True
+
+    def _complete(self) -> None:
+        self._answer = _COMPLETE
+        self._on_left = None
+        self._end_heartbeat()
+        self._connection.answered(self)
 
     def _encoded_head(self) -> bytes:
         """Returns the head of an answer whose body comes in parts, and decides on its framing."""
@@ -380,13 +359,13 @@ class Call:
             self.keeps_alive = False
         # An answer before the end of the request is the last one. A client that is not told so
         # would send its next request, and lose it.
-        if head.closes or self._shared.is_draining or not self.keeps_alive or self._is_partial:
+        if head.closes or self._shared.is_draining or not self.keeps_alive or self._lacks_body():
             self.keeps_alive = False
             framing += _CLOSE
         return head.encoded(framing, self._shared.date_now())
 
     def _beat(self, data: bytes) -> None:
-        if self._answer == _SENDING and not self.carrier.is_sending:
+        if self._answer == _SENDING and not self._connection.is_sending:
             self._put(data, is_last=False)
 
     def _end_heartbeat(self) -> None:
@@ -396,15 +375,14 @@ class Call:
 
     async def _sent(self) -> bool:
         """Waits until the kernel has taken all; returns False if the client is gone."""
+        connection = self._connection
         # The connection may be sending the next answer already when this task runs.
-        while self.carrier.is_sending and not (self.is_sent or self.has_left):
-            await self._change()
+        while connection.is_sending and not (self.has_left or self.is_left_behind):
+            await connection.changed.wait()
         return not self.has_left
 
-    async def _change(self) -> None:
-        waiter = self._shared.new_waiter()
-        self._waiters = [*self._waiters, waiter]
-        try:
-            await waiter
-        finally:
-            self._waiters = [one for one in self._waiters if one is not waiter]
+    def _lacks_body(self) -> bool:
+        """Returns whether more of the body is to come."""
+        if self._body is not None:
+            self._take_body()
+        return self._body is not None

@@ -1,38 +1,38 @@
-"""A connection that speaks HTTP/1.1: a state machine between its transport and the application.
+"""A connection that speaks HTTP/1.1: one task, which answers one request after the other.
 
-The problem: what a server makes for each request (tasks, channels, events, cancel scopes) costs ten
-times as much as parsing the request. Here nothing of the kind is made. The transport calls the
-connection with what arrives; when a head is complete, a worker calls the application (see
-`workers`). An idle connection has no task. A send goes to the kernel at once.
+The task reads the head of a request, calls the application, and reads the next head. What arrives
+is put into one buffer by the server's poller, and taken from it by the task, or by the application
+as the body of its request. So what a client sends beyond the request that is being answered stays
+where it is, and at most `_MOST_HELD` bytes of it leave the kernel.
 
-One request is answered at a time. What the client sends beyond it stays unparsed until the answer
-is complete, and at most `_MOST_HELD` bytes of it leave the kernel.
-
-Every state has a deadline: a head, a body, an idle connection, a send that the client does not
-read, and the end, when the server has ended its side and waits for the client's.
+Whatever is waited for has a deadline: a head, a body, the next request of an idle connection, the
+client's reading of an answer, and its end, when the server has ended its side. They are timers of
+the server and not cancel scopes, of which each request would enter three: see `timeouts`.
 """
 
 from __future__ import annotations
 
 import logging
-from functools import partial
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Final
 
+from shoal.http.server.access_log import AccessLog
+from shoal.http.server.change import Change
+from shoal.http.server.connection_task import run_contained
 from shoal.http.server.http1.answer import error_answer
 from shoal.http.server.http1.bad_request import BadRequest
-from shoal.http.server.http1.body import BodyReader, reader_of
 from shoal.http.server.http1.call import Call
-from shoal.http.server.http1.head import END, HeadParser, find_end
-from shoal.http.server.http1.logged_call import LoggedCall
+from shoal.http.server.http1.head import HeadParser, find_end
 from shoal.http.server.http1.scope import scope_of_refused
 from shoal.http.server.listeners import host_and_port
-from shoal.http.server.sockets.timeouts import Timeout, time_to_receive_s, time_to_send_s
+from shoal.http.server.log_errors import log_failure
+from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.http.server.http1.switch import Switch
+    from shoal.http.server.client import Client
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
@@ -42,20 +42,9 @@ _log = logging.getLogger("shoal.server")
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 _MOST_HELD: Final = 2**16
 
-# The states of a connection.
-_IDLE: Final = 0  # no byte of the next request has come
-_HEAD: Final = 1  # a head is incomplete
-_BODY: Final = 2  # a request is being answered, and its body is incomplete
-_ANSWER: Final = 3  # a request that was received whole is being answered
-_ENDING: Final = 4  # the server's side is about to end, or has ended; input is dropped
-_CLOSED: Final = 5
-
 
 class Http1Connection(Receiver):
     """Serves one client until either side closes the connection.
-
-    Invariant: in the states BODY and ANSWER, and in no other, `_call` is the request that is being
-    answered.
 
     Args:
         shared: The state of the address.
@@ -65,6 +54,7 @@ class Http1Connection(Receiver):
 
     Attributes:
         shared: As above.
+        changed: Signals that something has arrived, that the kernel has room, or an end.
         peer: The client's host and port.
         name: The server's host and port.
 
@@ -73,9 +63,9 @@ class Http1Connection(Receiver):
     """
 
     __slots__ = (
-        *("_body", "_began_at", "_call", "_client", "_has_enough", "_held", "_is_new"),
-        *("_known_host", "_new_call", "_parser", "_received", "_released", "_running", "_state"),
-        *("_timeout", "_transport", "name", "peer", "shared"),
+        *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending", "_is_new"),
+        *("_known_host", "_parser", "_received", "_released", "_tasks", "_timeout", "_transport"),
+        *("changed", "name", "peer", "shared"),
     )
 
     def __init__(
@@ -83,26 +73,24 @@ class Http1Connection(Receiver):
         shared: Shared,
         transport: Transport | TlsTransport,
         released: Callable[[], object],
-        client: Switch,
+        client: Client,
     ) -> None:
         self.shared = shared
         self._transport = transport
-        self._released: Callable[[], object] | None = released
-        self._state = _IDLE
+        self._released = released
+        self._client = client
+        self.changed = Change(shared)
         self._parser = HeadParser(shared.options)
-        # Of the next head; or what is behind the request that is being answered.
-        self._held: bytes | bytearray = b""
-        self._has_enough = False
+        self._received: bytes | bytearray = b""  # and neither parsed nor given to the application
         self._is_new = True  # no request has come
         self._known_host: bytes | None = None  # of a request that the guard has allowed
-        self._body: BodyReader | None = None
-        self._began_at = 0.0  # when the incomplete head or body did
-        self._received = 0
-        self._call: Call | None = None
-        self._running = 0  # calls of the application
+        self._call: Call | None = None  # the last one, until the next head is waited for
+        self._tasks = 0
+        self._awaited = ""  # what the client is to send until the deadline; empty for nothing
+        self._began_at = 0.0  # when an incomplete head did; 0 while none has
+        self._is_ending = False  # the server's side is about to end, or has ended
+        self._is_closed = False
         self._timeout = Timeout(shared.timeouts, self._expire)
-        self._client = client
-        self._new_call = LoggedCall if shared.options.access_log else Call
         self.peer = host_and_port(transport.peer)
         self.name = host_and_port(transport.name)
 
@@ -110,18 +98,21 @@ class Http1Connection(Receiver):
         """Begins to serve."""
         self.shared.connections.add(self)
         self._transport.receiver = self
-        self._timeout.set(self.shared.idle_s)
         self._transport.start()
+        self._start_task()
 
     def drain(self) -> None:
         """Closes after the current answer, or after a request that arrives very soon."""
-        if self._state <= _HEAD:
+        if self._is_ending:
+            return
+        if self._call is None:
             self._timeout.set(self.shared.late_request_s)
+        elif self._call.is_answered:
+            self._leave_behind(self._call)
 
     def end_early(self) -> None:
         """Asks for the end of the answer; answers 503 where the application can't be asked."""
-        call = self._call
-        if call is not None and not call.end_early():
+        if self._call is not None and not self._call.end_early():
             self._answer_with_error(503)
 
     def abort(self) -> None:
@@ -133,46 +124,35 @@ class Http1Connection(Receiver):
 
     def data_received(self, data: bytes) -> None:
         """Handles bytes from the client."""
-        state = self._state
-        if state <= _HEAD:
-            last = self._parser.last
-            try:
-                if state == _HEAD:
-                    self._take_head(data)
-                elif last and data.startswith(last):
-                    self._answer(data, len(last))
-                elif 0 <= (end := data.find(END)) < self._parser.options.max_head_bytes:
-                    self._begin(data, end + 4)
-                else:
-                    self._take_head(data)
-            except BadRequest as error:
-                self._refuse(error)
-        elif state == _BODY:
-            self._take_body(data)
-        elif state == _ANSWER:
-            self._hold(data)
+        if self._is_ending:
+            return
+        if not self._received:
+            self._received = data
+        else:
+            if type(self._received) is bytes:
+                self._received = bytearray(self._received)
+            self._received += data
+        if len(self._received) >= _MOST_HELD:
+            self._transport.pause()
+        if self._call is not None and self._call.is_answered:
+            self._leave_behind(self._call)
+        self.changed.signal()
 
     def client_ended(self) -> None:
         """Handles that the client has ended its side: it counts as gone."""
-        if self._state != _BODY or not self._transport.is_paused:
+        call = self._call
+        if call is None or not (self._transport.is_paused and call.reads_body):
             self._close()
 
     def all_sent(self) -> None:
         """Handles that the kernel has taken all that was sent."""
-        call = self._call
-        if self._state == _ENDING:
-            self._end_sending()
-        elif call is None or not call.is_answered:
-            self._set_timeout()
-        else:
-            call.is_sent = True
-            self.answered(call)
-        if call is not None:
-            call.wake()
+        self.changed.signal()
 
     def connection_lost(self) -> None:
         """Handles that the connection broke."""
         self._close()
+
+    # What a call uses.
 
     @property
     def is_sending(self) -> bool:
@@ -187,61 +167,141 @@ class Http1Connection(Receiver):
         self._timeout.set(time_to_send_s(unsent, self.shared.send_timeout_s))
         return False
 
-    def read_more(self) -> None:
-        """Reads more of the body, since the application has taken what came."""
-        if self._transport.is_paused:
-            # The client could not send meanwhile.
-            self._began_at = self.shared.timeouts.now()
-            self._received = 0
-            self._transport.resume()
-            self._set_timeout()
+    def take(self) -> bytes:
+        """Returns what has arrived, which is not given again."""
+        data, self._received = bytes(self._received), b""
+        return data
 
-    def answered(self, call: Call, now: float | None = None) -> None:
-        """Handles that the whole answer was passed to the kernel; just now on the loop's clock."""
-        if call is not self._call:
-            return
-        self._call = None
-        if call.keeps_alive:
-            self._state = _IDLE
-            self._timeout.set(self.shared.idle_s, now)
-            if self._held:
-                data, self._held = bytes(self._held), b""
-                self._has_enough = False
-                self.data_received(data)
-                if not self._has_enough:
-                    self._transport.resume()
+    def put_back(self, data: bytes) -> None:
+        """Takes back the end of what `take` has returned."""
+        self._received = data
+
+    async def more(self, awaited: str, limit_s: float) -> None:
+        """Waits until something has changed, such as that the client has sent more.
+
+        Args:
+            awaited: What it is to send: "a request", "a head" or "a body".
+            limit_s: How long it may take, in seconds.
+        """
+        self._awaited = awaited
+        if not self._transport.unsent:  # else the deadline is that of the send
+            self._timeout.set(limit_s)
+        self._transport.resume()
+        try:
+            await self.changed.wait()
+        finally:
+            self._awaited = ""
+
+    def refuse(self, error: BadRequest) -> None:
+        """Ends the connection of a client that sends what is no request."""
+        if self._call is not None and self._call.has_begun:
+            self.abort()
         else:
-            self._finish(is_client_done=self._body is None)
+            self._answer_with_error(error.status, str(error))
 
-    def _take_head(self, data: bytes | bytearray) -> None:
-        """Takes a part of a head; raises `BadRequest`."""
-        self._parser.forget()
-        searched = len(self._held)
-        if searched:
-            self._held += data
-            data = self._held
-        end = find_end(data, self._parser.options.max_head_bytes, searched)
-        if end >= 0:
-            self._held = b""
-            self._begin(bytes(data), end)
-        elif self._state == _IDLE:
-            self._state = _HEAD
-            self._held = bytearray(data)
-            self._began_at = self.shared.timeouts.now()
-            self._timeout.set(self.shared.head_timeout_s)
+    def answered(self, call: Call) -> None:
+        """Handles that the whole answer was sent, or waits for the client to read."""
+        if self._received or not call.keeps_alive:
+            self.shared.tasks.start_soon(self._go_on_without, call)
 
-    def _begin(self, data: bytes, end: int) -> None:
-        """Checks the head that is the data up to `end`, and begins to answer its request.
+    # The tasks: one, and those of applications that go on after their answers.
+
+    def _start_task(self) -> None:
+        self._tasks += 1
+        # Not in the context of the application, which may have changed that of its task.
+        self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
+
+    async def run(self) -> bool:
+        """Serves the client, as `run_contained` has it."""
+        innermost_scope = self.shared.parking.innermost_scope()
+        context, outermost = copy_context(), innermost_scope()
+        while await self._head_came():
+            call = self._call = Call(self, self._parser)
+            await self._answer(call)
+            if call.is_left_behind:
+                return True
+            try:
+                if copy_context() != context or innermost_scope() is not outermost:
+                    return False
+            except Exception:  # a value of a variable can't be compared with another
+                return False
+        while not self._is_closed:
+            await self.changed.wait()
+        return True
+
+    def ended(self, *, is_reusable: bool) -> None:
+        """Handles that a task has ended; see `run_contained`."""
+        self._tasks -= 1
+        if not is_reusable:
+            self._start_task()
+        elif not self._tasks:
+            self._close()
+            self._released()
+
+    async def _go_on_without(self, call: Call) -> None:
+        await self.shared.parking.checkpoint()  # most applications have returned after it
+        if call is self._call:
+            self._leave_behind(call)
+
+    def _leave_behind(self, call: Call) -> None:
+        """Goes on without the application, which has answered and may take long to return."""
+        if not call.is_left_behind:
+            call.is_left_behind = True
+            self._start_task()
+
+    async def _head_came(self) -> bool:
+        """Waits for the head of the next request; returns False if there is none."""
+        shared, parser = self.shared, self._parser
+        while self._transport.unsent and not self._is_ending:
+            await self.changed.wait()
+        last, self._call = self._call, None
+        if last is not None and not last.keeps_alive:
+            await self._finish(is_client_done=not last.reads_body)
+        if self._received:  # the client did not wait for the last answer
+            await shared.parking.checkpoint()
+        self._began_at = 0.0
+        searched = 0
+        try:
+            while not self._is_ending:
+                data = self._received
+                if len(data) != searched:
+                    if parser.last and not searched and data.startswith(parser.last):
+                        self._received = data[len(parser.last) :]
+                        return True
+                    end = find_end(data, parser.options.max_head_bytes, searched)
+                    if end >= 0:
+                        return self._is_request(bytes(data), end)
+                    searched = len(data)
+                    self._began_at = self._began_at or shared.timeouts.now()
+                if not searched:
+                    await self.more("a request", shared.idle_s)
+                else:
+                    left_s = self._began_at + shared.head_timeout_s - shared.timeouts.now()
+                    await self.more("a head", left_s)
+        except BadRequest as error:
+            self.refuse(error)
+        return False
+
+    def _is_request(self, data: bytes, end: int) -> bool:
+        """Parses the head that is the data up to `end`.
 
         A head that is the same as the last one passes again, so it is not given to this method.
+
+        Returns:
+            Whether this connection answers it; else it goes on with another protocol.
+
+        Raises:
+            BadRequest: It is malformed, or is refused by its host or origin.
         """
-        shared = self.shared
-        parser = self._parser
+        shared, parser = self.shared, self._parser
         if self._is_new and data.startswith(_HTTP2_PREFACE):
-            self._switch(partial(self._client.switch_to_http2, data))
-            return
+            self._leave_transport()
+            self._client.switch_to_http2(data)
+            return False
         self._is_new = False
-        parser.parse(data if len(data) == end else data[:end])
+        parser.forget()
+        parser.parse(data[:end])
+        self._received = data[end:]
         host, origin = parser.host, parser.origin
         is_websocket = parser.is_websocket()
         if shared.guard is not None and (origin is not None or host != self._known_host):
@@ -249,202 +309,109 @@ class Http1Connection(Receiver):
             if origin is None:
                 self._known_host = host
         if is_websocket:
-            self._switch(partial(self._client.switch_to_websocket, parser, data[end:]))
-            return
-        self._answer(data, end)
-
-    def _answer(self, data: bytes, end: int) -> None:
-        """Begins to answer the request whose head, the data up to `end`, was parsed last."""
-        shared = self.shared
-        parser = self._parser
-        length = parser.length
-        self._running += 1
-        # The deadline of the idle connection stays, and counts for nothing in the state ANSWER.
-        if length == len(data) - end:
-            self._state = _ANSWER
-            self._call = call = self._new_call(self, parser, data[end:])
-        elif length == 0:
-            self._state = _ANSWER
-            self._call = call = self._new_call(self, parser)
-            self._hold(data[end:])
-        else:
-            self._state = _BODY
-            self._call = call = self._new_call(self, parser)
-            call.expect_body(is_asked_for=parser.expects)
-            self._body = reader_of(length)
-            self._began_at = shared.timeouts.now()
-            self._received = 0
-            if len(data) != end:
-                self._take_body(data[end:])
-            if self._state == _BODY:
-                self._set_timeout()
-        shared.workers.start(call)  # also one that was refused, which must be counted
-
-    def _switch(self, switch: Callable[[], None]) -> None:
-        """Hands the transport over to a connection that speaks another protocol."""
-        try:
-            switch()
-        except OSError:  # the client is gone
-            self._close()
-        else:
-            self._released = None
+            received = self.take()
             self._leave_transport()
+            self._client.switch_to_websocket(parser, received)
+            return False
+        return True
 
-    def _take_body(self, data: bytes) -> None:
-        call = self._call
-        assert self._body is not None
-        assert call is not None
+    async def _answer(self, call: Call) -> None:
+        """Calls the application."""
+        shared = self.shared
+        app = shared.app
+        if shared.options.access_log:
+            app = AccessLog(app, lambda: call.has_left)
+        shared.started += 1
         try:
-            body, rest = self._body.feed(data)
-        except BadRequest as error:
-            self._refuse(error)
-            return
-        self._received += len(body)
-        if self._body.is_complete:
-            self._body = None
-            self._state = _ANSWER
-            call.body_arrived(body, is_complete=True)
-            self._set_timeout()
-            if rest:
-                self._hold(rest)
-        elif body and call.body_arrived(body, is_complete=False):
-            self._pause()
-            self._set_timeout()
-
-    def _hold(self, data: bytes) -> None:
-        if not self._held:
-            self._held = bytearray()
-        self._held += data
-        if len(self._held) >= _MOST_HELD:
-            self._pause()
-
-    def _pause(self) -> None:
-        """Stops reading until what has come is dealt with."""
-        self._has_enough = True
-        self._transport.pause()
+            await app(call.scope(), call.receive, call.send)
+        except Exception as error:
+            # The raw path is printable ASCII, so it can't forge a line of the log.
+            path, has_left = call.line.raw_path, call.was_left
+            log_failure(error, "the application failed on %r", path, has_left=has_left)
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            shared.finished += 1
+            if not (call.is_answered or call.has_left):
+                if call.has_begun:
+                    self.abort()  # the client must not take it for the whole answer
+                else:
+                    self._answer_with_error(503 if call.is_cut_off() else 500)
 
     # Ends.
 
-    def call_ended(self, call: Call) -> None:
-        """Handles that the application has returned."""
-        self._running -= 1
-        if call is self._call and not call.is_answered:
-            if call.has_begun:
-                self.abort()  # the client must not take it for the whole answer
-            else:
-                self._answer_with_error(503 if call.is_cut_off() else 500)
-        if self._state == _CLOSED:
-            self._release()
-
-    def _refuse(self, error: BadRequest) -> None:
-        """Ends the connection of a client that sends what is no request."""
-        call = self._call
-        if call is not None and call.has_begun:
-            self.abort()
-            return
-        self._answer_with_error(error.status, str(error))
-
     def _answer_with_error(self, status: int, text: str = "") -> None:
+        """Answers in place of the application, and ends the connection."""
         call, self._call = self._call, None
-        is_client_done = self._state == _ANSWER
         self.send(error_answer(status, text, self.shared.date_now()))
         size = len(text) + 1 if text else 0
         if call is not None:
-            call.refuse(status, size)
+            call.refuse(status)
         else:
-            took_s = self.shared.timeouts.now() - self._began_at if self._state == _HEAD else 0.0
+            took_s = self.shared.timeouts.now() - self._began_at if self._began_at else 0.0
             scope = scope_of_refused(self._parser, self.peer)
             self.shared.refusals.note(scope, status, size, took_s)
-        if self._state != _CLOSED:
-            self._finish(is_client_done=is_client_done)
+        is_client_done = call is not None and not call.reads_body
+        if not self._is_ending:
+            self._is_ending = True
+            # The application may go on for a while.
+            self.shared.tasks.start_soon(self._finish, is_client_done)
+        self.changed.signal()
 
-    def _finish(self, *, is_client_done: bool) -> None:
+    async def _finish(self, is_client_done: bool) -> None:
         """Ends the connection once all was sent."""
-        self._state = _ENDING
-        self._held = b""
-        self._body = None
-        if self._transport.unsent:
-            self._transport.resume()
-        elif is_client_done and not self._transport.has_unread():
-            self._close()
-        else:
-            self._transport.resume()
-            self._end_sending()
-
-    def _end_sending(self) -> None:
-        """Shuts down the server's side, and reads on for a moment."""
+        self._is_ending = True
+        self._received = b""
+        self._transport.resume()
+        while self._transport.unsent and not self._is_closed:
+            await self.changed.wait()
         # Closing at once while there is unread input would make the kernel discard the answer, so
         # that a client whose upload is refused would not see why.
-        self._transport.end_sending()
-        self._timeout.set(self.shared.linger_s)
+        if not self._is_closed and (not is_client_done or self._transport.has_unread()):
+            self._transport.end_sending()
+            self._timeout.set(self.shared.linger_s)
+            while not self._is_closed:
+                await self.changed.wait()
+        self._close()
 
     def _close(self) -> None:
         """Closes the socket, and tells the call that is being answered that the client is gone."""
-        if self._state == _CLOSED:
+        if self._is_closed:
             return
         self._transport.close()
         self._leave_transport()
-        self._body = None
         call, self._call = self._call, None
         if call is not None:
             call.leave()
-        self._release()
+        self.changed.signal()
 
     def _leave_transport(self) -> None:
         """Ends what refers to the transport."""
-        self._state = _CLOSED
+        self._is_ending = self._is_closed = True
         self._timeout.close()
         self.shared.remove(self)
-        self._held = b""
-
-    def _release(self) -> None:
-        if self._state == _CLOSED and not self._running:
-            released, self._released = self._released, None
-            if released is not None:
-                released()
-
-    def _set_timeout(self) -> None:
-        """Sets the deadline of the current state, unless a send has one."""
-        if self._transport.unsent:
-            return
-        shared = self.shared
-        state = self._state
-        if state == _IDLE:
-            self._timeout.set(shared.idle_s)
-        elif state == _BODY and not self._transport.is_paused:
-            self._timeout.set(self._body_left_s())
-        elif state <= _ANSWER:
-            self._timeout.stop()
-
-    def _body_left_s(self) -> float:
-        """Returns how long the client may take to send more of its body."""
-        allowed_s = time_to_receive_s(self._received, self.shared.body_timeout_s)
-        return self._began_at + allowed_s - self.shared.timeouts.now()
 
     def _expire(self) -> None:
+        """Handles that the deadline has passed."""
         if self._transport.unsent:
             _log.info("closed a connection by force: its client does not read")
             self.abort()
-            return
-        if self._state == _ENDING:
+        elif self._is_ending:
             self._close()
-            return
-        if self._state == _ANSWER:
-            return
-        # A busy event loop may not yet have read what arrived before the deadline.
-        if self._transport.has_unread():
-            state, received = self._state, self._received
-            self._transport.read_now()
-            if self._state != state or self._received != received:
-                if self._state == _BODY:
-                    self._set_timeout()
-                return
-        if self._state == _IDLE:
+        elif not self._awaited:
+            pass  # the application has the request
+        elif self._has_late_data():
+            pass  # whoever waits for it sets another deadline, if it is not all
+        elif self._awaited == "a request":
             self._close()
-        elif self._state == _HEAD:
-            self._refuse(BadRequest(408, "an incomplete head"))
-        elif self._state == _BODY:
-            if self._body_left_s() > 0:
-                self._set_timeout()
-            else:
-                self._refuse(BadRequest(408, "an incomplete body"))
+        else:
+            self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
+
+    def _has_late_data(self) -> bool:
+        """Reads what arrived before the deadline, which a busy event loop may not have read yet."""
+        if not self._transport.has_unread():
+            return False
+        had = len(self._received)
+        self._transport.read_now()
+        return self._is_closed or len(self._received) != had

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from starlette.types import Scope
 
-    from shoal.http.server.http1.carrier import Carrier
     from shoal.http.server.http1.head import HeadParser, RequestLine
     from shoal.http.server.shared import Shared
-
-
-def scope_of(
-    line: RequestLine,
-    headers: list[tuple[bytes, bytes]],
-    carrier: Carrier,
-    offered: Mapping[str, Any],
-) -> Scope:
-    """Returns a new scope.
-
-    Args:
-        line: The request line.
-        headers: A list of the headers, which the application may change.
-        carrier: The connection.
-        offered: What the call offers beyond ASGI.
-    """
-    shared = carrier.shared
-    version = "1.1" if line.is_http_1_1 else "1.0"
-    scope = scope_at(shared, carrier.peer, carrier.name, "http", version, line, headers)
-    scope["extensions"]["shoal.disconnect"] = offered
-    if shared.proxies is not None:
-        shared.proxies.complete(scope)
-    return scope
 
 
 def scope_at(

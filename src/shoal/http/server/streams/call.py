@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
-from shoal.http.extensions import TRACE
+from shoal.http.extensions import DISCONNECT
 from shoal.http.requests.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.http.server.access_log import AccessLog
+from shoal.http.server.change import Change
 from shoal.http.server.http1.answer import status_line
 from shoal.http.server.http1.scope import scope_at
 from shoal.http.server.log_errors import contained
-from shoal.http.server.streams.change import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,9 +119,7 @@ class AppCall(ABC):
         if shared.proxies is not None:
             shared.proxies.complete(scope)
         offered = self._offered()
-        # Where the access log looks; the application may have been given a copy.
-        offered["note_trace"] = partial(scope.__setitem__, TRACE)
-        scope["extensions"]["shoal.disconnect"] = offered
+        scope["extensions"][DISCONNECT] = offered
         app = shared.app
         if shared.options.access_log:
             app = AccessLog(app, lambda: self.is_over)
@@ -138,7 +136,6 @@ class AppCall(ABC):
         finally:
             self._has_returned = True
             self._on_left = None
-            offered.clear()  # it refers to the scope, which refers to it
             if not (self.is_over or self.is_complete):
                 self._end()
             self.leave()

@@ -20,10 +20,10 @@ import anyio
 from typing_extensions import override
 
 from shoal.batching.failures.exceptions import goes_on
+from shoal.http.server.change import Change
 from shoal.http.server.listeners import host_and_port, spelled
 from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
-from shoal.http.server.streams.change import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

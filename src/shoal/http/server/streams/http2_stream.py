@@ -10,8 +10,8 @@ import anyio
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 
+from shoal.http.server.change import Change
 from shoal.http.server.sockets.timeouts import time_to_send_s
-from shoal.http.server.streams.change import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable
