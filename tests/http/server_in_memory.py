@@ -114,7 +114,6 @@ class ServerInMemory:
     def __init__(self, app, options, parking, timeouts, tasks):
         self.tasks = tasks
         self.shared = Shared(app, options, {}, parking, timeouts, tasks, "http")
-        self.workers = self.shared.workers
 
     def connect(self, wire=None):
         return Client(self.shared, wire)
@@ -141,7 +140,6 @@ async def serving(app, **options):
                 yield server
             finally:
                 server.abort()
-                server.workers.close()
         others.cancel_scope.cancel()
 
 

@@ -216,9 +216,8 @@ class Http1Connection(Receiver):
         innermost_scope = self.shared.parking.innermost_scope()
         context, outermost = copy_context(), innermost_scope()
         while await self._head_came():
-            call = self._call = Call(self, self._parser)
-            await self._answer(call)
-            if call.is_left_behind:
+            # In a coroutine of its own, so that nothing refers to a call while this one waits.
+            if await self._answer():
                 return True
             try:
                 if copy_context() != context or innermost_scope() is not outermost:
@@ -315,9 +314,14 @@ class Http1Connection(Receiver):
             return False
         return True
 
-    async def _answer(self, call: Call) -> None:
-        """Calls the application."""
+    async def _answer(self) -> bool:
+        """Calls the application for the request whose head was parsed last.
+
+        Returns:
+            Whether another task has gone on since.
+        """
         shared = self.shared
+        self._call = call = Call(self, self._parser)
         app = shared.app
         if shared.options.access_log:
             app = AccessLog(app, lambda: call.has_left)
@@ -338,6 +342,7 @@ class Http1Connection(Receiver):
                     self.abort()  # the client must not take it for the whole answer
                 else:
                     self._answer_with_error(503 if call.is_cut_off() else 500)
+        return call.is_left_behind
 
     # Ends.
 

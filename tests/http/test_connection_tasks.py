@@ -1,4 +1,4 @@
-"""The workers that call an application for all connections, without sockets."""
+"""The tasks of connections, in which an application is called, without sockets."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ from server_in_memory import asked, serving
 
 from base_exceptions import Panic, cancellation
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.http.server.workers import Workers
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
-
-MOST_IDLE = 64
-CALLS_WITHOUT_CHECKPOINT = 64
 
 
 async def answer(send, body=b""):
@@ -50,59 +46,12 @@ class Counting:
             self.running -= 1
 
 
-def tasks_of(server):
-    """How many tasks there are beside those that were there before the first call."""
-    return len(anyio.get_running_tasks()) - server.tasks_before
-
-
 @pytest.fixture
 def app():
     return Counting()
 
 
 # Who makes a call, and when.
-
-
-async def test_calls_that_do_not_wait_are_made_by_one_worker(app):
-    async with serving(app) as server:
-        clients = [server.connect() for _ in range(50)]
-        for _ in range(3):
-            for client in clients:
-                client.ask("/")
-            await settle()
-        assert [client.statuses for client in clients] == [[200] * 3] * 50
-        assert server.counts() == (150, 150)
-    # A second one is woken beside it, in case that the first call waits.
-    assert len(set(app.by)) <= 2
-
-
-async def test_each_of_many_calls_that_wait_has_a_worker_soon(app):
-    parking = parking_of_this_loop()
-    async with serving(app) as server:
-        for burst in (1, 2):
-            for _ in range(100):
-                server.connect().ask("/hold")
-            for _ in range(4):
-                await parking.one_pass()
-            assert app.running == 100 * burst
-        assert server.counts() == (200, 0)
-        app.go.set()
-        await settle()
-        assert server.counts() == (200, 200)
-
-
-async def test_once_calls_have_waited_each_has_a_worker_at_once(app):
-    parking = parking_of_this_loop()
-    async with serving(app) as server:
-        for waiting in (10, 20):
-            for _ in range(10):
-                server.connect().ask("/hold")
-            if waiting == 10:
-                await settle()
-            else:
-                await parking.one_pass()
-            assert app.running == waiting
-        app.go.set()
 
 
 async def test_a_call_that_waits_does_not_delay_those_behind_it(app):
@@ -130,10 +79,8 @@ async def test_a_client_that_pipelines_does_not_keep_the_event_loop_from_others(
             before = app.calls
             await parking.one_pass()
             most = max(most, app.calls - before)
-            assert app.calls > before
         assert flood.statuses == [200] * 3000
-    # On trio a pass is two ticks; and in one of them a worker that was woken beside it may go on.
-    assert most <= 3 * CALLS_WITHOUT_CHECKPOINT
+    assert most <= 2  # on trio a pass is two ticks
 
 
 async def test_a_client_beside_one_that_pipelines_is_answered_in_its_turn(app):
@@ -143,7 +90,7 @@ async def test_a_client_beside_one_that_pipelines_is_answered_in_its_turn(app):
         other.ask("/other")
         while not other.answers:
             await anyio.lowlevel.checkpoint()
-        assert len(flood.answers) <= 2 * CALLS_WITHOUT_CHECKPOINT
+        assert len(flood.answers) <= 4
 
 
 async def test_an_application_that_fails_does_not_keep_others_from_being_called(caplog):
@@ -246,7 +193,7 @@ async def test_a_call_that_a_cancel_scope_left_open_cancels_fails_alone(caplog):
 
     await fails_alone(app, "/leave")
     assert {record.getMessage() for record in caplog.records} >= {
-        "the application has ended a task"
+        "the application has ended a connection"
     }
 
 
@@ -275,7 +222,7 @@ async def fails_alone(app, path):
         assert server.counts() == (7, 7)
 
 
-async def test_a_worker_does_not_start_in_the_context_of_a_call():
+async def test_a_task_does_not_start_in_the_context_of_a_call():
     user = ContextVar("user", default="nobody")
     met = []
     go = anyio.Event()
@@ -283,7 +230,7 @@ async def test_a_worker_does_not_start_in_the_context_of_a_call():
     async def app(scope, receive, send):
         met.append(user.get())
         user.set(scope["path"])
-        await answer(send)  # begins the request behind this one, and wakes another worker for it
+        await answer(send)  # after which the connection goes on without it
         await go.wait()
 
     async with serving(app) as server:
@@ -295,13 +242,13 @@ async def test_a_worker_does_not_start_in_the_context_of_a_call():
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
 async def test_a_task_that_is_cancelled_after_its_call_does_not_end_the_service():
-    workers = []
+    tasks = []
 
     async def app(scope, receive, send):
         if scope["path"] == "/self":
             import asyncio
 
-            workers.append(asyncio.current_task())
+            tasks.append(asyncio.current_task())
         await answer(send)
 
     async with serving(app) as server:
@@ -309,8 +256,8 @@ async def test_a_task_that_is_cancelled_after_its_call_does_not_end_the_service(
             first, second = server.connect(), server.connect()
             first.ask("/self")
             await settle()
-            second.ask("/")  # wakes the worker
-            workers[-1].cancel()
+            second.ask("/")
+            tasks[-1].cancel()
             await settle()
             assert second.statuses == [200]
             third = server.connect()
@@ -319,23 +266,65 @@ async def test_a_task_that_is_cancelled_after_its_call_does_not_end_the_service(
             assert third.statuses == [200]
 
 
-# What they cost while nothing is to be done, and their end.
+# An application that goes on after its answer.
 
 
-async def test_idle_workers_are_bounded(app):
-    async with serving(app) as server:
+async def goes_on_after_its_answer(scope, receive, send):
+    await answer(send, scope["path"].encode())
+    if scope["path"] == "/slow":
+        await anyio.sleep(60)
+
+
+async def test_a_client_need_not_wait_for_what_an_application_does_after_its_answer():
+    async with serving(goes_on_after_its_answer) as server:
+        client = server.connect()
+        client.ask("/slow")
         await settle()
-        server.tasks_before = len(anyio.get_running_tasks())
-        for _ in range(3 * MOST_IDLE):
-            server.connect().ask("/hold")
+        client.ask("/next")
         await settle()
-        assert tasks_of(server) == 3 * MOST_IDLE
-        app.go.set()
-        await settle()
-        assert tasks_of(server) == MOST_IDLE
+        assert client.answers == [(200, b"/slow"), (200, b"/next")]
+        assert server.counts() == (2, 1)
 
 
-async def test_workers_end_with_the_server(app):
+async def test_nor_does_one_that_pipelines():
+    async with serving(goes_on_after_its_answer) as server:
+        client = server.connect()
+        client.say(asked("/slow") + asked("/next"))
+        await settle()
+        assert client.answers == [(200, b"/slow"), (200, b"/next")]
+        assert server.counts() == (2, 1)
+
+
+async def test_a_last_answer_ends_its_connection_though_the_application_goes_on():
+    async with serving(goes_on_after_its_answer) as server:
+        client = server.connect()
+        client.ask("/slow", headers=["Connection: close"])
+        await settle()
+        assert client.answers == [(200, b"/slow")]
+        assert not client.wire.is_open
+        assert (server.counts(), client.releases) == ((1, 0), 0)  # its place is still taken
+        await anyio.sleep(60)
+        await settle()
+        assert (server.counts(), client.releases) == ((1, 1), 1)
+
+
+async def test_a_connection_drains_though_the_application_goes_on():
+    async with serving(goes_on_after_its_answer) as server:
+        client = server.connect()
+        client.ask("/slow")
+        await settle()
+        server.shared.drain()
+        for connection in tuple(server.shared.connections):
+            connection.drain()
+        await anyio.sleep(1)
+        assert not client.wire.is_open
+        assert server.counts() == (1, 0)
+
+
+# Their end.
+
+
+async def test_tasks_end_with_the_server(app):
     async with anyio.create_task_group():
         before = len(anyio.get_running_tasks())
         async with serving(app) as server:
@@ -347,49 +336,18 @@ async def test_workers_end_with_the_server(app):
         assert len(anyio.get_running_tasks()) == before
 
 
-async def test_a_worker_in_a_call_ends_after_it(app):
+async def test_a_task_in_a_call_ends_after_it(app):
     async with serving(app) as server:
         server.connect().ask("/hold")
         await settle()
         server.abort()
-        server.workers.close()
         await settle()
         assert server.counts() == (1, 0)
         app.go.set()
     assert server.counts() == (1, 1)
 
 
-async def test_calls_that_were_ready_when_the_server_ended_end_too(app):
-    async with serving(app) as server:
-        server.connect().ask("/")
-        await settle()
-        clients = [server.connect() for _ in range(5)]
-        for client in clients:
-            client.ask("/")
-        server.abort()
-        server.workers.close()
-        await settle()
-        assert server.counts() == (6, 6)
-        assert [client.releases for client in clients] == [1] * 5
-
-
-async def test_a_call_after_the_end_is_not_made(app):
-    async with serving(app) as server:
-        client = server.connect()
-        server.workers.close()
-        client.ask("/")
-        await settle()
-        assert app.calls == 0
-
-
-async def test_a_call_that_is_ready_after_the_tasks_were_cancelled_raises_nothing(app):
-    async with anyio.create_task_group() as tasks:
-        workers = Workers(None, parking_of_this_loop(), tasks)
-        tasks.cancel_scope.cancel()
-    workers.start(None)
-
-
-async def test_nothing_refers_to_a_request_while_the_workers_are_idle(monkeypatch):
+async def test_nothing_refers_to_a_request_while_its_connection_is_idle(monkeypatch):
     # pytest keeps the errors that are logged, and so their frames.
     monkeypatch.setattr(logging.getLogger("shoal.server"), "disabled", True)
 
