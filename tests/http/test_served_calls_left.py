@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_while_its_call_is_queued_frees_its_place(hel
         first, client, last = (server.connect() for _ in range(3))
         for number, each in enumerate((first, client, last)):
             each.ask("/held", number)
-        await settle()
+            await settle()
         assert statistics(app).queued == 2
         client.leave()
         await settle()
