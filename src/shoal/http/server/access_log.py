@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from shoal.http.extensions import DISCONNECT, TRACE
+from shoal.http.server.log_errors import contained
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,8 @@ class AccessLog:
                 entry.note_status(500)
             method = scope.get("method", "GET")
             entry.trace_ids = entry.trace_ids or scope.get(TRACE)
-            entry.write(protocol_of(scope), method, scope["path"], scope.get("client"))
+            with contained("the access log failed"):  # handlers and filters of logs are the user's
+                entry.write(protocol_of(scope), method, scope["path"], scope.get("client"))
 
 
 def protocol_of(scope: Scope) -> str:

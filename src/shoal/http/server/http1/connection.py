@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from shoal.http.server.access_log import AccessLog
@@ -41,6 +42,10 @@ _log = logging.getLogger("shoal.server")
 
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 _MOST_HELD: Final = 2**16
+
+
+def _nothing() -> None:
+    pass
 
 
 class Http1Connection(Receiver):
@@ -294,8 +299,7 @@ class Http1Connection(Receiver):
         """
         shared, parser = self.shared, self._parser
         if self._is_new and data.startswith(_HTTP2_PREFACE):
-            self._leave_transport()
-            self._client.switch_to_http2(data)
+            self._switch(partial(self._client.switch_to_http2, data))
             return False
         self._is_new = False
         parser.forget()
@@ -308,11 +312,19 @@ class Http1Connection(Receiver):
             if origin is None:
                 self._known_host = host
         if is_websocket:
-            received = self.take()
-            self._leave_transport()
-            self._client.switch_to_websocket(parser, received)
+            self._switch(partial(self._client.switch_to_websocket, parser, self.take()))
             return False
         return True
+
+    def _switch(self, switch: Callable[[], None]) -> None:
+        """Hands the transport over to a connection that speaks another protocol."""
+        try:
+            switch()
+        except OSError:  # the client is gone
+            self._close()
+        else:
+            self._leave_transport()
+            self._released = _nothing  # it keeps its place
 
     async def _answer(self) -> bool:
         """Calls the application for the request whose head was parsed last.
