@@ -73,10 +73,10 @@ async def test_messages_of_all_sizes_come_whole_and_in_order(shares_memory):
     async with connected(shares_memory=shares_memory) as (one, other):
         for id_, size in enumerate(sizes):
             body = b"b" * min(size, 8)
-            one.channel.post(FrontKind.ANSWER, id_, body, b"d" * (size - len(body)))
+            one.channel.post(FrontKind.LAST, id_, body, b"d" * (size - len(body)))
         await other.wait_for(len(sizes))
     assert [
-        (FrontKind.ANSWER, id_, b"b" * min(size, 8) + b"d" * (size - min(size, 8)))
+        (FrontKind.LAST, id_, b"b" * min(size, 8) + b"d" * (size - min(size, 8)))
         for id_, size in enumerate(sizes)
     ] == other.received
 
@@ -96,7 +96,7 @@ async def test_memory_is_given_back(shares_memory):
         for nth in range(1, 41):
             one.channel.post(FrontKind.REQUEST, nth, b"", data)
             await other.wait_for(nth)
-            other.channel.post(FrontKind.ANSWER, nth, b"", data)
+            other.channel.post(FrontKind.LAST, nth, b"", data)
             await one.wait_for(nth)
     assert {body for _, _, body in one.received} == {data}
 
@@ -109,7 +109,7 @@ async def test_what_is_posted_at_once_is_sent_at_once(monkeypatch):
             one.channel._connection, "send", lambda frame: (sent.append(frame), send(frame))
         )
         for nth in range(64):
-            one.channel.post(FrontKind.ANSWER, nth, b"x")
+            one.channel.post(FrontKind.LAST, nth, b"x")
         await other.wait_for(64)
     assert len(sent) == 1
 

@@ -17,9 +17,9 @@ from shoal.http.requests.header_check import WRONG_LENGTH
 from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.body import reader_of
-from shoal.http.server.http1.scope import scope_at
 from shoal.http.server.log_errors import contained
 from shoal.http.server.sockets.timeouts import Heartbeat, time_to_receive_s
+from shoal.observe.connections import SERVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,12 +80,15 @@ class Call:
         self._shared = connection.shared
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
-        self._headers = parser.headers  # other requests share them
         self._expects = parser.expects
-        self._unread = b""  # what has come of the body, and the application has not been given
-        if parser.length != 0:
-            self._body = reader_of(parser.length)
-            self._take_body()
+        length, data = parser.length, connection.take()
+        # What has come of the body, and the application has not been given: mostly all of it.
+        self._unread = data if len(data) == length else b""
+        if len(data) != length:
+            connection.put_back(data)
+            if length != 0:
+                self._body = reader_of(length)
+                self._take_body()
 
     # The application's side.
 
@@ -172,11 +175,11 @@ class Call:
 
     def scope(self) -> Scope:
         """Returns a new scope of ASGI."""
-        shared, line, connection = self._shared, self.line, self._connection
-        version = "1.1" if line.is_http_1_1 else "1.0"
-        headers = list(self._headers)
-        scope = scope_at(shared, connection.peer, connection.name, "http", version, line, headers)
-        scope["extensions"][DISCONNECT] = {
+        shared = self._shared
+        scope: Scope = {**self._connection.scope}
+        scope["headers"] = list(scope["headers"])
+        scope["state"] = shared.state.copy()
+        offered = {
             "when_left": self.when_left,
             "is_cut_off": self.is_cut_off,
             "refused_with": self.refusal,
@@ -187,6 +190,7 @@ class Call:
             "has_room": self.has_room,
             "put": self.put,
         }
+        scope["extensions"] = {SERVER: shared.counts, DISCONNECT: offered}
         if shared.proxies is not None:
             shared.proxies.complete(scope)
         return scope

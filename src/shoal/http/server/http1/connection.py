@@ -24,14 +24,16 @@ from shoal.http.server.http1.answer import error_answer
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.call import Call
 from shoal.http.server.http1.head import HeadParser, find_end
-from shoal.http.server.http1.scope import scope_of_refused
+from shoal.http.server.http1.scope import scope_at, scope_of_refused
 from shoal.http.server.listeners import host_and_port
 from shoal.http.server.log_errors import log_failure
 from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Scope
 
     from shoal.http.server.client import Client
     from shoal.http.server.shared import Shared
@@ -62,6 +64,7 @@ class Http1Connection(Receiver):
         changed: Signals that something has arrived, that the kernel has room, or an end.
         peer: The client's host and port.
         name: The server's host and port.
+        scope: The scope of ASGI of the last request, which each call copies.
 
     Raises:
         OSError: The client is gone.
@@ -70,7 +73,7 @@ class Http1Connection(Receiver):
     __slots__ = (
         *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending", "_is_new"),
         *("_known_host", "_parser", "_received", "_released", "_tasks", "_timeout", "_transport"),
-        *("changed", "name", "peer", "shared"),
+        *("changed", "name", "peer", "scope", "shared"),
     )
 
     def __init__(
@@ -96,6 +99,7 @@ class Http1Connection(Receiver):
         self._is_ending = False  # the server's side is about to end, or has ended
         self._is_closed = False
         self._timeout = Timeout(shared.timeouts, self._expire)
+        self.scope: Scope = {}
         self.peer = host_and_port(transport.peer)
         self.name = host_and_port(transport.name)
 
@@ -131,6 +135,7 @@ class Http1Connection(Receiver):
         """Handles bytes from the client."""
         if self._is_ending:
             return
+        self._awaited = ""
         if not self._received:
             self._received = data
         else:
@@ -181,8 +186,8 @@ class Http1Connection(Receiver):
         """Takes back the end of what `take` has returned."""
         self._received = data
 
-    async def more(self, awaited: str, limit_s: float) -> None:
-        """Waits until something has changed, such as that the client has sent more.
+    def more(self, awaited: str, limit_s: float) -> Awaitable[None]:
+        """Returns what waits until something has changed, such as that the client has sent more.
 
         Args:
             awaited: What it is to send: "a request", "a head" or "a body".
@@ -192,10 +197,7 @@ class Http1Connection(Receiver):
         if not self._transport.unsent:  # else the deadline is that of the send
             self._timeout.set(limit_s)
         self._transport.resume()
-        try:
-            await self.changed.wait()
-        finally:
-            self._awaited = ""
+        return self.changed.wait()
 
     def refuse(self, error: BadRequest) -> None:
         """Ends the connection of a client that sends what is no request."""
@@ -314,6 +316,10 @@ class Http1Connection(Receiver):
         if is_websocket:
             self._switch(partial(self._client.switch_to_websocket, parser, self.take()))
             return False
+        version = "1.1" if parser.line.is_http_1_1 else "1.0"
+        self.scope = scope_at(
+            shared, self.peer, self.name, "http", version, parser.line, parser.headers
+        )
         return True
 
     def _switch(self, switch: Callable[[], None]) -> None:
@@ -333,6 +339,7 @@ class Http1Connection(Receiver):
             Whether another task has gone on since.
         """
         shared = self.shared
+        self._awaited = ""
         self._call = call = Call(self, self._parser)
         app = shared.app
         if shared.options.access_log:
@@ -429,6 +436,5 @@ class Http1Connection(Receiver):
         """Reads what arrived before the deadline, which a busy event loop may not have read yet."""
         if not self._transport.has_unread():
             return False
-        had = len(self._received)
         self._transport.read_now()
-        return self._is_closed or len(self._received) != had
+        return not self._awaited or self._is_closed
