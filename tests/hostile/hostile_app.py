@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 PLANT = os.environ.get("HOSTILE_PLANT", "")
 
 UNTIL_S = 5.0
-KEPT_WORKERS = 64
 # By then the server has told its connections of the drain.
 LATE_S = 0.2
 LEAK = 2**14
@@ -286,11 +285,7 @@ class Raw:
 
 
 def tasks() -> Counter[str]:
-    """How many tasks of which name there are, without those that stay.
-
-    These are a batcher's slots, and the server's workers while there are not more of them than it
-    keeps for later calls.
-    """
+    """How many tasks of which name there are, without a batcher's slots, which stay."""
     found: Counter[str] = Counter()
     if sniffio.current_async_library() == "trio":
         to_visit = [trio.lowlevel.current_root_task()]
@@ -303,8 +298,7 @@ def tasks() -> Counter[str]:
         for task in asyncio.all_tasks():
             found[task.get_name().rpartition(".")[2].partition("-")[0]] += 1
     del found["shoal slot"]
-    found["_work"] -= KEPT_WORKERS
-    return +found
+    return found
 
 
 async def answer(send: Any, status: int, body: bytes) -> None:

@@ -76,6 +76,9 @@ class TasksByHand:
     def now(self):
         return 0.0
 
+    async def checkpoint(self):
+        pass
+
     def start_soon(self, function, *args):
         self._ready.append(function(*args))
 

@@ -48,11 +48,19 @@ class AccessLog:
         app: The application.
         has_left: Returns whether the client is gone; else the server answers 500 in place of an
             application that does not.
+        refused_size: Returns the size of the body that the server has sent in place of the
+            application's, in bytes.
     """
 
-    def __init__(self, app: ASGIApp, has_left: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        has_left: Callable[[], bool] = lambda: True,
+        refused_size: Callable[[], int] = int,
+    ) -> None:
         self._app = app
         self._has_left = has_left
+        self._refused_size = refused_size
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the application."""
@@ -77,7 +85,7 @@ class AccessLog:
             has_ended = True
             raise
         finally:  # also where it was cancelled
-            entry.note_status(offered.get("refused_with", int)())
+            entry.note_status(offered.get("refused_with", int)(), self._refused_size())
             if has_ended and not self._has_left():
                 entry.note_status(500)
             method = scope.get("method", "GET")
@@ -120,10 +128,11 @@ class Entry:
         """Notes the ids of the request's trace and span."""
         self.trace_ids = ids
 
-    def note_status(self, status: int) -> None:
+    def note_status(self, status: int, size: int = 0) -> None:
         """Notes with which status the server answers if nothing else has; 0 for none."""
         if self._status is None and status:
             self._status = status
+            self._bytes += size
 
     def note_body(self, data: bytes) -> None:
         """Notes a part of a body."""

@@ -7,6 +7,7 @@ and then a `send`, so that a stream whose client keeps up does not hold the even
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -55,11 +56,12 @@ class Call:
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         is_left_behind: Whether the connection goes on without waiting for the application.
         refused_with: The status that the server has answered with in place of the application.
+        refused_size: The size of the body of that answer, in bytes.
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
     has_left = was_left = is_left_behind = False
-    refused_with = 0
+    refused_with = refused_size = 0
     _body: BodyReader | None = None  # while more of the body is to come
     _received = 0
     _waited_s = 0.0  # for the body
@@ -88,7 +90,6 @@ class Call:
             connection.put_back(data)
             if length != 0:
                 self._body = reader_of(length)
-                self._take_body()
 
     # The application's side.
 
@@ -117,9 +118,13 @@ class Call:
     async def _some_body(self) -> None:
         """Waits until a part of the body or its end has come, or no more of it can come."""
         connection, now = self._connection, self._shared.timeouts.now
-        self._take_body()
-        while not self._unread and self._body is not None:
-            if self.has_left or self._answer == _COMPLETE:
+        while not self.has_left and self._answer != _COMPLETE:
+            try:
+                self._take_body()
+            except BadRequest as error:
+                connection.refuse(error)
+                return
+            if self._unread or self._body is None:
                 return
             if self._expects and self._answer <= _STARTED:
                 connection.send(CONTINUE)
@@ -128,7 +133,6 @@ class Call:
             began = now()
             await connection.more("a body", allowed_s - self._waited_s)
             self._waited_s += now() - began
-            self._take_body()
 
     async def send(self, message: Message) -> None:
         """Sends the next part of the answer; see ASGI.
@@ -249,9 +253,10 @@ class Call:
         self._end_heartbeat()
         self._call_back()
 
-    def refuse(self, status: int) -> None:
+    def refuse(self, status: int, size: int) -> None:
         """Handles that the server has answered in place of the application."""
         self.refused_with = status
+        self.refused_size = size
         self.leave()
 
     def end_early(self) -> bool:
@@ -272,21 +277,16 @@ class Call:
         return True
 
     def _take_body(self) -> None:
-        """Takes what has come of the body; one that is malformed ends the connection."""
+        """Takes what has come of the body; raises `BadRequest` if it is malformed."""
         body, connection = self._body, self._connection
         data = connection.take()
-        if body is None or not data:
-            return
-        try:
+        if body is not None and data:
             part, rest = body.feed(data)
-        except BadRequest as error:
-            connection.refuse(error)
-            return
-        self._received += len(part)
-        self._unread += part
-        if body.is_complete:
-            self._body = None
-            connection.put_back(rest)
+            self._received += len(part)
+            self._unread += part
+            if body.is_complete:
+                self._body = None
+                connection.put_back(rest)
 
     # Both.
 
@@ -388,5 +388,6 @@ class Call:
     def _lacks_body(self) -> bool:
         """Returns whether more of the body is to come."""
         if self._body is not None:
-            self._take_body()
+            with suppress(BadRequest):  # the application has not asked for it
+                self._take_body()
         return self._body is not None

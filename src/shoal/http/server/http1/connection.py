@@ -274,6 +274,8 @@ class Http1Connection(Receiver):
                     if parser.last and not searched and data.startswith(parser.last):
                         self._received = data[len(parser.last) :]
                         return True
+                    if not searched:
+                        parser.forget()
                     end = find_end(data, parser.options.max_head_bytes, searched)
                     if end >= 0:
                         return self._is_request(bytes(data), end)
@@ -304,7 +306,6 @@ class Http1Connection(Receiver):
             self._switch(partial(self._client.switch_to_http2, data))
             return False
         self._is_new = False
-        parser.forget()
         parser.parse(data[:end])
         self._received = data[end:]
         host, origin = parser.host, parser.origin
@@ -343,7 +344,7 @@ class Http1Connection(Receiver):
         self._call = call = Call(self, self._parser)
         app = shared.app
         if shared.options.access_log:
-            app = AccessLog(app, lambda: call.has_left)
+            app = AccessLog(app, lambda: call.has_left, lambda: call.refused_size)
         shared.started += 1
         try:
             await app(call.scope(), call.receive, call.send)
@@ -371,7 +372,7 @@ class Http1Connection(Receiver):
         self.send(error_answer(status, text, self.shared.date_now()))
         size = len(text) + 1 if text else 0
         if call is not None:
-            call.refuse(status)
+            call.refuse(status, size)
         else:
             took_s = self.shared.timeouts.now() - self._began_at if self._began_at else 0.0
             scope = scope_of_refused(self._parser, self.peer)
@@ -413,6 +414,7 @@ class Http1Connection(Receiver):
     def _leave_transport(self) -> None:
         """Ends what refers to the transport."""
         self._is_ending = self._is_closed = True
+        self._received = b""
         self._timeout.close()
         self.shared.remove(self)
 
