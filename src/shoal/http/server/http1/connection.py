@@ -241,7 +241,7 @@ class Http1Connection(Receiver):
         if not is_reusable:
             self._start_task()
         elif not self._tasks:
-            self._close()
+            self.abort()  # unless it is closed already
             self._released()
 
     async def _go_on_without(self, call: Call) -> None:
