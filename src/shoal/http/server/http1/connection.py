@@ -241,7 +241,8 @@ class Http1Connection(Receiver):
         if not is_reusable:
             self._start_task()
         elif not self._tasks:
-            self.abort()  # unless it is closed already
+            if not self._is_closed:  # it was cancelled
+                self.abort()
             self._released()
 
     async def _go_on_without(self, call: Call) -> None:
