@@ -248,7 +248,7 @@ class Session:
 
     def stop_waiting(self) -> None:
         """Stops waiting for batches to fill, from now on."""
-        self._former.drain()
+        self._former.pressures.draining = True
         self.slots.draining.set()
         self._bell.ring()
 
@@ -268,7 +268,7 @@ class Session:
         if self.slots.is_gathering:
             now = _with_what_holds_at_once(self._in_force, options)
         is_pending = now != options
-        self._former.await_change(is_pending=is_pending)
+        self._former.awaits_change = is_pending
         if now != self._in_force or not is_pending:
             self._take_in(now)
         else:

@@ -16,19 +16,22 @@ class Bell:
 
     Args:
         parking: The way to wait in the batcher's event loop.
+
+    Attributes:
+        waiter: That of the task that waits often; None while it does not.
     """
 
-    __slots__ = ("_change", "_parking", "_waiter")
+    __slots__ = ("_change", "_parking", "waiter")
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
-        self._waiter: Any = None
+        self.waiter: Any = None
         self._change: anyio.Event | None = None
 
     def ring(self) -> None:
         """Wakes all that wait."""
-        if self._waiter is not None:
-            self._parking.wake(self._waiter)
+        if self.waiter is not None:
+            self._parking.wake(self.waiter)
         if self._change is not None:
             self._change.set()
             self._change = None
@@ -39,17 +42,16 @@ class Bell:
         Args:
             until: The time, in seconds; infinity for no limit.
         """
-        self._waiter = waiter = self._parking.new_waiter()
         try:
             if until == math.inf:
-                await waiter
+                await self._parking.park(self)
             else:
                 scope = self._parking.new_scope()
                 scope.deadline = until
                 with scope:
-                    await waiter
+                    await self._parking.park(self)
         finally:
-            self._waiter = None
+            self.waiter = None
 
     async def change(self) -> None:
         """Waits for `ring`, beside other tasks."""

@@ -140,12 +140,12 @@ class SimulatedBatcher:
             if self._next_at < _NEVER:
                 latest = self._next_at
                 self._step()
-            elif former.draining:
+            elif former.pressures.draining:
                 raise RuntimeError(
                     "the policy forms no batch, though requests wait and no more will arrive"
                 )
             else:
-                former.drain()
+                former.pressures.draining = True
                 self._ring(latest)
 
     def _enter(self, request: Request, arrival: float | Arrival) -> None:
@@ -155,7 +155,7 @@ class SimulatedBatcher:
         if isinstance(arrival, Arrival) or self._has_request_options:
             if not self._resolve_options(request, arrival):
                 return
-        elif former.live < former.room.most:
+        elif former.live < former.most:
             request.state = QUEUED
             if former.arrive(request):
                 self._ring(request.arrived_at)
@@ -269,12 +269,7 @@ class SimulatedBatcher:
             if request.options is not None:
                 self._former.overdue.forget(request)
         former = self._former
-        if interrupted:
-            former.model.interrupted(batch.load, run_s)
-        else:
-            former.model.observe(batch.load, run_s)
-            running = len(self._since)
-            former.regathering.ended(batch.members, run_s, now, former.calls, running)
+        former.ended(batch, run_s, now, interrupted=interrupted)
         self.ended_at = now
         self._tell_idle(now)
 
