@@ -87,7 +87,9 @@ class OpenSlots(Slots[OpenRun]):
                 # The handler may never wait, and other tasks must be able to run.
                 await anyio.lowlevel.checkpoint()
             has_run = True
-            await self._take_turn()
+            if self._turn_is_taken:
+                await self._wait_for_turn()
+            self._turn_is_taken = True
             batch = None
             try:
                 batch = await self._first_batch()
@@ -145,7 +147,7 @@ class OpenSlots(Slots[OpenRun]):
             del self._open[batch]
             self._counters.batches[batch.reason] += 1
             if not self._are_endless:
-                self._counters.batch_size.observe(batch.size)
+                self._counters.batch_size.gather((batch.size,))
             self._queue.occupancy.note(self._parking.now())
             self._tell_room()
 

@@ -51,7 +51,9 @@ class ClosedSlots(Slots[Run]):
         batch: Batch | None = None
         while batch is not None or len(self._waiting) < IDLE_SLOTS_KEPT:
             if batch is None:
-                await self._take_turn()
+                if self._turn_is_taken:
+                    await self._wait_for_turn()
+                self._turn_is_taken = True
                 try:
                     batch = await self._next_batch(is_fresh)
                 finally:
@@ -168,5 +170,5 @@ class ClosedSlots(Slots[Run]):
         batch = self._begun(requests, dispatch.reason, free_at)
         batch.group = group
         self._counters.batches[dispatch.reason] += 1
-        self._counters.batch_size.observe(batch.size)
+        self._counters.batch_size.gather((batch.size,))
         return batch

@@ -26,6 +26,8 @@ from collections import deque
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
+from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal")
 
 RUNNING = State.RUNNING
+
+ARRIVED_AT: Final = attrgetter("arrived_at")
 
 RunT = TypeVar("RunT", bound=Run)
 LEFT_OPEN: Final = "a handler has left a cancel scope open"
@@ -169,8 +173,8 @@ class Slots(ABC, Generic[RunT]):
         self._most = self._allowed()
         if self.ended.is_set():
             return
-        if self._tasks is not None:
-            self._offer_turn()
+        if self._tasks is not None and not self._turn_is_taken:
+            self._pass_turn()
         self._tell_idle()
         self._bell.ring()
 
@@ -300,7 +304,7 @@ class Slots(ABC, Generic[RunT]):
         now = self._parking.now()
         run_s = now - started
         if not self._are_endless:
-            self._counters.run_s.observe(run_s)
+            self._counters.run_s.gather((run_s,))
         former.ended(batch, run_s, now, interrupted=scope.cancel_called)
         observers = self._counters.observers
         if observers.all or (batch.failure is not None and observers.of_failures):
@@ -341,9 +345,10 @@ class Slots(ABC, Generic[RunT]):
             outcomes.count(request)
         return outcomes
 
-    async def _take_turn(self) -> None:
-        """Waits until no other slot has the turn at the queue, and takes it."""
-        while self._turn_is_taken:
+    async def _wait_for_turn(self) -> None:
+        """Waits until the turn at the queue, which another slot has, is free."""
+        is_free = False
+        while not is_free:
             waiter = self._parking.new_waiter()
             self._waiting.append(waiter)
             try:
@@ -351,20 +356,14 @@ class Slots(ABC, Generic[RunT]):
             except BaseException:
                 if waiter in self._waiting:
                     self._waiting.remove(waiter)
-                else:
-                    self._offer_turn()  # this one had been woken
+                elif not self._turn_is_taken:
+                    self._pass_turn()  # this one had been woken for it
                 raise
-        self._turn_is_taken = True
+            is_free = not self._turn_is_taken
 
     def _pass_turn(self) -> None:
-        """Gives the turn up; the next slot gets it."""
+        """Frees the turn: wakes the slot that waits longest for it, or adds one if none waits."""
         self._turn_is_taken = False
-        self._offer_turn()
-
-    def _offer_turn(self) -> None:
-        """Wakes the slot that waits longest, if the turn is free; adds one if none waits."""
-        if self._turn_is_taken:
-            return
         former = self._former
         if self._waiting:
             self._parking.wake(self._waiting.popleft())
@@ -403,10 +402,10 @@ class Slots(ABC, Generic[RunT]):
             request.batch = batch
         # From here on the requests are found through their batch.
         self.batches[batch] = now = self._parking.now()
-        arrivals = [request.arrived_at for request in requests]
+        arrivals = list(map(ARRIVED_AT, requests))
         batch.arrived_at = arrivals[0] if former.takes_anyone else min(arrivals)
         batch.free_at = free_at
-        self._counters.wait_s.gather([now - at for at in arrivals])
+        self._counters.wait_s.gather(map(sub, repeat(now), arrivals))
         if self._are_open:
             batch.is_continuous = self.run.handler.fill == "continuous"
         if self._counters.observers.all:

@@ -92,14 +92,15 @@ class SizeOrWait(Rule):
         return Wait(due, self._size)
 
     def take(self, dispatch: Dispatch) -> list[Request]:
-        return self.take_within(dispatch.size)
+        if self._left:
+            return self.take_within(dispatch.size)
+        # The usual case, for less than by a comprehension.
+        return list(starmap(self.queue.popleft, repeat((), dispatch.size)))
 
     def take_within(self, room: float) -> list[Request]:
         queue = self.queue
         size = int(min(room, len(queue) - self._left))
         popleft = queue.popleft
-        if not self._left:  # the usual case
-            return list(starmap(popleft, repeat((), size)))  # less than a comprehension
         taken: list[Request] = []
         while len(taken) < size:
             request = popleft()
