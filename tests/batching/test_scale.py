@@ -59,7 +59,7 @@ def former_of(size: int) -> tuple[Former, list[Request]]:
         request.state = State.QUEUED
         request.arrived_at = 0.0
         request.options = None
-        former.arrive(request)
+        former.admit(request)
         requests.append(request)
     return former, requests
 

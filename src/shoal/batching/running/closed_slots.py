@@ -68,7 +68,7 @@ class ClosedSlots(Slots[Run]):
             batch = None  # an idle slot must not keep items and results alive
             is_fresh = True
             # A scope that a handler has not left would cancel the next batch as well.
-            if scope.cancel_called or innermost_scope() is not own_scope:
+            if ended_at is None or innermost_scope() is not own_scope:
                 self._tell_idle()
                 return True
             in_a_row += 1

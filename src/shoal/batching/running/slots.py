@@ -276,8 +276,8 @@ class Slots(ABC, Generic[RunT]):
             return False
         return error is not failure or not self._parking.is_cancelled()
 
-    async def _run(self, batch: Batch, scope: Scope) -> float:
-        """Runs a batch; returns when it ended, in seconds.
+    async def _run(self, batch: Batch, scope: Scope) -> float | None:
+        """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled.
 
         The caller calls `_tell_idle` before and after it. Between the batches that a slot runs in a
         row there is no need for it. If this raises, it has called it.
@@ -297,21 +297,22 @@ class Slots(ABC, Generic[RunT]):
             raise
         return self._end(batch, scope)
 
-    def _end(self, batch: Batch, scope: Scope) -> float:
-        """Ends a batch whose requests have all ended; returns when, in seconds."""
+    def _end(self, batch: Batch, scope: Scope) -> float | None:
+        """Ends a batch whose requests have all ended; returns what `_run` does."""
         former = self._former
         started = self.batches.pop(batch)
         now = self._parking.now()
         run_s = now - started
         if not self._are_endless:
             self._counters.run_s.gather((run_s,))
-        former.ended(batch, run_s, now, interrupted=scope.cancel_called)
+        interrupted = scope.cancel_called
+        former.ended(batch, run_s, now, interrupted=interrupted)
         observers = self._counters.observers
         if observers.all or (batch.failure is not None and observers.of_failures):
             self._tell_ended(batch, started, now)
         batch.members = []  # not cleared, since it may be iterated just now
         batch.failure = None  # its traceback may keep the batch
-        return now
+        return None if interrupted else now
 
     def _tell_ended(self, batch: Batch, began_at: float, now: float) -> None:
         outcomes = self._outcomes(batch)

@@ -74,10 +74,9 @@ class Former:
         overdue: The time limits of requests.
         pressures: Which requests must be dispatched now; the owner may set ``pressures.draining``.
         regathering: The waits for callers of the last batch.
-        batches: As above.
+        batches, options: As above.
         model: The run times of the handler.
         adaptive: The rule that chooses sizes and waits; None if they are fixed.
-        options: The options in force.
     """
 
     def __init__(self, options: BatchOptions, batches: Mapping[Batch, float] = NONE) -> None:
@@ -98,12 +97,31 @@ class Former:
         self.append: Callable[[Request], object]
         self._take_in(options)
 
-    def admit(self, request: Request) -> Admission:
-        """Queues, parks or refuses a request, which has no state yet; may shed another one."""
-        control = self._control
-        if control is None and not self.parked and self.live < self.most:
+    def admit(self, request: Request, *, has_room: bool = False) -> Admission:
+        """Queues, parks or refuses a request; may shed another one.
+
+        One that is known to have room has the state QUEUED already.
+        """
+        if not has_room:
+            if self._control is not None or self.parked or self.live >= self.most:
+                return self._checked(request)
             request.state = QUEUED
-            return RINGING if self.arrive(request) else QUIET
+        live = self.live + 1
+        if self.append(request):
+            self.wake_at = live
+        if (asked := request.options) is not None and asked.due is not None:
+            pressures = self.pressures
+            if pressures.may_wait:
+                if pressures.note_arrival(request, asked.due, live):
+                    self.wake_at = live
+            elif asked.due < self.regathering.urgent_before:
+                self.wake_at = live
+        self.live = live
+        return RINGING if live == self.wake_at else QUIET
+
+    def _checked(self, request: Request) -> Admission:
+        """Admits a request for which there may be no room."""
+        control = self._control
         if control is not None and not self.closed:
             refusal = control.full_level(request, self._at_once)
             if refusal is None:
@@ -121,7 +139,7 @@ class Former:
             if victim is None:
                 return Admission(self._fullness())
         request.state = QUEUED
-        ring = self.arrive(request)  # first, since a user's rule may raise
+        ring = self.admit(request, has_room=True).ring  # first, since a user's rule may raise
         if control is not None:
             control.note_added(request, self.live)
         if victim is not None:
@@ -139,23 +157,8 @@ class Former:
             return None
         return self._fullness()
 
-    def arrive(self, request: Request) -> bool:
-        """Adds an admitted request; returns whether the slot that waits must be woken."""
-        live = self.live + 1
-        if self.append(request):
-            self.wake_at = live
-        if (asked := request.options) is not None and asked.due is not None:
-            pressures = self.pressures
-            if pressures.may_wait:
-                if pressures.note_arrival(request, asked.due, live):
-                    self.wake_at = live
-            elif asked.due < self.regathering.urgent_before:
-                self.wake_at = live
-        self.live = live
-        return live == self.wake_at
-
     def arrive_all(self, requests: list[Request]) -> bool:
-        """Adds many admitted requests, as `arrive` does; all must be alike."""
+        """Queues many requests for which there is room; returns whether the slot must be woken."""
         before = self.live
         must_decide = self._policy.extend(requests)
         self.live += len(requests)
@@ -176,19 +179,12 @@ class Former:
         Returns:
             Whether the slot that waits for requests must be woken.
         """
-        options = self.options
         if idle_slots is not None:
             self._idle_slots, self._open_room = idle_slots, open_room
-        self._at_once = at_once = self._idle_slots * options.max_batch_size + self._open_room
-        bound = options.max_queued_requests
-        if self.closed:
-            self.most = 0
-        elif bound is None:
-            self.most = math.inf
-        else:
-            self.most = bound if options.batch_size_fn is not None else bound + at_once
-        is_free = self.takes_anyone and not self.awaits_change
-        self.free_room = self.most if is_free else -math.inf
+        self._at_once = at_once = self._idle_slots * self._batch_size + self._open_room
+        most = self._bound if self._has_costs else self._bound + at_once
+        self.most = most = 0 if self.closed else most
+        self.free_room = most if self.takes_anyone and not self.awaits_change else -math.inf
         return self.parked > 0 and self._admit_parked()
 
     def tell_all(self) -> None:
@@ -290,7 +286,7 @@ class Former:
         return self._policy.size_of_all()
 
     def size_beside(self, asked: RequestOptions) -> float:
-        """Returns the sum of the costs of the queued requests of the bucket of another."""
+        """Returns the sum of the costs of the queued requests of one bucket."""
         return self._policy.size_beside(asked)
 
     def parked_and_queued(self) -> list[Request]:
@@ -348,6 +344,12 @@ class Former:
         self._file_by(policy_of(options, self.model, adaptive))
         self.adaptive = adaptive
         self.options = options
+        self._batch_size, self._has_costs = (
+            options.max_batch_size,
+            options.batch_size_fn is not None,
+        )
+        bound = options.max_queued_requests
+        self._bound = math.inf if bound is None else bound
         self.overdue.change(options)
         self.pressures.change(options)
         self.regathering.change(options)
@@ -381,9 +383,8 @@ class Former:
         """Returns whether there is room for more requests, and for the sum of their costs."""
         if self.live + requests <= self.most:
             return True
-        # The number of requests does not tell how much idle slots take at once, if one item may be
-        # as large as a batch.
-        has_costs = self.options.batch_size_fn is not None and not self.closed
+        # If items have costs, a number does not tell how many of them idle slots take at once.
+        has_costs = self._has_costs and not self.closed
         return has_costs and self._policy.size_of_all() + size <= self._at_once
 
     def _fullness(self) -> str:
@@ -403,7 +404,7 @@ class Former:
         while (request := self._parked.first()) is not None and self._fits(1, request.cost):
             request.state = QUEUED
             try:
-                woken = self.arrive(request) or woken
+                woken = self.admit(request, has_room=True).ring or woken
             except BaseException:
                 request.state = PARKED  # so that it is found, and failed, later
                 raise
@@ -420,7 +421,7 @@ class Former:
         try:
             refusal = describe(request)
             if refusal is None and request.state is QUEUED:
-                self.arrive(request)
+                self.admit(request, has_room=True)
         except BaseException as error:  # the requests after it must still be added
             return error
         return refusal

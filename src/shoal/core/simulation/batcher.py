@@ -16,6 +16,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import Batch, DispatchReason
+from shoal.core.forming.admission import QUIET
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.policies.sizing import load_of
@@ -152,15 +153,12 @@ class SimulatedBatcher:
         """Does what a call does until it waits for its result."""
         former = self._former
         request.item = request.options = None
-        if isinstance(arrival, Arrival) or self._has_request_options:
-            if not self._resolve_options(request, arrival):
-                return
-        elif former.live < former.most:
-            request.state = QUEUED
-            if former.arrive(request):
-                self._ring(request.arrived_at)
+        is_plain = not (isinstance(arrival, Arrival) or self._has_request_options)
+        if not is_plain and not self._resolve_options(request, arrival):
             return
         admission = former.admit(request)
+        if admission is QUIET and request.options is None:
+            return  # the usual case
         if admission.refusal is not None:
             self.outcomes[request.waiter] = Outcome.REJECTED
             return
