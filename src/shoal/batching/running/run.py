@@ -16,7 +16,6 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 RUNNING = State.RUNNING
-
-ITEM_OF: Final = attrgetter("item")
 
 logger: Final = logging.getLogger("shoal")
 
@@ -173,7 +170,7 @@ class Run(ABC):
             ValueError: ``pad`` returned another number of items.
             Exception: What ``pad`` raised.
         """
-        items = list(map(ITEM_OF, requests))
+        items = [request.item for request in requests]
         sizes, pad = self.options.allowed_batch_sizes, self.options.pad
         if sizes is None:
             return items

@@ -26,8 +26,6 @@ from collections import deque
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
-from operator import attrgetter, sub
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import anyio
@@ -56,8 +54,6 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal")
 
 RUNNING = State.RUNNING
-
-ARRIVED_AT: Final = attrgetter("arrived_at")
 
 RunT = TypeVar("RunT", bound=Run)
 LEFT_OPEN: Final = "a handler has left a cancel scope open"
@@ -403,10 +399,14 @@ class Slots(ABC, Generic[RunT]):
             request.batch = batch
         # From here on the requests are found through their batch.
         self.batches[batch] = now = self._parking.now()
-        arrivals = list(map(ARRIVED_AT, requests))
-        batch.arrived_at = arrivals[0] if former.takes_anyone else min(arrivals)
+        waits = [now - request.arrived_at for request in requests]
+        batch.arrived_at = (
+            requests[0].arrived_at  # they are in order
+            if former.takes_anyone
+            else min([request.arrived_at for request in requests])
+        )
         batch.free_at = free_at
-        self._counters.wait_s.gather(map(sub, repeat(now), arrivals))
+        self._counters.wait_s.gather(waits)
         if self._are_open:
             batch.is_continuous = self.run.handler.fill == "continuous"
         if self._counters.observers.all:
