@@ -268,7 +268,7 @@ class Session:
         if self.slots.is_gathering:
             now = _with_what_holds_at_once(self._in_force, options)
         is_pending = now != options
-        self._former.awaits_change = is_pending
+        self._former.await_change(is_pending=is_pending)
         if now != self._in_force or not is_pending:
             self._take_in(now)
         else:

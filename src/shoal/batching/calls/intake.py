@@ -251,7 +251,7 @@ class Intake:
             DeadlineExceeded: Its deadline has passed already.
         """
         former = self.former
-        is_free = former.admits_freely and former.live < former.most
+        is_free = former.admits_freely and former.live < former.bound
         if not is_free and not self.parking.seems_here():
             raise self.refusals.elsewhere()
         if former.awaits_change:

@@ -60,16 +60,12 @@ class Former:
         append: Adds a request to the queue; returns whether a slot must decide now.
         live: The number of queued requests.
         parked: The number of requests that wait to be admitted.
-        most: How many requests may be queued; beyond it, the overload option applies to calls.
-            Those that an idle slot takes at once don't count as waiting, so that a burst into an
-            idle batcher is admitted.
-        free_room: `most` for requests without a record of options; minus infinity if they have to
-            be checked.
+        bound: The option ``max_queued_requests``; infinity for None, 0 once it is `closed`.
+        free_room: `bound` for requests without options; minus infinity if those must be checked.
         closed: Whether requests are no longer admitted.
         admits_freely: Whether a bound on the queue is the only rule of admission.
         takes_anyone: Whether, in addition, requests need no record of options.
-        awaits_change: Whether new options are pending until no batch is being collected; set by the
-            owner, which then calls `reform`.
+        awaits_change: Whether new options are pending until no batch is being collected.
         wake_at: The number of queued requests at which the waiting slot must be woken; 0 for none.
         overdue: The time limits of requests.
         pressures: Which requests must be dispatched now; the owner may set ``pressures.draining``.
@@ -83,9 +79,7 @@ class Former:
         self.model = LatencyModel()
         self.batches = batches
         self.closed = False
-        self.most = self.free_room = 0.0
-        # The last of these is how much of the queue idle slots and open batches are about to take.
-        self._idle_slots = self._open_room = self._at_once = 0.0
+        self.bound = self.free_room = self._idle_slots = self._open_room = 0.0
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
         self.awaits_change = self._tells_all = False
@@ -103,7 +97,7 @@ class Former:
         One that is known to have room has the state QUEUED already.
         """
         if not has_room:
-            if self._control is not None or self.parked or self.live >= self.most:
+            if self._control is not None or self.parked or self.live >= self.bound:
                 return self._checked(request)
             request.state = QUEUED
         live = self.live + 1
@@ -139,18 +133,17 @@ class Former:
             if victim is None:
                 return Admission(self._fullness())
         request.state = QUEUED
-        ring = self.admit(request, has_room=True).ring  # first, since a user's rule may raise
+        admission = self.admit(request, has_room=True)  # first, since a user's rule may raise
         if control is not None:
             control.note_added(request, self.live)
         if victim is not None:
             self._drop(victim, State.FAILED)
-        return Admission(victim=victim, ring=ring)
+            admission = admission._replace(victim=victim)
+        return admission
 
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
-        """Returns why requests can't be admitted together; None if they may be.
-
-        None is shed for a group, because one of the group might still be refused.
-        """
+        """Returns why requests can't be admitted together; None if they may be."""
+        # No other one is shed for them, because one of them might still be refused.
         size = sum([request.cost for request in requests])
         waits = self.options.overload == "wait" or requests[0].waits_for_room
         if waits or self._fits(len(requests), size):
@@ -169,22 +162,25 @@ class Former:
         self._drop(request, state)
         return (self.parked > 0 and self._admit_parked()) or self._tells_all
 
+    @property
+    def most(self) -> float:
+        """How many requests may be queued now; those that slots take at once don't count."""
+        return self.bound if self._has_costs or self.closed else self.bound + self._at_once
+
+    @property
+    def _at_once(self) -> float:
+        """How much of the queue idle slots and open batches are about to take."""
+        return self._idle_slots * self.options.max_batch_size + self._open_room
+
     def reform(self, *, idle_slots: float | None = None, open_room: float = 0) -> bool:
-        """Updates the room after a change of idle slots, queue or options; admits parked requests.
+        """Admits parked requests, and returns whether the slot that waits must be woken.
 
         Args:
             idle_slots: The number of idle slots, infinity for no limit; None if it has not changed.
             open_room: How much more the open batches can take.
-
-        Returns:
-            Whether the slot that waits for requests must be woken.
         """
         if idle_slots is not None:
             self._idle_slots, self._open_room = idle_slots, open_room
-        self._at_once = at_once = self._idle_slots * self._batch_size + self._open_room
-        most = self._bound if self._has_costs else self._bound + at_once
-        self.most = most = 0 if self.closed else most
-        self.free_room = most if self.takes_anyone and not self.awaits_change else -math.inf
         return self.parked > 0 and self._admit_parked()
 
     def tell_all(self) -> None:
@@ -293,6 +289,11 @@ class Former:
         """Returns all waiting requests, parked ones first so that none is admitted meanwhile."""
         return [*self._parked, *self._policy.waiting()]
 
+    def await_change(self, *, is_pending: bool) -> None:
+        """Sets whether new options are pending."""
+        self.awaits_change = is_pending
+        self.free_room = self.bound if self.takes_anyone and not is_pending else -math.inf
+
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]
     ) -> list[tuple[Request, BaseException]]:
@@ -324,11 +325,12 @@ class Former:
 
     def close(self) -> None:
         """Admits all parked requests, and refuses new ones from now on."""
-        self.closed = True
-        self.pressures.draining = True
-        self.most = math.inf
-        self._admit_parked()
-        self.most = self.free_room = 0
+        self.closed = self.pressures.draining = True
+        self.bound = math.inf
+        try:
+            self._admit_parked()
+        finally:
+            self.bound = self.free_room = 0
 
     def clear(self) -> Iterator[Request]:
         """Empties the queue for good; returns all waiting requests, parked ones last."""
@@ -344,18 +346,16 @@ class Former:
         self._file_by(policy_of(options, self.model, adaptive))
         self.adaptive = adaptive
         self.options = options
-        self._batch_size, self._has_costs = (
-            options.max_batch_size,
-            options.batch_size_fn is not None,
-        )
-        bound = options.max_queued_requests
-        self._bound = math.inf if bound is None else bound
+        self._has_costs = options.batch_size_fn is not None
         self.overdue.change(options)
         self.pressures.change(options)
         self.regathering.change(options)
         self._control = AdmissionControl.for_options(options, self.model)
         self.admits_freely = self._control is None
         self.takes_anyone = self.admits_freely and not tells_requests_apart(options)
+        bound = options.max_queued_requests
+        self.bound = 0 if self.closed else math.inf if bound is None else bound
+        self.await_change(is_pending=self.awaits_change)
 
     def _file_by(self, policy: Rule) -> None:
         self._policy = policy
