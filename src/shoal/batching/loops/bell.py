@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from shoal.batching.loops.parking import Parking
 
 
@@ -18,7 +20,7 @@ class Bell:
         parking: The way to wait in the batcher's event loop.
 
     Attributes:
-        waiter: That of the task that waits often; None while it does not.
+        waiter: That of the last wait; once that is over, to wake it does nothing.
     """
 
     __slots__ = ("_change", "_parking", "waiter")
@@ -36,22 +38,21 @@ class Bell:
             self._change.set()
             self._change = None
 
-    async def wait(self, until: float) -> None:
-        """Waits for `ring`, or until a time on the loop's clock; only one task at a time does so.
+    def wait(self, until: float) -> Awaitable[Any]:
+        """Returns what waits for `ring`, or until a time on the loop's clock; await it at once.
+
+        Only one task at a time does so.
 
         Args:
             until: The time, in seconds; infinity for no limit.
         """
-        try:
-            if until == math.inf:
-                await self._parking.park(self)
-            else:
-                scope = self._parking.new_scope()
-                scope.deadline = until
-                with scope:
-                    await self._parking.park(self)
-        finally:
-            self.waiter = None
+        return self._parking.park(self) if until == math.inf else self._wait_until(until)
+
+    async def _wait_until(self, until: float) -> None:
+        scope = self._parking.new_scope()
+        scope.deadline = until
+        with scope:
+            await self._parking.park(self)
 
     async def change(self) -> None:
         """Waits for `ring`, beside other tasks."""

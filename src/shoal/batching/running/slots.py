@@ -373,7 +373,7 @@ class Slots(ABC, Generic[RunT]):
         # In the batcher's context, whichever task needs another slot.
         self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
 
-    def _listen(self, until: float | None) -> Awaitable[None]:
+    def _listen(self, until: float | None) -> Awaitable[Any]:
         """Waits for the queue to change, or until a time on the loop's clock."""
         if self._on_change is not None:
             self._on_change()
