@@ -40,10 +40,10 @@ from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
 from shoal.batching.options.opens import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
+from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
 from shoal.batching.running.time_limits import TimeLimits
-from shoal.batching.running.unary import UnaryRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
@@ -248,7 +248,7 @@ class Session:
 
     def stop_waiting(self) -> None:
         """Stops waiting for batches to fill, from now on."""
-        self._former.drain()
+        self._former.pressures.draining = True
         self.slots.draining.set()
         self._bell.ring()
 

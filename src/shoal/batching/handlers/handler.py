@@ -130,6 +130,8 @@ class Handler:
 
         Cancellation: reaches an async handler; waits for the thread of a plain one.
         """
+        if self.binding.gives_one_list and not self.threaded:  # the usual case
+            return await self.function(items)
         args, kwargs = self.binding.columns(items)
         if self.threaded:
             results = await self._in_thread(functools.partial(self.function, *args, **kwargs))

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from shoal.batching.loops.parking import Parking
 
 
@@ -16,40 +18,41 @@ class Bell:
 
     Args:
         parking: The way to wait in the batcher's event loop.
+
+    Attributes:
+        waiter: That of the last wait; once that is over, to wake it does nothing.
     """
 
-    __slots__ = ("_change", "_parking", "_waiter")
+    __slots__ = ("_change", "_parking", "waiter")
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
-        self._waiter: Any = None
+        self.waiter: Any = None
         self._change: anyio.Event | None = None
 
     def ring(self) -> None:
         """Wakes all that wait."""
-        if self._waiter is not None:
-            self._parking.wake(self._waiter)
+        if self.waiter is not None:
+            self._parking.wake(self.waiter)
         if self._change is not None:
             self._change.set()
             self._change = None
 
-    async def wait(self, until: float) -> None:
-        """Waits for `ring`, or until a time on the loop's clock; only one task at a time does so.
+    def wait(self, until: float) -> Awaitable[Any]:
+        """Returns what waits for `ring`, or until a time on the loop's clock; await it at once.
+
+        Only one task at a time does so.
 
         Args:
             until: The time, in seconds; infinity for no limit.
         """
-        self._waiter = waiter = self._parking.new_waiter()
-        try:
-            if until == math.inf:
-                await waiter
-            else:
-                scope = self._parking.new_scope()
-                scope.deadline = until
-                with scope:
-                    await waiter
-        finally:
-            self._waiter = None
+        return self._parking.park(self) if until == math.inf else self._wait_until(until)
+
+    async def _wait_until(self, until: float) -> None:
+        scope = self._parking.new_scope()
+        scope.deadline = until
+        with scope:
+            await self._parking.park(self)
 
     async def change(self) -> None:
         """Waits for `ring`, beside other tasks."""

@@ -18,6 +18,7 @@ than its batch. `tests/batching/test_private.py` takes each away.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,9 +35,9 @@ OF_FUTURES: Final = "_callbacks"
 OF_AWAITED_FUTURES: Final = "_asyncio_future_blocking"
 
 
-def scope_of_trio_task(task: trio.lowlevel.Task) -> object:
-    """Returns what tells the innermost scope of a task; else None, as if it never changed."""
-    return getattr(task, OF_TRIO_TASKS, None)
+def scope_of_trio_task(task: trio.lowlevel.Task) -> Callable[[], object]:
+    """Returns what tells the innermost scope of a task; else what tells None, as for no change."""
+    return partial(getattr, task, OF_TRIO_TASKS, None)
 
 
 def scopes_of_anyio() -> Callable[[asyncio.Task[Any] | None], Any]:

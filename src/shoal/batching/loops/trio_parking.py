@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
@@ -157,7 +156,7 @@ class TrioParking(Parking):
         pass  # on trio only scopes cancel
 
     def innermost_scope(self) -> Callable[[], object]:
-        return partial(private.scope_of_trio_task, current_task())
+        return private.scope_of_trio_task(current_task())
 
     def leave_scopes_in(self, scope: Scope) -> bool:
         return False  # trio leaves them with the outer one, and raises a RuntimeError
