@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.calls.leaving import Departure, Enter
+    from shoal.batching.calls.leaving import Enter, WhenLeft
     from shoal.batching.handlers.binding import Binding
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
@@ -108,7 +108,7 @@ class Entry:
         raise intake.refusals.elsewhere()
 
     def begin_unless_left(
-        self, item: Any, call_options: CallOptions | None, departure: Departure
+        self, item: Any, call_options: CallOptions | None, when_left: WhenLeft
     ) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and whose caller may leave.
 
@@ -117,12 +117,12 @@ class Entry:
         Args:
             item: Its item.
             call_options: Its options.
-            departure: How to learn that the caller has left.
+            when_left: How to learn that the caller has left.
         """
         if self._divides:  # it may have several requests
-            return run_unless_left(departure, partial(self.call, item, call_options))
+            return run_unless_left(when_left, partial(self.call, item, call_options))
         options = self.options_of(item, call_options)
-        return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
+        return call_unless_left(self.intake, self._enter(call_options), item, options, when_left)
 
     async def map(
         self,

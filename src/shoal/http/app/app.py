@@ -390,7 +390,8 @@ class App:
             if is_complete:
                 self._answer_by(controller)
             try:
-                yield
+                async with self._dispatcher.departures.watching():
+                    yield
             finally:
                 self._router.set_controller(None)
                 self._batch_observers.remove_from(controller.observers)

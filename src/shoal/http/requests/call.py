@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import anyio
 
-from shoal.batching.calls.leaving import CallerLeft, Departure, run_unless_left
+from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.failures.exceptions import is_cancellation
 from shoal.batching.failures.hints import server_hint
 from shoal.batching.loops.this_loop import parking_of_this_loop
@@ -34,8 +34,9 @@ from shoal.http.requests.problem import (
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
+    from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
     from shoal.http.requests.metadata import Caller
@@ -101,8 +102,8 @@ class EndpointCalls:
                 _log.error("%s: %s", self.endpoint.name, hint)
 
 
-UNWATCHED: Final = Departure(anyio.sleep_forever, lambda _: None)
-"""Tells nothing: the task that waits for the call is cancelled when the client leaves."""
+def unwatched(_callback: Callable[[], object] | None) -> None:
+    """Tells nothing: the task that waits for the call is cancelled when the client leaves."""
 
 
 class EndpointCall:
@@ -113,24 +114,24 @@ class EndpointCall:
     Args:
         calls: The calls of the endpoint.
         caller: The client's request.
-        departure: How to learn that the client has left; None for as the request tells.
+        when_left: How to learn that the client has left; None for as the request tells.
 
     Attributes:
         streams: Whether it is answered by a stream; known after `find`.
     """
 
     __slots__ = (
-        *("_caller", "_calls", "_copies", "_departure", "_endpoint", "_entry"),
-        *("_method_batcher", "_options", "streams"),
+        *("_caller", "_calls", "_copies", "_endpoint", "_entry"),
+        *("_method_batcher", "_options", "_when_left", "streams"),
     )
 
     def __init__(
-        self, calls: EndpointCalls, caller: Caller, departure: Departure | None = None
+        self, calls: EndpointCalls, caller: Caller, when_left: WhenLeft | None = None
     ) -> None:
         self._calls = calls
         self._endpoint = calls.endpoint
         self._caller = caller
-        self._departure = departure
+        self._when_left = when_left or caller.when_left
         self._copies: PrimaryAnswer | None = None
         calls.endpoint.requests += 1
 
@@ -203,7 +204,7 @@ class EndpointCall:
             CallerLeft: The client left; the call was cancelled.
             Exception: As for any call.
         """
-        result = self._entry.begin_unless_left(item, self._options, self.departure)
+        result = self._entry.begin_unless_left(item, self._options, self._when_left)
         return self._compared(item, result) if self._endpoint.shadows else result
 
     async def _compared(self, item: Any, result: Awaitable[Any]) -> Any:
@@ -237,7 +238,7 @@ class EndpointCall:
             metadata = self._options.metadata
             copies = [self._endpoint.copied(self._method_batcher, i, metadata) for i in items]
         try:
-            results = await run_unless_left(self.departure, partial(self._in_turns, items))
+            results = await run_unless_left(self._when_left, partial(self._in_turns, items))
             for copy, result in zip(copies, results, strict=False):
                 if copy is not None:
                     copy.set(result)
@@ -246,11 +247,6 @@ class EndpointCall:
             for copy in copies:
                 if copy is not None:
                     copy.end()
-
-    @property
-    def departure(self) -> Departure:
-        """How to learn that the client has left."""
-        return self._departure or self._caller.departure
 
     @property
     def most_at_once(self) -> int:
@@ -300,7 +296,7 @@ class EndpointCall:
         key, tag = given.shard_key, given.backend
         wait = partial(self._endpoint.routed, given.method, key, limit_s, tag)
         try:
-            return await run_unless_left(self.departure, wait)
+            return await run_unless_left(self._when_left, wait)
         except NoSuchName:
             # The endpoint itself may have been deleted meanwhile.
             problem = not_found() if self._endpoint.is_gone else no_such_method()

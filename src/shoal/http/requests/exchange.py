@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
 
-from shoal.batching.calls.leaving import CallerLeft, Departure
+from shoal.batching.calls.leaving import CallerLeft
 from shoal.http.extensions import DISCONNECT
 from shoal.http.requests.content_coding import compressed
 from shoal.http.requests.problem import Problem, Refused, too_large
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from shoal.http.requests.departures import Departures, Listener
     from shoal.http.requests.incomplete import IncompleteBodies
     from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.http_options import HttpOptions
@@ -62,12 +63,14 @@ class Dispatcher(Protocol):
 
     Attributes:
         settings: The options of the server.
+        departures: Notices clients that leave, on servers that do not tell.
         incomplete: Bounds what is held of incomplete bodies.
         streams: The times of streams.
         now: The clock for the times of requests.
     """
 
     settings: HttpOptions
+    departures: Departures
     incomplete: IncompleteBodies
     streams: StreamTimes
     now: Callable[[], float]
@@ -85,6 +88,7 @@ class Exchange:
         scope: The ASGI scope.
         receive: The ASGI callable for what the client sends.
         send: The ASGI callable for the answer.
+        departures: Watches the client if the server does not; None for the dispatcher's.
 
     Attributes:
         scope: As above.
@@ -92,18 +96,27 @@ class Exchange:
         began_at: When it came, on the dispatcher's clock.
         counted: What the request is counted under, if not under its route.
         method: The method of the request.
+        has_left: Whether `receive` has said that the client has left.
         headers: The request's headers; the last one of those with the same name.
+        listener: What has waited, or waits, for the client to leave; None before.
         settings: The options of the server.
         status: The status of the answer; 0 until it has begun. If it can't be completed, it is set
             to what the request is to be counted by; and to 0 at the end if it is not to be counted.
     """
 
     __slots__ = (
-        *("_dispatcher", "_id", "_offered", "_send", "began_at", "counted", "headers", "method"),
-        *("receive", "scope", "settings", "status"),
+        *("_departures", "_dispatcher", "_id", "_offered", "_send", "began_at", "counted"),
+        *("has_left", "headers", "listener", "method", "receive", "scope", "settings", "status"),
     )
 
-    def __init__(self, dispatcher: Dispatcher, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        departures: Departures | None = None,
+    ) -> None:
         self.began_at = dispatcher.now()
         self.scope = scope
         self.receive = receive
@@ -115,6 +128,9 @@ class Exchange:
         self.status = 0
         self.counted: Counted | None = None
         self._id: bytes | None = None
+        self._departures = dispatcher.departures if departures is None else departures
+        self.has_left = False
+        self.listener: Listener | None = None
         extensions = scope.get("extensions")
         self._offered: Mapping[str, Any] | None = None
         if extensions:
@@ -125,20 +141,20 @@ class Exchange:
         """Whether only the headers of an answer are requested."""
         return self.method == "HEAD"
 
-    @property
-    def departure(self) -> Departure:
-        """How to learn that the client has left; the body must have been read."""
-        offered = self._offered
-        return Departure(self._until_left, None if offered is None else offered["when_left"])
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Sets what is called once when the client leaves; at once if it has left already.
 
-    async def _until_left(self) -> None:
-        """Waits until the client disconnects.
-
-        A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
-        servers can't tell the two cases apart without writing.
+        The body must have been read.
         """
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        if self._offered is None:
+            self._departures.watch(self, callback)
+        else:
+            self._offered["when_left"](callback)
+
+    def stop_listening(self) -> None:
+        """Stops waiting for the client to leave, if a task does that."""
+        if self.listener is not None:
+            self.listener.scope.cancel()
 
     @property
     def send_timeout_s(self) -> float:
@@ -350,6 +366,9 @@ class Exchange:
         }
 
     async def _deliver(self, *messages: Message) -> None:
+        if self.listener is not None and self.listener.scope.cancel_called:
+            # Servers and middleware may take it amiss if one receives when the answer is complete.
+            await self.listener.ended.wait()
         try:
             for message in messages:
                 if self._offered is not None:

@@ -152,7 +152,7 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
             await exchange.answer_without_body(response.status_code, headers)
         else:
             run = partial(sending, scope, exchange.receive, send)
-            await run_unless_left(exchange.departure, run)
+            await run_unless_left(exchange.when_left, run)
             await exchange.end(last)
     finally:
         if isinstance(pieces, AsyncGenerator):  # Starlette leaves it open

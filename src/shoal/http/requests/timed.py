@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
+    from shoal.http.requests.departures import Departures
     from shoal.http.requests.exchange import Dispatcher
 
 ASKED: Final = b"x-server-timing"
@@ -47,8 +48,15 @@ class TimedExchange(Exchange):
     run_s: float
 
     @override
-    def __init__(self, dispatcher: Dispatcher, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(dispatcher, scope, receive, send)
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        departures: Departures | None = None,
+    ) -> None:
+        super().__init__(dispatcher, scope, receive, send, departures)
         self.queue_s = None
         self.wait_s = self.ran_from = self.run_s = 0.0
 
