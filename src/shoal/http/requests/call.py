@@ -204,7 +204,7 @@ class EndpointCall:
             CallerLeft: The client left; the call was cancelled.
             Exception: As for any call.
         """
-        result = self._entry.begin_unless_left(item, self._options, self._when_left)
+        result = self._entry.call(item, self._options, self._when_left)
         return self._compared(item, result) if self._endpoint.shadows else result
 
     async def _compared(self, item: Any, result: Awaitable[Any]) -> Any:

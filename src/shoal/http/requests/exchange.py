@@ -28,7 +28,7 @@ from shoal.http.requests.content_coding import compressed
 from shoal.http.requests.problem import Problem, Refused, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -104,10 +104,13 @@ class Exchange:
             to what the request is to be counted by; and to 0 at the end if it is not to be counted.
     """
 
-    __slots__ = (
-        *("_departures", "_dispatcher", "_id", "_offered", "_send", "began_at", "counted"),
-        *("has_left", "headers", "listener", "method", "receive", "scope", "settings", "status"),
-    )
+    # Most requests change none of these; an attribute of the class costs them nothing.
+    status = 0
+    counted: Counted | None = None
+    has_left = False
+    listener: Listener | None = None
+    _id: bytes | None = None
+    _offered: Mapping[str, Any] | None = None
 
     def __init__(
         self,
@@ -122,17 +125,11 @@ class Exchange:
         self.receive = receive
         self._send = send
         self._dispatcher = dispatcher
+        self._departures = departures or dispatcher.departures
         self.settings = dispatcher.settings
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        self.status = 0
-        self.counted: Counted | None = None
-        self._id: bytes | None = None
-        self._departures = dispatcher.departures if departures is None else departures
-        self.has_left = False
-        self.listener: Listener | None = None
         extensions = scope.get("extensions")
-        self._offered: Mapping[str, Any] | None = None
         if extensions:
             self._offered = extensions.get(DISCONNECT)
 
@@ -307,14 +304,7 @@ class Exchange:
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent = b"" if self.method == "HEAD" else body
         end = {"type": "http.response.body", "body": sent}
-        if self._offered is None:
-            await self._deliver(begin, end)
-            return
-        try:  # as `_deliver` does, without a coroutine of its own
-            await self._send(begin)
-            await self._send(end)
-        except OSError as error:
-            raise CallerLeft("the connection was lost") from error
+        await self._deliver(begin, end)
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
@@ -366,31 +356,42 @@ class Exchange:
         }
 
     async def _deliver(self, *messages: Message) -> None:
-        if self.listener is not None and self.listener.scope.cancel_called:
-            # Servers and middleware may take it amiss if one receives when the answer is complete.
-            await self.listener.ended.wait()
         try:
-            for message in messages:
-                if self._offered is not None:
+            if self._offered is not None:
+                for message in messages:
                     await self._send(message)
-                elif not await _is_done_within(self.settings.send_timeout_s, self._send(message)):
-                    raise self.gave_up()
+                return
+            if self.listener is not None and self.listener.scope.cancel_called:
+                # Servers and middleware may take it amiss if one receives at the answer's end.
+                await self.listener.ended.wait()
+            if not await _are_sent_within(self.settings.send_timeout_s, self._send, messages):
+                raise self.gave_up()
         except OSError as error:  # from servers that report a lost connection
             raise CallerLeft("the connection was lost") from error
 
 
 @coroutine
-def _is_done_within(limit_s: float, awaited: Awaitable[None]) -> Generator[Any, Any, bool]:
-    """Awaits something; returns whether it has ended in time.
+def _are_sent_within(
+    limit_s: float, send: Send, messages: Iterable[Message]
+) -> Generator[Any, Any, bool]:
+    """Sends messages; returns whether each was taken in time.
 
-    It has a scope only once it waits. To enter one costs as much as all the rest of an answer, and
-    nearly no send waits.
+    A send has a scope only once it waits. To enter one costs as much as all the rest of an answer,
+    and nearly no send waits.
     """
-    steps: Any = awaited.__await__()
-    try:
-        wait = next(steps)
-    except StopIteration:
-        return True
+    for message in messages:
+        steps: Any = send(message).__await__()
+        try:
+            wait = next(steps)
+        except StopIteration:
+            continue
+        if not (yield from _ends_within(limit_s, steps, wait)):
+            return False
+    return True
+
+
+def _ends_within(limit_s: float, steps: Any, wait: Any) -> Generator[Any, Any, bool]:
+    """Goes on with a coroutine that waits; returns whether it has ended in time."""
     with anyio.CancelScope(deadline=anyio.current_time() + limit_s):
         while True:
             try:

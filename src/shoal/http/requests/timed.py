@@ -17,13 +17,11 @@ from shoal.http.requests.metadata import HttpMetadata
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Message
 
     from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
-    from shoal.http.requests.departures import Departures
-    from shoal.http.requests.exchange import Dispatcher
 
 ASKED: Final = b"x-server-timing"
 
@@ -40,25 +38,8 @@ class TimedExchange(Exchange):
         run_s: How long the handler had it, in seconds; 0 before it has ended.
     """
 
-    __slots__ = ("queue_s", "ran_from", "run_s", "wait_s")
-
-    queue_s: float | None
-    wait_s: float
-    ran_from: float
-    run_s: float
-
-    @override
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        departures: Departures | None = None,
-    ) -> None:
-        super().__init__(dispatcher, scope, receive, send, departures)
-        self.queue_s = None
-        self.wait_s = self.ran_from = self.run_s = 0.0
+    queue_s: float | None = None
+    wait_s = ran_from = run_s = 0.0
 
     @override
     async def answer(
