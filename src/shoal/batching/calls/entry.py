@@ -103,12 +103,19 @@ class Entry:
         """
         intake, request = self.intake, None
         try:
-            options = self.options_of(item, call_options)
+            options = None
+            if call_options is not None or self.needs_options:
+                asked = call_options or NO_CALL_OPTIONS
+                options = self._request_options_of(item, asked, self.now())
             if self._divides:
                 assert options is not None
                 run = partial(self._call_divided, item, options, call_options or NO_CALL_OPTIONS)
                 return await (run() if when_left is None else run_unless_left(when_left, run))
-            request = self._enter(call_options)(item, options, None)
+            sharing = self._sharing
+            if sharing is None or (call_options is not None and not call_options.share):
+                request = intake.enter(item, options)
+            else:
+                request = sharing.enter(item, options)
             if when_left is not None:
                 when_left(partial(leave, intake, request))
                 if request.state is CANCELLED:
@@ -119,7 +126,7 @@ class Entry:
                 raise
         else:
             intake.former.overdue.forget(request)
-            if request.state is CANCELLED and request.error is None:
+            if request.error is None and request.state is not FINISHED:
                 raise CallerLeft("the caller left before its call was answered")
             return result_of(request)
         finally:
@@ -196,11 +203,6 @@ class Entry:
     def _shared_for(self, call_options: CallOptions | None) -> Sharing | None:
         """Returns what a call may share; None for nothing."""
         return self._sharing if call_options is None or call_options.share else None
-
-    def _enter(self, call_options: CallOptions | None) -> Callable[..., Request]:
-        """Returns what makes the request of a call."""
-        sharing = self._shared_for(call_options)
-        return self.intake.enter if sharing is None else sharing.enter
 
     def _request_options_in_scope(
         self, item: Any, call_options: CallOptions, now: float

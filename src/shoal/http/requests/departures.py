@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
@@ -22,16 +22,32 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup
+    from starlette.types import Receive
 
-    from shoal.http.requests.exchange import Exchange
-
-    Registry = dict[Exchange, Callable[[], object]]
+    Registry = dict["Watched", Callable[[], object]]
 
 UNNOTICED_S: Final = 0.05
 """A client that leaves so soon, in seconds, after its call has begun is noticed only then."""
 
 _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
+
+
+class Watched(Protocol):
+    """A request whose client is watched; see `Exchange`."""
+
+    receive: Receive
+    has_left: bool
+    listener: Listener | None
+
+    @property
+    def request_id(self) -> str:
+        """Its id, for the log."""
+        ...
+
+    def stop_listening(self) -> None:
+        """Stops waiting for the client to leave, if a task does that."""
+        ...
 
 
 class Departures:
@@ -46,7 +62,7 @@ class Departures:
         self._seen: Registry = {}
         self._wake: anyio.Event | None = None  # while there are none
 
-    def watch(self, exchange: Exchange, callback: Callable[[], object] | None) -> None:
+    def watch(self, exchange: Watched, callback: Callable[[], object] | None) -> None:
         """Sets what is called once when a client leaves; None for nothing.
 
         Args:
@@ -114,7 +130,7 @@ class Listener:
 
 
 @holds_ctrl_c
-async def _listen(exchange: Exchange, listener: Listener, callback: Callable[[], object]) -> None:
+async def _listen(exchange: Watched, listener: Listener, callback: Callable[[], object]) -> None:
     """Waits until a client disconnects.
 
     A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:

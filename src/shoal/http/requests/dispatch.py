@@ -56,6 +56,7 @@ class RouteDispatcher:
         times: How long requests took.
         streams: The times of streams.
         now: The clock for the times of requests: the event loop's, unless that is a coarse one.
+        new_id: Returns an id: unique among processes that share a log, and cheap to make.
     """
 
     def __init__(self, settings: HttpOptions) -> None:
@@ -66,8 +67,8 @@ class RouteDispatcher:
         self.departures = Departures()
         self.incomplete = IncompleteBodies(settings)
         self._new_exchange = exchanges_of(settings)
-        self._id_prefix = secrets.token_hex(4).encode("ascii")
-        self._id_count = itertools.count(1)
+        form = secrets.token_hex(4).encode("ascii") + b"-%x"
+        self.new_id: Callable[[], bytes] = map(form.__mod__, itertools.count(1)).__next__
 
     def begin(self) -> None:
         """Prepares for requests in the running event loop."""
@@ -79,10 +80,6 @@ class RouteDispatcher:
         kept = {*endpoints, NO_ENDPOINT}
         self.times.keep(kept)
         self.streams.keep(kept)
-
-    def new_id(self) -> bytes:
-        """Returns an id: unique among processes that share a log, and cheap to make."""
-        return b"%b-%x" % (self._id_prefix, next(self._id_count))
 
     @holds_ctrl_c
     async def answer(

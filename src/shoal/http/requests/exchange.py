@@ -28,7 +28,7 @@ from shoal.http.requests.content_coding import compressed
 from shoal.http.requests.problem import Problem, Refused, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -41,6 +41,7 @@ JSON: Final = b"application/json"
 WITHOUT_BODY: Final = (204, 304)
 """The statuses of answers that have no body."""
 
+_SENT: Final = object()
 _FREE_PIECES: Final = 1024
 _LEAST_BYTES_PER_PIECE: Final = 64
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
@@ -67,6 +68,7 @@ class Dispatcher(Protocol):
         incomplete: Bounds what is held of incomplete bodies.
         streams: The times of streams.
         now: The clock for the times of requests.
+        new_id: Returns the id of a request whose client gave it none.
     """
 
     settings: HttpOptions
@@ -74,10 +76,7 @@ class Dispatcher(Protocol):
     incomplete: IncompleteBodies
     streams: StreamTimes
     now: Callable[[], float]
-
-    def new_id(self) -> bytes:
-        """Returns the id of a request whose client gave it none."""
-        ...
+    new_id: Callable[[], bytes]
 
 
 class Exchange:
@@ -262,30 +261,30 @@ class Exchange:
 
     def _find_id(self) -> bytes:
         given = self.headers.get(b"x-request-id")
-        is_usable = given is not None and _REQUEST_ID.fullmatch(given)
-        self._id = given if given is not None and is_usable else self._dispatcher.new_id()
-        return self._id
+        if given is None or not _REQUEST_ID.fullmatch(given):
+            given = self._dispatcher.new_id()
+        self._id = given
+        return given
 
     @property
     def request_id(self) -> str:
         """The same as text."""
         return self.id.decode("ascii")
 
-    async def answer(
+    def answer(
         self,
         status: int,
         media_type: bytes,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
-        """Sends a whole answer.
+    ) -> Awaitable[None]:
+        """Sends a whole answer, once it is awaited.
 
         Raises:
             CallerLeft: The client is gone, or did not read in time.
         """
         if status in WITHOUT_BODY:
-            await self.answer_without_body(status, headers)
-            return
+            return self.answer_without_body(status, headers)
         least = self.settings.compress_from_bytes
         if least is not None:
             accepted = self.headers.get(b"accept-encoding", b"")
@@ -303,8 +302,7 @@ class Exchange:
         }
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent = b"" if self.method == "HEAD" else body
-        end = {"type": "http.response.body", "body": sent}
-        await self._deliver(begin, end)
+        return self._deliver(begin, {"type": "http.response.body", "body": sent})
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
@@ -381,11 +379,8 @@ def _are_sent_within(
     """
     for message in messages:
         steps: Any = send(message).__await__()
-        try:
-            wait = next(steps)
-        except StopIteration:
-            continue
-        if not (yield from _ends_within(limit_s, steps, wait)):
+        wait = next(steps, _SENT)
+        if wait is not _SENT and not (yield from _ends_within(limit_s, steps, wait)):
             return False
     return True
 

@@ -15,7 +15,7 @@ from shoal.http.requests.exchange import WITHOUT_BODY, Exchange
 from shoal.http.requests.metadata import HttpMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
     from starlette.types import Message
 
@@ -42,17 +42,16 @@ class TimedExchange(Exchange):
     wait_s = ran_from = run_s = 0.0
 
     @override
-    async def answer(
+    def answer(
         self,
         status: int,
         media_type: bytes,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
+    ) -> Awaitable[None]:
         if status in WITHOUT_BODY:
-            await self.answer_without_body(status, headers)
-        else:
-            await super().answer(status, media_type, body, [*headers, *self._timing()])
+            return self.answer_without_body(status, headers)
+        return super().answer(status, media_type, body, [*headers, *self._timing()])
 
     @override
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
