@@ -120,7 +120,10 @@ class Entry:
                 when_left(partial(leave, intake, request))
                 if request.state is CANCELLED:
                     raise CallerLeft("the caller left before its call was made")
-            await (checkpoint() if request.state is FINISHED else intake.park(request))
+            if request.state is not FINISHED:
+                await intake.park(request)
+            elif when_left is None:  # else its server decides when to let others run
+                await checkpoint()
         except BaseException as error:
             if not await intake.drop(request, error):
                 raise
