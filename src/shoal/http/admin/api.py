@@ -198,7 +198,7 @@ async def _run(route: AdminRoute, request: AdminRequest) -> None:
     if route.goes_on:
         result = await route.run(request)
     else:
-        result = await run_unless_left(exchange.departure, partial(route.run, request))
+        result = await run_unless_left(exchange.when_left, partial(route.run, request))
     try:
         body = encoded(result)
     except TypeError as error:

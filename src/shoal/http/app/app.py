@@ -116,7 +116,10 @@ class App:
         self._router = AppRouter(self._declared, self._dispatcher, sockets)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
         guarded = AppGuard(entered, self._dispatcher, sockets)
-        self.tracing = AppTracing(guarded, self._router.declared_path)
+        apps: dict[str, ASGIApp] = {"http": entered, "websocket": guarded}
+        if guarded.checks_all:
+            apps["http"] = guarded
+        self.tracing = AppTracing(apps, self._router.declared_path)
         mounts = self._router.mounts
         self.own_pages = Pages(mounts, self._declared, self._dispatcher, self._now)
         self.own_pages.add_to(self._router.pages)
@@ -390,7 +393,8 @@ class App:
             if is_complete:
                 self._answer_by(controller)
             try:
-                yield
+                async with self._dispatcher.departures.watching():
+                    yield
             finally:
                 self._router.set_controller(None)
                 self._batch_observers.remove_from(controller.observers)
@@ -424,7 +428,7 @@ class App:
         elif self._phase == "opening":
             await self._router.answer_starting(scope, receive, send)
         else:
-            await self.tracing.entered(scope, receive, send)
+            await self.tracing.entered.get(kind, self._router)(scope, receive, send)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

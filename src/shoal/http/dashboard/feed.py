@@ -118,7 +118,7 @@ class Feed:
 
         self._viewers += 1
         try:
-            await run_unless_left(exchange.departure, lambda: self._show(exchange))
+            await run_unless_left(exchange.when_left, lambda: self._show(exchange))
         except CallerLeft:
             has_left = not exchange.is_cut_off
         else:

@@ -134,13 +134,14 @@ class EndpointTable:
         self._options = options
         self._spoken = (JsonProtocol(), *protocols)
         self._has_others = bool(protocols)
-        self._version = controller.version
+        self._registry = controller.registry
+        self._version = self._registry.version
         self._routes = self._table_of(_Spoken.first)
 
     def at(self, path: str, method: str) -> Found[Route] | None:
         """Returns the routes for a request; see `PathTable.at`."""
-        if self._controller.version != self._version:
-            self._version = self._controller.version
+        if self._registry.version != self._version:
+            self._version = self._registry.version
             self._routes = self._table_of(_Spoken.current)
         return self._routes.at(path, method)
 

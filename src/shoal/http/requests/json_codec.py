@@ -37,7 +37,7 @@ from shoal.http.requests.queries import ItemReader
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable
     from inspect import Signature
 
     from starlette.types import Message
@@ -87,7 +87,7 @@ class JsonCodec(Codec):
         return self._reader.item(exchange, body)
 
     @override
-    def answer(self, exchange: Exchange, result: Any) -> Coroutine[Any, Any, None]:
+    def answer(self, exchange: Exchange, result: Any) -> Awaitable[None]:
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
             return exchange.answer(200, JSON, encoded(result))
@@ -152,7 +152,7 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
             await exchange.answer_without_body(response.status_code, headers)
         else:
             run = partial(sending, scope, exchange.receive, send)
-            await run_unless_left(exchange.departure, run)
+            await run_unless_left(exchange.when_left, run)
             await exchange.end(last)
     finally:
         if isinstance(pieces, AsyncGenerator):  # Starlette leaves it open

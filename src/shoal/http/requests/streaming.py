@@ -83,7 +83,7 @@ async def answer_with_stream(
     send_items = partial(_send_items, exchange, stream, messages, heartbeat_s)
     last = b""
     try:
-        last = await run_unless_left(exchange.departure, send_items)
+        last = await run_unless_left(exchange.when_left, send_items)
     except CallerLeft:
         if exchange.status == 0 or not exchange.is_cut_off:
             raise

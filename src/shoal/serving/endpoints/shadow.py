@@ -163,7 +163,7 @@ class ShadowFlow:
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions
     ) -> Any:
         method_batcher = await self.backend.method_batcher(method)
-        entry = method_batcher.entry()
+        entry = method_batcher.batcher.find()
         item = entry.item(args, kwargs)
         if not method_batcher.streams:
             return await entry.call(item, call_options)
