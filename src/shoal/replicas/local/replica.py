@@ -14,7 +14,7 @@ from abc import abstractmethod
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -38,16 +38,15 @@ from shoal.replicas.local.work import UnderWay
 from shoal.replicas.threads import InnerCalls, inner_calls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.handlers.handler import Handler
+    from shoal.batching.loops.parking import Scope
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
-
-T = TypeVar("T")
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -113,17 +112,17 @@ class LocalReplica(Replica):
 
     @holds_ctrl_c
     async def run(self, method: str, items: list[Any]) -> Any:
-        handler, batched = self._method(method)
+        handler = self._handler(method)
         if handler.threaded:
-            plain = PlainMethod(handler, batched=batched)
+            plain = self._plain(method)
             job = Job(lambda: _as_plain(plain.results(items)))
             return await self._in_thread_with(InnerCalls(), job)
-        with self._work.at_work():
-            return _as_plain(await handler.results(items))
+        with self._work.within_scope() as scope:
+            return await self._work.run(_results(handler, items), scope)
 
     @holds_ctrl_c
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
-        handler, batched = self._method(method)
+        handler = self._handler(method)
         if not handler.threaded:
             steps = handler.steps(items)
             # One scope for all steps: the code may keep its own scopes open between steps.
@@ -135,7 +134,7 @@ class LocalReplica(Replica):
                     with self._work.running():
                         await steps.aclose()
             return
-        plain = PlainMethod(handler, batched=batched).steps(items)
+        plain = self._plain(method).steps(items)
         stepping = running_steps.get(None) or Stepping()
         may_go_on = False
 
@@ -173,8 +172,9 @@ class LocalReplica(Replica):
         if not is_async(hook):
             await self._reconfigured(Job(partial(hook, user_config), "reconfigure()"))
             return
-        with self._work.at_work("reconfigure()"):
-            await self._awaited("reconfigure()", hook(user_config))
+        with self._work.within_scope() as scope:
+            code = self._awaited("reconfigure()", hook, user_config)
+            await self._work.run(code, scope, "reconfigure()")
 
     @holds_ctrl_c
     async def check_health(self) -> None:
@@ -183,21 +183,9 @@ class LocalReplica(Replica):
         if hook is None:
             await anyio.lowlevel.checkpoint()
             return
-        with self._work.at_work("health()"):
-            if is_async(hook):
-                healthy = await self._awaited("health()", hook())
-            else:
-                # In a thread of its own; one that hangs is abandoned when the check is cancelled.
-                # Exceptions are returned as values: asyncio drops a coroutine when a GeneratorExit
-                # is thrown into it.
-                healthy, error = await anyio.to_thread.run_sync(
-                    Job(hook).run, abandon_on_cancel=True, limiter=UNLIMITED
-                )
-                try:
-                    if error is not None:
-                        raise error
-                finally:
-                    del error  # its traceback holds this frame
+        with self._work.within_scope() as scope:
+            check = self._awaited("health()", hook) if is_async(hook) else _abandonable(hook)
+            healthy = await self._work.run(check, scope, "health()")
         if healthy is False:
             raise RuntimeError(f"health() of {self.tag} returned False")
 
@@ -315,10 +303,10 @@ class LocalReplica(Replica):
             await self._in_thread(Job(partial(hook, *args), name), shield=False)
             return
         with self._work.running(name):
-            await self._awaited(name, hook(*args))
+            await self._awaited(name, hook, *args)
 
-    def _awaited(self, name: str, code: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        return in_own_context(code, self._hold_logs[f"{name} of {self.tag}"])
+    async def _awaited(self, name: str, hook: Callable[..., Any], *args: Any) -> Any:
+        return await in_own_context(hook(*args), self._hold_logs[f"{name} of {self.tag}"])
 
     async def _reconfigured(self, job: Job) -> None:
         try:
@@ -333,9 +321,9 @@ class LocalReplica(Replica):
             raise
 
     @holds_ctrl_c
-    async def _next(self, steps: AsyncGenerator[Any, None], scope: anyio.CancelScope) -> Any:
-        with self._work.cancellable(scope), self._work.running():
-            step = _as_plain(await anext(steps, DONE))
+    async def _next(self, steps: AsyncGenerator[Any, None], scope: Scope) -> Any:
+        self._work.check_open()
+        step = await self._work.run(_step(steps), scope)
         if scope.cancel_called:
             raise self._work.died()  # whatever the code did on cancellation
         return step
@@ -389,10 +377,41 @@ class LocalReplica(Replica):
         with self._work.identified():
             self._begin(job)
 
-    def _method(self, method: str) -> tuple[Handler, bool]:
-        self._work.check_open()
-        batched = self.instance.description.method(method).batched
-        return self.instance.handlers[method], batched
+    def _handler(self, method: str) -> Handler:
+        if not self._work.is_open:
+            raise self._work.died()
+        try:
+            return self.instance.handlers[method]
+        except KeyError:
+            raise self.instance.description.has_no(method) from None
+
+    def _plain(self, method: str) -> PlainMethod:
+        batched = self.instance.description.methods[method].batched
+        return PlainMethod(self.instance.handlers[method], batched=batched)
+
+
+async def _results(handler: Handler, items: list[Any]) -> Any:
+    results = await handler.results(items)
+    return results if results.__class__ is list else _as_plain(results)
+
+
+async def _step(steps: AsyncGenerator[Any, None]) -> Any:
+    return _as_plain(await anext(steps, DONE))
+
+
+async def _abandonable(hook: Callable[[], Any]) -> Any:
+    """Calls a plain hook in a thread of its own, which is abandoned if it hangs when cancelled."""
+    # Exceptions are returned as values: asyncio drops a coroutine when a GeneratorExit is thrown
+    # into it.
+    value, error = await anyio.to_thread.run_sync(
+        Job(hook).run, abandon_on_cancel=True, limiter=UNLIMITED
+    )
+    try:
+        if error is not None:
+            raise error
+        return value
+    finally:
+        del error  # its traceback holds this frame
 
 
 async def _instantiated(definition: Definition) -> Instance:

@@ -39,12 +39,12 @@ class TaskReplica(LocalReplica):
 
     @holds_ctrl_c
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
-        handler, _ = self._method(method)
-        with self._work.at_work():
-            await handler.function(batch)
+        handler = self._handler(method)
+        with self._work.within_scope() as scope:
+            await self._work.run(handler.function(batch), scope)
 
     def open_binding(self, method: str) -> Binding:
-        handler, _ = self._method(method)
+        handler = self._handler(method)
         prototype = self.blueprint.definition.signature
         return Handler(handler.function, prototype, fill="open").binding
 

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
+from shoal.batching.decorator.block import own_block
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.batching.failures.held import shown
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.batching.setting import setting
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
 
     from shoal.batching.decorator.block import BatcherBlock
+    from shoal.batching.loops.parking import Parking, Scope
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.jobs import Job
+
+T = TypeVar("T")
 
 
 class UnderWay:
@@ -39,6 +42,8 @@ class UnderWay:
         jobs: The jobs that threads still run.
     """
 
+    _parking: Parking
+
     def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
         self._kill = kill
         self.is_open = False
@@ -47,8 +52,8 @@ class UnderWay:
         self.jobs: set[Job] = set()
         self._block: BatcherBlock | None = None
         self._identity = identity
-        self._scopes: set[anyio.CancelScope] = set()
-        self._idle = anyio.Event()
+        self._scopes: set[Scope] = set()
+        self._idle: anyio.Event | None = None  # set only while a task waits for it
 
     def open_batchers_in(self, block: BatcherBlock) -> None:
         """Sets the block in which batchers that the code calls are opened."""
@@ -56,6 +61,7 @@ class UnderWay:
 
     def open(self) -> None:
         """Accepts work from now on."""
+        self._parking = parking_of_this_loop()
         self.is_open = True
 
     def check_open(self) -> None:
@@ -72,9 +78,16 @@ class UnderWay:
         tag = self._identity.replica
         return ReplicaDied(f"{tag} {self.end or 'is not ready'}", replica=tag)
 
-    def identified(self) -> _Identified:
+    @contextmanager
+    def identified(self) -> Generator[None]:
         """Sets the current replica, and its batchers, for user code in a block."""
-        return _Identified(self._identity, self._block)
+        replica = running_replica.set(self._identity)
+        block = own_block.set(self._block)
+        try:
+            yield
+        finally:
+            own_block.reset(block)
+            running_replica.reset(replica)
 
     @contextmanager
     def running(self, name: str = HANDLER) -> Generator[None]:
@@ -108,52 +121,56 @@ class UnderWay:
         return own_copy(error, name)
 
     @contextmanager
-    def at_work(self, name: str = HANDLER) -> Generator[None]:
-        """Runs async code in this block, and cancels it when the replica ends.
-
-        Args:
-            name: The name of the code in errors.
-
-        Raises:
-            ReplicaDied: The replica is not ready, or ended before the code did.
-        """
-        with self.within_scope() as scope, self.cancellable(scope), self.running(name):
-            yield
-
-    @contextmanager
-    def within_scope(self) -> Generator[anyio.CancelScope]:
+    def within_scope(self) -> Generator[Scope]:
         """Runs async code in this block, whole or step by step, in a cancel scope of its own.
 
+        The replica must be open when it begins.
+
         Raises:
-            ReplicaDied: The replica ended while the code was `cancellable`.
+            ReplicaDied: The replica ended while code was in `run`.
         """
-        scope = anyio.CancelScope()
+        scope = self._parking.new_scope()
         try:
             with scope:
                 yield scope
         except GeneratorExit:  # the reader closed the stream
             raise
         except BaseException as error:
-            if scope.cancel_called and not goes_on(error, parking_of_this_loop()):
+            if scope.cancel_called and not goes_on(error, self._parking):
                 raise self.died() from error
             raise
         if scope.cancel_called:
             raise self.died()
 
-    @contextmanager
-    def cancellable(self, scope: anyio.CancelScope) -> Generator[None]:
-        """Cancels the scope, whose code runs in this block, when the replica ends.
+    async def run(self, code: Awaitable[T], scope: Scope, name: str = HANDLER) -> T:
+        """Awaits async code, and cancels its scope when the replica ends.
+
+        It does what `running` does, with less for each batch.
+
+        Args:
+            code: The code; the replica must be open when this is called.
+            scope: The scope, from `within_scope`.
+            name: The name of the code in errors.
 
         Raises:
-            ReplicaDied: The replica is not ready.
+            ReplicaDied: As for `running`.
+            HandlerFailed: As for `running`.
+            Exception: What the code raised.
         """
-        self.check_open()
         self._scopes.add(scope)
+        replica = running_replica.set(self._identity)
+        block = own_block.set(self._block)
         try:
-            yield
+            return await code
+        except BaseException:
+            with holding(partial(self.told, name=name)):
+                raise
         finally:
+            own_block.reset(block)
+            running_replica.reset(replica)
             self._scopes.remove(scope)
-            self._look_if_idle()
+            if self._idle is not None:
+                self._look_if_idle()
 
     def has_begun(self, job: Job) -> None:
         """Adds a job that a thread will run."""
@@ -192,23 +209,5 @@ class UnderWay:
             await self._idle.wait()
 
     def _look_if_idle(self) -> None:
-        if not self.jobs and not self._scopes:
+        if self._idle is not None and not self.jobs and not self._scopes:
             self._idle.set()
-
-
-class _Identified:
-    __slots__ = ("_batchers", "_replica")
-
-    def __init__(self, identity: Identity, block: BatcherBlock | None) -> None:
-        self._replica = setting(running_replica, identity)
-        self._batchers = None if block is None else block.in_context()
-
-    def __enter__(self) -> None:
-        self._replica.__enter__()
-        if self._batchers is not None:
-            self._batchers.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        if self._batchers is not None:
-            self._batchers.__exit__()
-        self._replica.__exit__()
