@@ -34,15 +34,16 @@ class JobThread:
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Job, Context, Answered] | None] = SimpleQueue()
 
-    def begin(self, job: Job, answered: Answered) -> None:
-        """Runs a job after those that it was given before, in a copy of the caller's context.
+    def begin(self, job: Job, context: Context, answered: Answered) -> None:
+        """Runs a job after those that it was given before.
 
         Args:
             job: The job.
+            context: Its context, of this loop, which nothing else runs in.
             answered: Called in the event loop with the job, its value and its error; and likewise
                 with each job that the thread then goes on with by itself.
         """
-        self._queue.put((job, copy_context(), answered))
+        self._queue.put((job, context, answered))
 
     def release(self) -> None:
         """Lets the thread end after the jobs that it was given."""

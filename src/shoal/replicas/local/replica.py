@@ -29,16 +29,16 @@ from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.loops.unlimited import UNLIMITED
-from shoal.batching.setting import setting
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.code.instance import Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainMethod
 from shoal.replicas.contract import Replica
 from shoal.replicas.local.work import UnderWay
-from shoal.replicas.threads import InnerCalls, inner_calls
+from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
+    from contextvars import Context
 
     from anyio.abc import TaskGroup, TaskStatus
 
@@ -116,7 +116,7 @@ class LocalReplica(Replica):
         if handler.threaded:
             plain = self._plain(method)
             job = Job(lambda: _as_plain(plain.results(items)))
-            return await self._in_thread_with(InnerCalls(), job)
+            return await self._in_thread(job, calls=InnerCalls())
         with self._work.within_scope() as scope:
             return await self._work.run(_results(handler, items), scope)
 
@@ -150,7 +150,10 @@ class LocalReplica(Replica):
         calls = InnerCalls()
         job = Job(take, undo=plain.close, goes_on=goes_on)
         try:
-            while (step := await self._in_thread_with(calls, job, stepping.began)) is not DONE:
+            while True:
+                step = await self._in_thread(job, calls=calls, began=stepping.began)
+                if step is DONE:
+                    return
                 yield step
                 self._work.check_open()
                 job = job.following or Job(take, undo=plain.close, goes_on=goes_on)
@@ -196,8 +199,8 @@ class LocalReplica(Replica):
         """Lets the threads end: no more jobs will come."""
 
     @abstractmethod
-    def _begin(self, job: Job) -> None:
-        """Runs a job in a thread, in a copy of this context, and then calls `_answered`."""
+    def _begin(self, job: Job, context: Context) -> None:
+        """Runs a job in a thread, in a context of its own, and then calls `_answered`."""
 
     def _check_code(self) -> None:
         """Raises a `TypeError` for code that can't run here."""
@@ -328,12 +331,6 @@ class LocalReplica(Replica):
             raise self._work.died()  # whatever the code did on cancellation
         return step
 
-    async def _in_thread_with(
-        self, calls: InnerCalls, job: Job, began: Callable[[], object] | None = None
-    ) -> Any:
-        with setting(inner_calls, calls):
-            return await self._in_thread(job, calls=calls, began=began)
-
     async def _in_thread(
         self,
         job: Job,
@@ -344,7 +341,7 @@ class LocalReplica(Replica):
     ) -> Any:
         if not job.has_begun:
             await anyio.lowlevel.checkpoint_if_cancelled()
-            self._start_job(job)
+            self._start_job(job, calls)
         if began is not None:
             began()
         try:
@@ -363,7 +360,7 @@ class LocalReplica(Replica):
             error = self._work.told(error, job.name)
         following = job.following
         if following is not None:
-            self._work.has_begun(following)
+            self._work.jobs.add(following)
         if not job.answer(value, error):
             if following is not None:
                 following.give_up(self._work.died())
@@ -371,11 +368,10 @@ class LocalReplica(Replica):
                 self._start_job(Job(job.undo))
         self._work.is_done(job)
 
-    def _start_job(self, job: Job) -> None:
+    def _start_job(self, job: Job, calls: InnerCalls | None = None) -> None:
         job.has_begun = True
-        self._work.has_begun(job)
-        with self._work.identified():
-            self._begin(job)
+        self._work.jobs.add(job)
+        self._begin(job, self._work.context_for_thread(calls))
 
     def _handler(self, method: str) -> Handler:
         if not self._work.is_open:

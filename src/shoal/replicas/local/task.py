@@ -17,6 +17,8 @@ from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.replica import LocalReplica
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.code.jobs import Job
@@ -55,10 +57,10 @@ class TaskReplica(LocalReplica):
         while self._idle:
             self._idle.pop().release()
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job, context: Context) -> None:
         # There is no limit: the batcher limits the number of batches already.
         thread = self._idle.pop() if self._idle else self._new_thread()
-        thread.begin(job, partial(self._done, thread))
+        thread.begin(job, context, partial(self._done, thread))
 
     def _new_thread(self) -> JobThread:
         thread = JobThread()

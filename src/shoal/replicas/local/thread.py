@@ -18,6 +18,8 @@ from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.replica import LocalReplica
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.contract import Blueprint
 
@@ -39,8 +41,8 @@ class ThreadReplica(LocalReplica):
     def _release_threads(self) -> None:
         self._job_thread.release()
 
-    def _begin(self, job: Job) -> None:
-        self._job_thread.begin(job, self._answered)
+    def _begin(self, job: Job, context: Context) -> None:
+        self._job_thread.begin(job, context, self._answered)
 
     def _check_code(self) -> None:
         handlers = self.instance.handlers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,14 +17,17 @@ from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
+from shoal.replicas.threads import inner_calls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
+    from contextvars import Context
 
     from shoal.batching.decorator.block import BatcherBlock
     from shoal.batching.loops.parking import Parking, Scope
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.jobs import Job
+    from shoal.replicas.threads import InnerCalls
 
 T = TypeVar("T")
 
@@ -39,7 +43,7 @@ class UnderWay:
         is_open: Whether work is accepted.
         end: How the replica ended, for messages; None before.
         ended: Set when the replica has ended.
-        jobs: The jobs that threads still run.
+        jobs: The jobs that threads still run; added by those who begin them.
     """
 
     _parking: Parking
@@ -88,6 +92,19 @@ class UnderWay:
         finally:
             own_block.reset(block)
             running_replica.reset(replica)
+
+    def context_for_thread(self, calls: InnerCalls | None) -> Context:
+        """Returns a copy of the current context, for user code in a thread.
+
+        Args:
+            calls: The calls that the code waits for; None for those of the current context.
+        """
+        context = copy_context()
+        context.run(running_replica.set, self._identity)
+        context.run(own_block.set, self._block)
+        if calls is not None:
+            context.run(inner_calls.set, calls)
+        return context
 
     @contextmanager
     def running(self, name: str = HANDLER) -> Generator[None]:
@@ -171,10 +188,6 @@ class UnderWay:
             self._scopes.remove(scope)
             if self._idle is not None:
                 self._look_if_idle()
-
-    def has_begun(self, job: Job) -> None:
-        """Adds a job that a thread will run."""
-        self.jobs.add(job)
 
     def is_done(self, job: Job) -> None:
         """Removes a job that its thread has finished."""
