@@ -67,34 +67,24 @@ class BatchDispatcher:
             tries += 1
 
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
-        if not self._retries():
-            size = running_batch.get().size
-            member = self._pool.choose(size) or await self._pool.wait(size)
-            self._pool.begin(member, size)
-            try:
-                async with aclosing(member.replica.run_stream(self._method, items)) as steps:
-                    async for step in steps:
-                        yield step
-            except ReplicaDied as death:
-                self._note(member, death)
-                raise
-            finally:
-                self._pool.end(member, size)
-            return
         left = list(range(len(items)))
         tries = 0
         while left:
-            size = len(left)
+            size = min(len(left), running_batch.get().size)
             member = self._pool.choose(size) or await self._pool.wait(size)
-            attempt = _Attempt(left, len(items))
+            # To watch the steps costs time for each, so a batch that can't run again goes without.
+            attempt = _Attempt(left, len(items)) if tries or self._retries() else None
             self._pool.begin(member, size)
             try:
                 steps = member.replica.run_stream(self._method, [items[i] for i in left])
                 async with aclosing(steps):
                     async for step in steps:
-                        yield attempt.spread(step)
+                        yield step if attempt is None else attempt.spread(step)
                 return
             except ReplicaDied as death:
+                if attempt is None:
+                    self._note(member, death)
+                    raise
                 if not self._runs_again(member, death, tries):
                     raise
                 if attempt.begun:
