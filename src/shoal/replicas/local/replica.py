@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import abstractmethod
-from contextlib import contextmanager
+from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -29,16 +29,18 @@ from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.loops.unlimited import UNLIMITED
+from shoal.batching.setting import setting
 from shoal.errors import ReplicaNotStarted
+from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainMethod
 from shoal.replicas.contract import Replica
+from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.work import UnderWay
 from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
-    from contextvars import Context
+    from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
@@ -68,7 +70,7 @@ class LocalReplica(Replica):
         self._starting = anyio.CancelScope()
         self._closing = anyio.CancelScope()
         self._has_threads = False
-        self._threads: set[anyio.CancelScope] = set()
+        self._threads: set[JobThread] = set()
         self._hold_logs = HoldLogs()
 
     @property
@@ -77,22 +79,22 @@ class LocalReplica(Replica):
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         failure: Exception | None = None
-        self._parking = parking_of_this_loop()
+        self._work.parking = parking_of_this_loop()
+        self._context = copy_context()  # for the threads, which outlive the calls that need them
         async with anyio.create_task_group() as self._tasks:
             try:
                 self._has_threads = True
-                self._begin_threads()
                 await self._live(task_status)
             except Exception as error:
                 failure = error
             finally:
                 self._work.finish("has ended")
                 self._has_threads = False
-                self._release_threads()
-                if self._work.jobs:
-                    self._work.give_up_jobs()
-                    for thread in self._threads:
-                        thread.cancel()
+                self._work.give_up_jobs()
+                for thread in self._threads:
+                    thread.release()
+                    if self._work.jobs:
+                        thread.abandon()
         if failure is not None:
             try:
                 raise failure
@@ -131,8 +133,7 @@ class LocalReplica(Replica):
                     while (step := await self._next(steps, scope)) is not DONE:
                         yield step
                 finally:
-                    with self._work.running():
-                        await steps.aclose()
+                    await self._work.run(steps.aclose())
             return
         plain = self._plain(method).steps(items)
         stepping = running_steps.get(None) or Stepping()
@@ -164,7 +165,7 @@ class LocalReplica(Replica):
                     job = job.following
                     if not job.has_ended:
                         calls.cancel()
-                    await job.wait(self._parking)
+                    await job.wait(self._work.parking)
                 if plain.is_open and not job.is_given_up and self._has_threads:
                     await self._in_thread(Job(plain.close, undo=plain.close))
 
@@ -192,12 +193,6 @@ class LocalReplica(Replica):
         if healthy is False:
             raise RuntimeError(f"health() of {self.tag} returned False")
 
-    def _begin_threads(self) -> None:
-        """Starts the threads, each in a task of `_tasks` that is inside `_thread`."""
-
-    def _release_threads(self) -> None:
-        """Lets the threads end: no more jobs will come."""
-
     @abstractmethod
     def _begin(self, job: Job, context: Context) -> None:
         """Runs a job in a thread, in a context of its own, and then calls `_answered`."""
@@ -205,28 +200,29 @@ class LocalReplica(Replica):
     def _check_code(self) -> None:
         """Raises a `TypeError` for code that can't run here."""
 
-    @contextmanager
-    def _thread(self) -> Generator[None]:
-        """Shields the wait for a thread in this block; only abandoning the thread ends it."""
-        scope = anyio.CancelScope(shield=True)
-        self._threads.add(scope)
+    def _new_thread(self) -> JobThread:
+        thread = JobThread()
+        self._threads.add(thread)
+        # In a task of its own, so that callers stop waiting when the replica is killed.
+        self._context.run(self._tasks.start_soon, self._keep, thread)
+        return thread
+
+    async def _keep(self, thread: JobThread) -> None:
         try:
-            with scope:
-                yield
+            await thread.run()
         finally:
-            self._threads.remove(scope)
+            self._threads.remove(thread)
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
-        with self._work.identified():
-            # Batchers that the code opens belong to this replica.
-            block = BatcherBlock(told=self._work.told, is_private=True)
-            async with block:
-                self._work.open_batchers_in(block)
+        # Batchers that the code opens belong to this replica.
+        block = BatcherBlock(told=self._work.told, is_private=True)
+        with setting(running_replica, self.blueprint.identity):
+            async with block as self._work.block:
                 await self._serve(task_status)
 
     async def _serve(self, task_status: TaskStatus[Description]) -> None:
         await self._start()
-        self._work.open()
+        self._work.is_open = True
         task_status.started(self.instance.description)
         await self._work.ended.wait()
         if not self._was_killed:
@@ -273,9 +269,9 @@ class LocalReplica(Replica):
             loaded = await self._in_thread(Job(definition.load, name), shield=False)
             definition = replace(definition, target=loaded)
         if is_async_class(definition.target):
-            with self._work.running(name):
-                log = HoldLog(name, "do the slow part in `async def warm_up(self)`")
-                self.instance = await in_own_context(_instantiated(definition), log)
+            log = HoldLog(name, "do the slow part in `async def warm_up(self)`")
+            code = in_own_context(_instantiated(definition), log)
+            self.instance = await self._work.run(code, name=name)
         elif inspect.isclass(definition.target):
             job = Job(partial(Instance, definition), name)
             self.instance = await self._in_thread(job, shield=False)
@@ -302,11 +298,10 @@ class LocalReplica(Replica):
     @holds_ctrl_c
     async def _call(self, name: str, hook: Callable[..., Any], *args: Any) -> None:
         """Calls a hook while no work is accepted; cancellation abandons a plain one."""
-        if not is_async(hook):
+        if is_async(hook):
+            await self._work.run(self._awaited(name, hook, *args), name=name)
+        else:
             await self._in_thread(Job(partial(hook, *args), name), shield=False)
-            return
-        with self._work.running(name):
-            await self._awaited(name, hook, *args)
 
     async def _awaited(self, name: str, hook: Callable[..., Any], *args: Any) -> Any:
         return await in_own_context(hook(*args), self._hold_logs[f"{name} of {self.tag}"])
@@ -318,7 +313,7 @@ class LocalReplica(Replica):
             # If it kept running, it could overwrite a later user config.
             grace_s = self.blueprint.options.cancel_grace_s
             with anyio.move_on_after(grace_s, shield=True) as waiting:
-                await job.wait(self._parking)
+                await job.wait(self._work.parking)
             if waiting.cancelled_caught:
                 self.kill(f"its reconfigure() had not ended {grace_s:g} s after it was cancelled")
             raise
@@ -345,13 +340,13 @@ class LocalReplica(Replica):
         if began is not None:
             began()
         try:
-            return await job.result(self._parking)
+            return await job.result(self._work.parking)
         except anyio.get_cancelled_exc_class():
             if shield:
                 if calls is not None:
                     calls.cancel()
                 with anyio.CancelScope(shield=True):
-                    await job.wait(self._parking)
+                    await job.wait(self._work.parking)
             raise
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:

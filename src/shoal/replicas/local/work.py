@@ -13,7 +13,6 @@ from shoal.batching.decorator.block import own_block
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.batching.failures.held import shown
 from shoal.batching.failures.holding import holding
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
@@ -44,9 +43,11 @@ class UnderWay:
         end: How the replica ended, for messages; None before.
         ended: Set when the replica has ended.
         jobs: The jobs that threads still run; added by those who begin them.
+        block: The block in which batchers that the code calls are opened; None before there is one.
+        parking: The event loop's way to wait; set before any code runs.
     """
 
-    _parking: Parking
+    parking: Parking
 
     def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
         self._kill = kill
@@ -54,19 +55,10 @@ class UnderWay:
         self.end: str | None = None
         self.ended = anyio.Event()
         self.jobs: set[Job] = set()
-        self._block: BatcherBlock | None = None
+        self.block: BatcherBlock | None = None
         self._identity = identity
         self._scopes: set[Scope] = set()
         self._idle: anyio.Event | None = None  # set only while a task waits for it
-
-    def open_batchers_in(self, block: BatcherBlock) -> None:
-        """Sets the block in which batchers that the code calls are opened."""
-        self._block = block
-
-    def open(self) -> None:
-        """Accepts work from now on."""
-        self._parking = parking_of_this_loop()
-        self.is_open = True
 
     def check_open(self) -> None:
         """Raises an error before the replica is ready, and after its end.
@@ -82,17 +74,6 @@ class UnderWay:
         tag = self._identity.replica
         return ReplicaDied(f"{tag} {self.end or 'is not ready'}", replica=tag)
 
-    @contextmanager
-    def identified(self) -> Generator[None]:
-        """Sets the current replica, and its batchers, for user code in a block."""
-        replica = running_replica.set(self._identity)
-        block = own_block.set(self._block)
-        try:
-            yield
-        finally:
-            own_block.reset(block)
-            running_replica.reset(replica)
-
     def context_for_thread(self, calls: InnerCalls | None) -> Context:
         """Returns a copy of the current context, for user code in a thread.
 
@@ -101,25 +82,10 @@ class UnderWay:
         """
         context = copy_context()
         context.run(running_replica.set, self._identity)
-        context.run(own_block.set, self._block)
+        context.run(own_block.set, self.block)
         if calls is not None:
             context.run(inner_calls.set, calls)
         return context
-
-    @contextmanager
-    def running(self, name: str = HANDLER) -> Generator[None]:
-        """Converts what user code in this block raises.
-
-        Args:
-            name: The name of the code in errors.
-
-        Raises:
-            ReplicaDied: The code raised what would end a process, so its replica was killed.
-            HandlerFailed: The code raised something other than an `Exception`.
-            Exception: What the code raised.
-        """
-        with holding(partial(self.told, name=name)), self.identified():
-            yield
 
     def told(self, error: BaseException, name: str = HANDLER) -> Exception:
         """Converts what the code raised to the error that its callers get.
@@ -146,37 +112,37 @@ class UnderWay:
         Raises:
             ReplicaDied: The replica ended while code was in `run`.
         """
-        scope = self._parking.new_scope()
+        scope = self.parking.new_scope()
         try:
             with scope:
                 yield scope
         except GeneratorExit:  # the reader closed the stream
             raise
         except BaseException as error:
-            if scope.cancel_called and not goes_on(error, self._parking):
+            if scope.cancel_called and not goes_on(error, self.parking):
                 raise self.died() from error
             raise
         if scope.cancel_called:
             raise self.died()
 
-    async def run(self, code: Awaitable[T], scope: Scope, name: str = HANDLER) -> T:
-        """Awaits async code, and cancels its scope when the replica ends.
-
-        It does what `running` does, with less for each batch.
+    async def run(self, code: Awaitable[T], scope: Scope | None = None, name: str = HANDLER) -> T:
+        """Awaits async code of the user's, as this replica.
 
         Args:
-            code: The code; the replica must be open when this is called.
-            scope: The scope, from `within_scope`.
+            code: The code.
+            scope: What is cancelled when the replica ends, from `within_scope`; the replica must be
+                open then. None for code that is no work.
             name: The name of the code in errors.
 
         Raises:
-            ReplicaDied: As for `running`.
-            HandlerFailed: As for `running`.
+            ReplicaDied: The code raised what would end a process, so its replica was killed.
+            HandlerFailed: The code raised something other than an `Exception`.
             Exception: What the code raised.
         """
-        self._scopes.add(scope)
+        if scope is not None:
+            self._scopes.add(scope)
         replica = running_replica.set(self._identity)
-        block = own_block.set(self._block)
+        block = own_block.set(self.block)
         try:
             return await code
         except BaseException:
@@ -185,7 +151,8 @@ class UnderWay:
         finally:
             own_block.reset(block)
             running_replica.reset(replica)
-            self._scopes.remove(scope)
+            if scope is not None:
+                self._scopes.remove(scope)
             if self._idle is not None:
                 self._look_if_idle()
 
