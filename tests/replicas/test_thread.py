@@ -11,6 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import anyio
 import anyio.from_thread
+import anyio.to_thread
 import pytest
 
 import shoal
@@ -360,3 +361,20 @@ async def test_an_item_does_not_wait_for_another_batch_in_the_thread(monkeypatch
 async def read_to_its_end(stream, has_ended):
     assert [item async for item in stream] == []
     has_ended.set()
+
+
+async def test_a_thread_that_can_t_be_started_fails_its_work_alone(monkeypatch):
+    @shoal.accept_batch
+    def plain(items):
+        return items
+
+    async def refuse(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    async with serving(replica := replica_of(plain)):
+        with monkeypatch.context() as patched:
+            patched.setattr(anyio.to_thread, "run_sync", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                await replica.run("__call__", [1])
+        with anyio.fail_after(HANG_S):
+            assert await replica.run("__call__", [1]) == [1]

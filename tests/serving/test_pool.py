@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -11,6 +11,9 @@ import pytest
 from batching.scenes import PENDING, Caller, settle
 from shoal.errors import BackendUnavailable
 from shoal.serving.replica_set.pool import Member, Pool, PoolRoom
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 pytestmark = pytest.mark.anyio
 
@@ -29,29 +32,46 @@ class Named:
 
 
 def filled(*tags: str, slots: int = 1, most: int | None = None) -> tuple[Pool, list[Member]]:
-    pool = Pool("b", lambda _: None)
+    pool = Pool("b")
     named: list[Any] = [Named(tag) for tag in tags]
     return pool, [pool.add(one, slots, most) for one in named]
 
 
-def free(pool: Pool, size: int) -> int:
-    return PoolRoom(pool, lambda: size).free
+def room_in(pool: Pool, size: int) -> PoolRoom:
+    room = PoolRoom(pool, size)
+    room.subscribe(lambda: None)
+    return room
+
+
+def free(pool: Pool, size: int) -> float:
+    room = PoolRoom(pool, size)
+    room.subscribe(lambda: None)()
+    return room.free
+
+
+@contextmanager
+def at_work(pool: Pool, member: Member, size: int) -> Generator[None]:
+    pool.begin(member, size)
+    try:
+        yield
+    finally:
+        pool.end(member, size)
 
 
 def taken(pool: Pool, size: int = 1) -> str | None:
-    member = pool.take(size)
+    member = pool.choose(size)
     return None if member is None else member.replica.tag
 
 
 async def test_an_idle_replica_is_taken_before_a_busy_one() -> None:
     pool, (first, _, third) = filled("a", "b", "c", slots=2)
-    with pool.at_work(first, 1), pool.at_work(third, 1):
+    with at_work(pool, first, 1), at_work(pool, third, 1):
         assert taken(pool) == "b"
 
 
 async def test_the_least_busy_replica_is_taken() -> None:
     pool, (first, second) = filled("a", "b", slots=3)
-    with pool.at_work(first, 1), pool.at_work(first, 1), pool.at_work(second, 1):
+    with at_work(pool, first, 1), at_work(pool, first, 1), at_work(pool, second, 1):
         assert taken(pool) == "b"
 
 
@@ -60,16 +80,16 @@ async def test_equals_take_turns() -> None:
     order: list[Any] = []
     for _ in range(7):
         order.append(taken(pool))
-        member = pool.take(1)
+        member = pool.choose(1)
         assert member is not None
-        with pool.at_work(member, 1):
+        with at_work(pool, member, 1):
             pass
     assert order == ["a", "b", "c", "a", "b", "c", "a"]
 
 
 async def test_none_is_taken_when_all_have_what_they_can_take() -> None:
     pool, (first, second) = filled("a", "b")
-    with pool.at_work(first, 1), pool.at_work(second, 1):
+    with at_work(pool, first, 1), at_work(pool, second, 1):
         assert taken(pool) is None
         assert free(pool, 1) == 0
     assert free(pool, 1) == 2
@@ -79,7 +99,7 @@ async def test_a_replica_takes_no_more_requests_than_it_may_have() -> None:
     pool, (only,) = filled("a", slots=4, most=4)
     assert free(pool, 1) == 4
     assert free(pool, 4) == 1
-    with pool.at_work(only, 3):
+    with at_work(pool, only, 3):
         assert free(pool, 1) == 1
         assert taken(pool, 1) == "a"
         assert taken(pool, 2) is None
@@ -87,7 +107,7 @@ async def test_a_replica_takes_no_more_requests_than_it_may_have() -> None:
 
 async def test_work_that_fails_gives_its_place_back() -> None:
     pool, (only,) = filled("a")
-    with suppress(ZeroDivisionError), pool.at_work(only, 5):
+    with suppress(ZeroDivisionError), at_work(pool, only, 5):
         assert only.ongoing == 5
         raise ZeroDivisionError
     assert (free(pool, 1), only.batches, only.ongoing, only.total) == (1, 0, 0, 1)
@@ -95,10 +115,11 @@ async def test_work_that_fails_gives_its_place_back() -> None:
 
 async def test_it_says_which_replica_has_ended_a_batch() -> None:
     ended: list[Member] = []
-    pool = Pool("b", ended.append)
+    pool = Pool("b")
+    pool.on_batch = ended.append
     named: Any = Named("a")
     member = pool.add(named, 1)
-    with pool.at_work(member, 1):
+    with at_work(pool, member, 1):
         assert ended == []
     assert ended == [member]
 
@@ -112,7 +133,7 @@ async def is_idle(member: Any) -> bool:
 
 async def test_a_replica_that_is_withdrawn_finishes_what_it_has() -> None:
     pool, (only,) = filled("a", slots=2)
-    with pool.at_work(only, 1):
+    with at_work(pool, only, 1):
         pool.withdraw(only)
         pool.withdraw(only)
         assert taken(pool) is None
@@ -124,7 +145,7 @@ async def test_a_replica_that_is_withdrawn_finishes_what_it_has() -> None:
 async def test_a_batch_does_not_bring_back_a_replica_that_was_withdrawn() -> None:
     pool, (first, second) = filled("a", "b")
     pool.withdraw(first)
-    with pool.at_work(first, 1), pool.at_work(second, 1):
+    with at_work(pool, first, 1), at_work(pool, second, 1):
         pass
     assert [taken(pool) for _ in range(2)] == ["b", "b"]
 
@@ -132,8 +153,8 @@ async def test_a_batch_does_not_bring_back_a_replica_that_was_withdrawn() -> Non
 async def test_a_replica_is_idle_only_while_it_has_no_batch_at_all() -> None:
     pool, (only,) = filled("a", slots=2)
     assert await is_idle(only)
-    with pool.at_work(only, 1):
-        with pool.at_work(only, 1):
+    with at_work(pool, only, 1):
+        with at_work(pool, only, 1):
             pass
         assert not await is_idle(only)
     assert await is_idle(only)
@@ -142,7 +163,7 @@ async def test_a_replica_is_idle_only_while_it_has_no_batch_at_all() -> None:
 async def test_who_waits_for_a_replica_to_be_idle_hears_of_it() -> None:
     pool, (only,) = filled("a", slots=2)
     async with anyio.create_task_group() as tasks:
-        with pool.at_work(only, 1):
+        with at_work(pool, only, 1):
             tasks.start_soon(only.wait_idle)
             tasks.start_soon(only.wait_idle)
             await settle()
@@ -151,8 +172,8 @@ async def test_who_waits_for_a_replica_to_be_idle_hears_of_it() -> None:
 async def test_who_waits_gets_the_replica_that_is_free_first() -> None:
     pool, (first, second) = filled("a", "b")
     async with anyio.create_task_group() as tasks:
-        with pool.at_work(first, 1):
-            with pool.at_work(second, 1):
+        with at_work(pool, first, 1):
+            with at_work(pool, second, 1):
                 caller = await tasks.start(Caller(pool.wait(1)).run)
                 await settle()
                 assert caller.outcome is PENDING
@@ -208,18 +229,19 @@ async def test_replicas_take_more_and_less_at_once() -> None:
     pool, (first, second) = filled("a", "b")
     pool.resize(3, None)
     assert free(pool, 1) == 6
-    with pool.at_work(first, 1), pool.at_work(first, 1):
+    with at_work(pool, first, 1), at_work(pool, first, 1):
         pool.resize(1, None)
         assert free(pool, 1) == 1
-        assert pool.take(1) is second
+        assert pool.choose(1) is second
     assert free(pool, 1) == 2
 
 
 async def test_each_change_of_room_is_told() -> None:
     pool, (first,) = filled("a", slots=2)
-    seen: list[int] = []
-    unsubscribe = pool.subscribe(lambda: seen.append(free(pool, 1)))
-    with pool.at_work(first, 1):
+    seen: list[float] = []
+    room = PoolRoom(pool, 1)
+    unsubscribe = room.subscribe(lambda: seen.append(room.free))
+    with at_work(pool, first, 1):
         assert seen[-1:] == [1]
     assert seen[-1] == 2
     named: Any = Named("b")
@@ -240,9 +262,9 @@ async def test_each_change_of_room_is_told() -> None:
 
 async def test_a_batcher_that_had_to_wait_goes_before_others() -> None:
     pool, (first, second) = filled("a", "b")
-    large, small = PoolRoom(pool, lambda: 4), PoolRoom(pool, lambda: 1)
-    with pool.at_work(first, 1):
-        with pool.at_work(second, 1):
+    large, small = room_in(pool, 4), room_in(pool, 1)
+    with at_work(pool, first, 1):
+        with at_work(pool, second, 1):
             assert large.is_full()
             assert small.is_full()
         assert not large.is_full()
@@ -252,8 +274,8 @@ async def test_a_batcher_that_had_to_wait_goes_before_others() -> None:
 
 async def test_a_small_batch_does_not_take_the_place_that_a_large_one_waits_for() -> None:
     pool, (only,) = filled("a", slots=4, most=4)
-    large, small = PoolRoom(pool, lambda: 4), PoolRoom(pool, lambda: 1)
-    with pool.at_work(only, 1):
+    large, small = room_in(pool, 4), room_in(pool, 1)
+    with at_work(pool, only, 1):
         assert small.free == 3
         assert large.is_full()
         assert small.free == 0
@@ -264,11 +286,11 @@ async def test_a_small_batch_does_not_take_the_place_that_a_large_one_waits_for(
 
 async def test_a_batcher_that_rests_gives_its_place_up() -> None:
     pool, (only,) = filled("a", slots=4, most=4)
-    large, small = PoolRoom(pool, lambda: 4), PoolRoom(pool, lambda: 1)
-    told: list[int] = []
-    with pool.at_work(only, 1):
+    large, small = room_in(pool, 4), room_in(pool, 1)
+    told: list[float] = []
+    with at_work(pool, only, 1):
         assert large.is_full()
-        pool.subscribe(lambda: told.append(small.free))
+        small.on_change = lambda: told.append(small.free)
         large.rest()
         assert told == [3]
         large.rest()
@@ -278,16 +300,16 @@ async def test_a_batcher_that_rests_gives_its_place_up() -> None:
 async def test_an_idle_replica_takes_a_batch_of_any_size() -> None:
     pool, (only,) = filled("a", slots=2, most=2)
     assert free(pool, 8) == 1
-    assert pool.take(8) is only
-    with pool.at_work(only, 1):
-        assert pool.take(8) is None
+    assert pool.choose(8) is only
+    with at_work(pool, only, 1):
+        assert pool.choose(8) is None
 
 
 async def test_a_batch_that_runs_again_goes_before_any_batcher() -> None:
     pool, (only,) = filled("a")
-    room = PoolRoom(pool, lambda: 1)
+    room = room_in(pool, 1)
     async with anyio.create_task_group() as tasks:
-        with pool.at_work(only, 1):
+        with at_work(pool, only, 1):
             waiting = await tasks.start(Caller(pool.wait(1)).run)
             await settle()
             assert room.is_full()
@@ -299,13 +321,13 @@ async def test_a_batch_that_runs_again_goes_before_any_batcher() -> None:
 
 async def test_batchers_are_told_when_a_batch_that_was_to_run_again_is_given_up() -> None:
     pool, (only,) = filled("a")
-    room = PoolRoom(pool, lambda: 1)
-    told: list[int] = []
+    room = room_in(pool, 1)
+    told: list[float] = []
     async with anyio.create_task_group() as tasks:
-        with pool.at_work(only, 1):
+        with at_work(pool, only, 1):
             waiting = await tasks.start(Caller(pool.wait(1)).run)
             await settle()
-            pool.subscribe(lambda: told.append(room.free))
+            room.on_change = lambda: told.append(room.free)
         waiting.leave()
         await settle()
         assert told[-1] == 1
@@ -313,6 +335,15 @@ async def test_batchers_are_told_when_a_batch_that_was_to_run_again_is_given_up(
 
 async def test_one_that_is_known_to_be_dead_gets_no_work() -> None:
     pool, (first, _) = filled("a", "b", slots=4)
+    room = room_in(pool, 1)
     first.replica.takes_work = False  # type: ignore[misc]
     assert [taken(pool) for _ in range(3)] == ["b"] * 3
-    assert first.room(1) == 0
+    assert room.free == 4
+
+
+async def test_no_batch_is_formed_for_one_that_is_known_to_be_dead() -> None:
+    pool, (only,) = filled("a", slots=4)
+    room = room_in(pool, 1)
+    only.replica.takes_work = False  # type: ignore[misc]
+    assert room.is_full()
+    assert room.free == 0

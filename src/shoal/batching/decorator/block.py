@@ -36,7 +36,6 @@ from anyio.lowlevel import RunVar
 from shoal.batching.current import running_batch
 from shoal.batching.loops.event_loop import EventLoop
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.batching.setting import setting
 from shoal.errors import BatcherClosed
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
     from shoal.core.batch import Batch
 
-_block: Final[ContextVar[BatcherBlock | None]] = ContextVar("shoal.batcher_block", default=None)
+own_block: Final[ContextVar[BatcherBlock | None]] = ContextVar("shoal.batcher_block", default=None)
 _blocks: Final[RunVar[tuple[BatcherBlock, ...]]] = RunVar("shoal.batcher_blocks", default=())
 
 Place: TypeAlias = "tuple[object, tuple[EventLoop, int | None]]"
@@ -123,8 +122,8 @@ class BatcherBlock:
 
     async def __aenter__(self) -> Self:
         self._soon = parking_of_this_loop().soon
-        self._before = _block.get()
-        _block.set(self)
+        self._before = own_block.get()
+        own_block.set(self)
         self._context = copy_context()
         async with AsyncExitStack() as stack:
             stack.callback(self._leave_context)
@@ -146,12 +145,8 @@ class BatcherBlock:
             self._opened.clear()
 
     def _leave_context(self) -> None:
-        if _block.get() is self:  # it is not if the block is left in another context
-            _block.set(self._before)
-
-    def in_context(self) -> setting[BatcherBlock | None]:
-        """Makes calls inside of the ``with`` block belong to this `BatcherBlock`."""
-        return setting(_block, self)
+        if own_block.get() is self:  # it is not if the block is left in another context
+            own_block.set(self._before)
 
     async def _run(self, *, task_status: TaskStatus[None]) -> None:
         with self._scope:
@@ -258,7 +253,7 @@ def block_here() -> BatcherBlock | None:
         if not blocks:
             return None
         batch = running_batch.get(None)
-        own = _block.get()
+        own = own_block.get()
         for block in blocks:
             if block.is_closing and block.runs(batch):
                 return block
@@ -276,7 +271,7 @@ def block_here() -> BatcherBlock | None:
 
 def loops_of_context() -> list[EventLoop]:
     """Returns the event loop of the block of the caller's context; an empty list without one."""
-    block = _block.get()
+    block = own_block.get()
     if block is None or block.is_closing or block.process != os.getpid():
         return []
     return [block.loop]

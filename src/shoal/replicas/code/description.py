@@ -58,7 +58,11 @@ class Description:
         """
         found = self.methods.get(name)
         if found is None:
-            raise NoSuchName(
-                f"the backend has no method {name!r}; it has {', '.join(sorted(self.methods))}"
-            )
+            raise self.has_no(name)
         return found
+
+    def has_no(self, name: str) -> NoSuchName:
+        """Returns the error for a method that does not exist."""
+        return NoSuchName(
+            f"the backend has no method {name!r}; it has {', '.join(sorted(self.methods))}"
+        )

@@ -33,32 +33,39 @@ class JobThread:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Job, Context, Answered] | None] = SimpleQueue()
+        self._waiting = anyio.CancelScope(shield=True)
 
-    def begin(self, job: Job, answered: Answered) -> None:
-        """Runs a job after those that it was given before, in a copy of the caller's context.
+    def begin(self, job: Job, context: Context, answered: Answered) -> None:
+        """Runs a job after those that it was given before.
 
         Args:
             job: The job.
+            context: Its context, of this loop, which nothing else runs in.
             answered: Called in the event loop with the job, its value and its error; and likewise
                 with each job that the thread then goes on with by itself.
         """
-        self._queue.put((job, copy_context(), answered))
+        self._queue.put((job, context, answered))
 
     def release(self) -> None:
         """Lets the thread end after the jobs that it was given."""
         self._queue.put(None)
 
+    def abandon(self) -> None:
+        """Ends `run` at once; the thread itself ends after the jobs that it was given."""
+        self._waiting.cancel()
+
     async def run(self) -> None:
         """Runs the thread until it was released. If it can't be started, its jobs fail.
 
-        Cancellation: abandons the thread, which ends after the jobs that it was given.
+        Cancellation: only `abandon` ends the wait for the thread.
         """
         _, soon = loop_of_caller()
         work = partial(self._do_jobs, soon, copy_context())
         try:
-            await anyio.to_thread.run_sync(
-                work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
-            )
+            with self._waiting:
+                await anyio.to_thread.run_sync(
+                    work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+                )
         except Exception as error:  # no thread could be started
             while not self._queue.empty():
                 if (entry := self._queue.get()) is not None:

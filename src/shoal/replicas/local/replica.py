@@ -11,10 +11,10 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import abstractmethod
-from contextlib import contextmanager
+from contextvars import Context, copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -31,23 +31,24 @@ from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.batching.setting import setting
 from shoal.errors import ReplicaNotStarted
+from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainMethod
 from shoal.replicas.contract import Replica
+from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.work import UnderWay
-from shoal.replicas.threads import InnerCalls, inner_calls
+from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+    from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.handlers.handler import Handler
+    from shoal.batching.loops.parking import Scope
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
-
-T = TypeVar("T")
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -69,7 +70,7 @@ class LocalReplica(Replica):
         self._starting = anyio.CancelScope()
         self._closing = anyio.CancelScope()
         self._has_threads = False
-        self._threads: set[anyio.CancelScope] = set()
+        self._threads: set[JobThread] = set()
         self._hold_logs = HoldLogs()
 
     @property
@@ -78,22 +79,22 @@ class LocalReplica(Replica):
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         failure: Exception | None = None
-        self._parking = parking_of_this_loop()
+        self._work.parking = parking_of_this_loop()
+        self._context = copy_context()  # for the threads, which outlive the calls that need them
         async with anyio.create_task_group() as self._tasks:
             try:
                 self._has_threads = True
-                self._begin_threads()
                 await self._live(task_status)
             except Exception as error:
                 failure = error
             finally:
                 self._work.finish("has ended")
                 self._has_threads = False
-                self._release_threads()
-                if self._work.jobs:
-                    self._work.give_up_jobs()
-                    for thread in self._threads:
-                        thread.cancel()
+                self._work.give_up_jobs()
+                for thread in self._threads:
+                    thread.release()
+                    if self._work.jobs:
+                        thread.abandon()
         if failure is not None:
             try:
                 raise failure
@@ -113,17 +114,17 @@ class LocalReplica(Replica):
 
     @holds_ctrl_c
     async def run(self, method: str, items: list[Any]) -> Any:
-        handler, batched = self._method(method)
+        handler = self._handler(method)
         if handler.threaded:
-            plain = PlainMethod(handler, batched=batched)
+            plain = self._plain(method)
             job = Job(lambda: _as_plain(plain.results(items)))
-            return await self._in_thread_with(InnerCalls(), job)
-        with self._work.at_work():
-            return _as_plain(await handler.results(items))
+            return await self._in_thread(job, calls=InnerCalls())
+        with self._work.within_scope() as scope:
+            return await self._work.run(_results(handler, items), scope)
 
     @holds_ctrl_c
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
-        handler, batched = self._method(method)
+        handler = self._handler(method)
         if not handler.threaded:
             steps = handler.steps(items)
             # One scope for all steps: the code may keep its own scopes open between steps.
@@ -132,10 +133,9 @@ class LocalReplica(Replica):
                     while (step := await self._next(steps, scope)) is not DONE:
                         yield step
                 finally:
-                    with self._work.running():
-                        await steps.aclose()
+                    await self._work.run(steps.aclose())
             return
-        plain = PlainMethod(handler, batched=batched).steps(items)
+        plain = self._plain(method).steps(items)
         stepping = running_steps.get(None) or Stepping()
         may_go_on = False
 
@@ -151,7 +151,10 @@ class LocalReplica(Replica):
         calls = InnerCalls()
         job = Job(take, undo=plain.close, goes_on=goes_on)
         try:
-            while (step := await self._in_thread_with(calls, job, stepping.began)) is not DONE:
+            while True:
+                step = await self._in_thread(job, calls=calls, began=stepping.began)
+                if step is DONE:
+                    return
                 yield step
                 self._work.check_open()
                 job = job.following or Job(take, undo=plain.close, goes_on=goes_on)
@@ -162,7 +165,7 @@ class LocalReplica(Replica):
                     job = job.following
                     if not job.has_ended:
                         calls.cancel()
-                    await job.wait(self._parking)
+                    await job.wait(self._work.parking)
                 if plain.is_open and not job.is_given_up and self._has_threads:
                     await self._in_thread(Job(plain.close, undo=plain.close))
 
@@ -173,8 +176,9 @@ class LocalReplica(Replica):
         if not is_async(hook):
             await self._reconfigured(Job(partial(hook, user_config), "reconfigure()"))
             return
-        with self._work.at_work("reconfigure()"):
-            await self._awaited("reconfigure()", hook(user_config))
+        with self._work.within_scope() as scope:
+            code = self._awaited("reconfigure()", hook, user_config)
+            await self._work.run(code, scope, "reconfigure()")
 
     @holds_ctrl_c
     async def check_health(self) -> None:
@@ -183,59 +187,42 @@ class LocalReplica(Replica):
         if hook is None:
             await anyio.lowlevel.checkpoint()
             return
-        with self._work.at_work("health()"):
-            if is_async(hook):
-                healthy = await self._awaited("health()", hook())
-            else:
-                # In a thread of its own; one that hangs is abandoned when the check is cancelled.
-                # Exceptions are returned as values: asyncio drops a coroutine when a GeneratorExit
-                # is thrown into it.
-                healthy, error = await anyio.to_thread.run_sync(
-                    Job(hook).run, abandon_on_cancel=True, limiter=UNLIMITED
-                )
-                try:
-                    if error is not None:
-                        raise error
-                finally:
-                    del error  # its traceback holds this frame
+        with self._work.within_scope() as scope:
+            check = self._awaited("health()", hook) if is_async(hook) else _abandonable(hook)
+            healthy = await self._work.run(check, scope, "health()")
         if healthy is False:
             raise RuntimeError(f"health() of {self.tag} returned False")
 
-    def _begin_threads(self) -> None:
-        """Starts the threads, each in a task of `_tasks` that is inside `_thread`."""
-
-    def _release_threads(self) -> None:
-        """Lets the threads end: no more jobs will come."""
-
     @abstractmethod
-    def _begin(self, job: Job) -> None:
-        """Runs a job in a thread, in a copy of this context, and then calls `_answered`."""
+    def _begin(self, job: Job, context: Context) -> None:
+        """Runs a job in a thread, in a context of its own, and then calls `_answered`."""
 
     def _check_code(self) -> None:
         """Raises a `TypeError` for code that can't run here."""
 
-    @contextmanager
-    def _thread(self) -> Generator[None]:
-        """Shields the wait for a thread in this block; only abandoning the thread ends it."""
-        scope = anyio.CancelScope(shield=True)
-        self._threads.add(scope)
+    def _new_thread(self) -> JobThread:
+        thread = JobThread()
+        self._threads.add(thread)
+        # In a task of its own, so that callers stop waiting when the replica is killed.
+        self._context.run(self._tasks.start_soon, self._keep, thread)
+        return thread
+
+    async def _keep(self, thread: JobThread) -> None:
         try:
-            with scope:
-                yield
+            await thread.run()
         finally:
-            self._threads.remove(scope)
+            self._threads.remove(thread)
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
-        with self._work.identified():
-            # Batchers that the code opens belong to this replica.
-            block = BatcherBlock(told=self._work.told, is_private=True)
-            async with block:
-                self._work.open_batchers_in(block)
+        # Batchers that the code opens belong to this replica.
+        block = BatcherBlock(told=self._work.told, is_private=True)
+        with setting(running_replica, self.blueprint.identity):
+            async with block as self._work.block:
                 await self._serve(task_status)
 
     async def _serve(self, task_status: TaskStatus[Description]) -> None:
         await self._start()
-        self._work.open()
+        self._work.is_open = True
         task_status.started(self.instance.description)
         await self._work.ended.wait()
         if not self._was_killed:
@@ -282,9 +269,9 @@ class LocalReplica(Replica):
             loaded = await self._in_thread(Job(definition.load, name), shield=False)
             definition = replace(definition, target=loaded)
         if is_async_class(definition.target):
-            with self._work.running(name):
-                log = HoldLog(name, "do the slow part in `async def warm_up(self)`")
-                self.instance = await in_own_context(_instantiated(definition), log)
+            log = HoldLog(name, "do the slow part in `async def warm_up(self)`")
+            code = in_own_context(_instantiated(definition), log)
+            self.instance = await self._work.run(code, name=name)
         elif inspect.isclass(definition.target):
             job = Job(partial(Instance, definition), name)
             self.instance = await self._in_thread(job, shield=False)
@@ -311,14 +298,13 @@ class LocalReplica(Replica):
     @holds_ctrl_c
     async def _call(self, name: str, hook: Callable[..., Any], *args: Any) -> None:
         """Calls a hook while no work is accepted; cancellation abandons a plain one."""
-        if not is_async(hook):
+        if is_async(hook):
+            await self._work.run(self._awaited(name, hook, *args), name=name)
+        else:
             await self._in_thread(Job(partial(hook, *args), name), shield=False)
-            return
-        with self._work.running(name):
-            await self._awaited(name, hook(*args))
 
-    def _awaited(self, name: str, code: Coroutine[Any, Any, T]) -> Awaitable[T]:
-        return in_own_context(code, self._hold_logs[f"{name} of {self.tag}"])
+    async def _awaited(self, name: str, hook: Callable[..., Any], *args: Any) -> Any:
+        return await in_own_context(hook(*args), self._hold_logs[f"{name} of {self.tag}"])
 
     async def _reconfigured(self, job: Job) -> None:
         try:
@@ -327,24 +313,18 @@ class LocalReplica(Replica):
             # If it kept running, it could overwrite a later user config.
             grace_s = self.blueprint.options.cancel_grace_s
             with anyio.move_on_after(grace_s, shield=True) as waiting:
-                await job.wait(self._parking)
+                await job.wait(self._work.parking)
             if waiting.cancelled_caught:
                 self.kill(f"its reconfigure() had not ended {grace_s:g} s after it was cancelled")
             raise
 
     @holds_ctrl_c
-    async def _next(self, steps: AsyncGenerator[Any, None], scope: anyio.CancelScope) -> Any:
-        with self._work.cancellable(scope), self._work.running():
-            step = _as_plain(await anext(steps, DONE))
+    async def _next(self, steps: AsyncGenerator[Any, None], scope: Scope) -> Any:
+        self._work.check_open()
+        step = await self._work.run(_step(steps), scope)
         if scope.cancel_called:
             raise self._work.died()  # whatever the code did on cancellation
         return step
-
-    async def _in_thread_with(
-        self, calls: InnerCalls, job: Job, began: Callable[[], object] | None = None
-    ) -> Any:
-        with setting(inner_calls, calls):
-            return await self._in_thread(job, calls=calls, began=began)
 
     async def _in_thread(
         self,
@@ -356,17 +336,17 @@ class LocalReplica(Replica):
     ) -> Any:
         if not job.has_begun:
             await anyio.lowlevel.checkpoint_if_cancelled()
-            self._start_job(job)
+            self._start_job(job, calls)
         if began is not None:
             began()
         try:
-            return await job.result(self._parking)
+            return await job.result(self._work.parking)
         except anyio.get_cancelled_exc_class():
             if shield:
                 if calls is not None:
                     calls.cancel()
                 with anyio.CancelScope(shield=True):
-                    await job.wait(self._parking)
+                    await job.wait(self._work.parking)
             raise
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
@@ -375,7 +355,7 @@ class LocalReplica(Replica):
             error = self._work.told(error, job.name)
         following = job.following
         if following is not None:
-            self._work.has_begun(following)
+            self._work.jobs.add(following)
         if not job.answer(value, error):
             if following is not None:
                 following.give_up(self._work.died())
@@ -383,16 +363,46 @@ class LocalReplica(Replica):
                 self._start_job(Job(job.undo))
         self._work.is_done(job)
 
-    def _start_job(self, job: Job) -> None:
+    def _start_job(self, job: Job, calls: InnerCalls | None = None) -> None:
         job.has_begun = True
-        self._work.has_begun(job)
-        with self._work.identified():
-            self._begin(job)
+        self._work.jobs.add(job)
+        self._begin(job, self._work.context_for_thread(calls))
 
-    def _method(self, method: str) -> tuple[Handler, bool]:
-        self._work.check_open()
-        batched = self.instance.description.method(method).batched
-        return self.instance.handlers[method], batched
+    def _handler(self, method: str) -> Handler:
+        if not self._work.is_open:
+            raise self._work.died()
+        try:
+            return self.instance.handlers[method]
+        except KeyError:
+            raise self.instance.description.has_no(method) from None
+
+    def _plain(self, method: str) -> PlainMethod:
+        batched = self.instance.description.methods[method].batched
+        return PlainMethod(self.instance.handlers[method], batched=batched)
+
+
+async def _results(handler: Handler, items: list[Any]) -> Any:
+    results = await handler.results(items)
+    return results if results.__class__ is list else _as_plain(results)
+
+
+async def _step(steps: AsyncGenerator[Any, None]) -> Any:
+    return _as_plain(await anext(steps, DONE))
+
+
+async def _abandonable(hook: Callable[[], Any]) -> Any:
+    """Calls a plain hook in a thread of its own, which is abandoned if it hangs when cancelled."""
+    # Exceptions are returned as values: asyncio drops a coroutine when a GeneratorExit is thrown
+    # into it.
+    value, error = await anyio.to_thread.run_sync(
+        Job(hook).run, abandon_on_cancel=True, limiter=UNLIMITED
+    )
+    try:
+        if error is not None:
+            raise error
+        return value
+    finally:
+        del error  # its traceback holds this frame
 
 
 async def _instantiated(definition: Definition) -> Instance:

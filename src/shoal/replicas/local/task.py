@@ -7,20 +7,21 @@ ends everything.
 
 from __future__ import annotations
 
-from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.loops.event_loop import holds_ctrl_c
-from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.replica import LocalReplica
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.contract import Blueprint
+    from shoal.replicas.local.job_thread import JobThread
 
 
 _MOST_IDLE: Final = 8
@@ -39,36 +40,22 @@ class TaskReplica(LocalReplica):
 
     @holds_ctrl_c
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
-        handler, _ = self._method(method)
-        with self._work.at_work():
-            await handler.function(batch)
+        handler = self._handler(method)
+        with self._work.within_scope() as scope:
+            await self._work.run(handler.function(batch), scope)
 
     def open_binding(self, method: str) -> Binding:
-        handler, _ = self._method(method)
+        handler = self._handler(method)
         prototype = self.blueprint.definition.signature
         return Handler(handler.function, prototype, fill="open").binding
 
-    def _begin_threads(self) -> None:
-        self._context = copy_context()  # for the threads, which outlive the calls that need them
-
-    def _release_threads(self) -> None:
-        while self._idle:
-            self._idle.pop().release()
-
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: Job, context: Context) -> None:
         # There is no limit: the batcher limits the number of batches already.
         thread = self._idle.pop() if self._idle else self._new_thread()
-        thread.begin(job, partial(self._done, thread))
-
-    def _new_thread(self) -> JobThread:
-        thread = JobThread()
-        # In a task of its own, so that callers stop waiting when the replica is killed.
-        self._context.run(self._tasks.start_soon, self._keep, thread)
-        return thread
+        thread.begin(job, context, partial(self._done, thread))
 
     async def _keep(self, thread: JobThread) -> None:
-        with self._thread():
-            await thread.run()
+        await super()._keep(thread)
         if thread in self._idle:  # it could not be started
             self._idle.remove(thread)
 

@@ -14,33 +14,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.replicas.code.instance import HOOKS, is_async
-from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.replica import LocalReplica
 
 if TYPE_CHECKING:
+    from contextvars import Context
+
     from shoal.replicas.code.jobs import Job
-    from shoal.replicas.contract import Blueprint
+    from shoal.replicas.local.job_thread import JobThread
 
 
 class ThreadReplica(LocalReplica):
     """A replica in one thread of its own; its code must be plain."""
 
-    def __init__(self, blueprint: Blueprint) -> None:
-        super().__init__(blueprint)
-        self._job_thread = JobThread()
+    _thread: JobThread | None = None
 
-    def _begin_threads(self) -> None:
-        self._tasks.start_soon(self._keep_thread)
-
-    async def _keep_thread(self) -> None:
-        with self._thread():
-            await self._job_thread.run()
-
-    def _release_threads(self) -> None:
-        self._job_thread.release()
-
-    def _begin(self, job: Job) -> None:
-        self._job_thread.begin(job, self._answered)
+    def _begin(self, job: Job, context: Context) -> None:
+        if self._thread is None or self._thread not in self._threads:  # it could not be started
+            self._thread = self._new_thread()
+        self._thread.begin(job, context, self._answered)
 
     def _check_code(self) -> None:
         handlers = self.instance.handlers

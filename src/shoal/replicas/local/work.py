@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
+from shoal.batching.decorator.block import own_block
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.batching.failures.held import shown
 from shoal.batching.failures.holding import holding
-from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.batching.setting import setting
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
+from shoal.replicas.threads import inner_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
+    from contextvars import Context
 
     from shoal.batching.decorator.block import BatcherBlock
+    from shoal.batching.loops.parking import Parking, Scope
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.jobs import Job
+    from shoal.replicas.threads import InnerCalls
+
+T = TypeVar("T")
 
 
 class UnderWay:
@@ -36,8 +42,12 @@ class UnderWay:
         is_open: Whether work is accepted.
         end: How the replica ended, for messages; None before.
         ended: Set when the replica has ended.
-        jobs: The jobs that threads still run.
+        jobs: The jobs that threads still run; added by those who begin them.
+        block: The block in which batchers that the code calls are opened; None before there is one.
+        parking: The event loop's way to wait; set before any code runs.
     """
+
+    parking: Parking
 
     def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
         self._kill = kill
@@ -45,18 +55,10 @@ class UnderWay:
         self.end: str | None = None
         self.ended = anyio.Event()
         self.jobs: set[Job] = set()
-        self._block: BatcherBlock | None = None
+        self.block: BatcherBlock | None = None
         self._identity = identity
-        self._scopes: set[anyio.CancelScope] = set()
-        self._idle = anyio.Event()
-
-    def open_batchers_in(self, block: BatcherBlock) -> None:
-        """Sets the block in which batchers that the code calls are opened."""
-        self._block = block
-
-    def open(self) -> None:
-        """Accepts work from now on."""
-        self.is_open = True
+        self._scopes: set[Scope] = set()
+        self._idle: anyio.Event | None = None  # set only while a task waits for it
 
     def check_open(self) -> None:
         """Raises an error before the replica is ready, and after its end.
@@ -72,24 +74,18 @@ class UnderWay:
         tag = self._identity.replica
         return ReplicaDied(f"{tag} {self.end or 'is not ready'}", replica=tag)
 
-    def identified(self) -> _Identified:
-        """Sets the current replica, and its batchers, for user code in a block."""
-        return _Identified(self._identity, self._block)
-
-    @contextmanager
-    def running(self, name: str = HANDLER) -> Generator[None]:
-        """Converts what user code in this block raises.
+    def context_for_thread(self, calls: InnerCalls | None) -> Context:
+        """Returns a copy of the current context, for user code in a thread.
 
         Args:
-            name: The name of the code in errors.
-
-        Raises:
-            ReplicaDied: The code raised what would end a process, so its replica was killed.
-            HandlerFailed: The code raised something other than an `Exception`.
-            Exception: What the code raised.
+            calls: The calls that the code waits for; None for those of the current context.
         """
-        with holding(partial(self.told, name=name)), self.identified():
-            yield
+        context = copy_context()
+        context.run(running_replica.set, self._identity)
+        context.run(own_block.set, self.block)
+        if calls is not None:
+            context.run(inner_calls.set, calls)
+        return context
 
     def told(self, error: BaseException, name: str = HANDLER) -> Exception:
         """Converts what the code raised to the error that its callers get.
@@ -108,56 +104,57 @@ class UnderWay:
         return own_copy(error, name)
 
     @contextmanager
-    def at_work(self, name: str = HANDLER) -> Generator[None]:
-        """Runs async code in this block, and cancels it when the replica ends.
-
-        Args:
-            name: The name of the code in errors.
-
-        Raises:
-            ReplicaDied: The replica is not ready, or ended before the code did.
-        """
-        with self.within_scope() as scope, self.cancellable(scope), self.running(name):
-            yield
-
-    @contextmanager
-    def within_scope(self) -> Generator[anyio.CancelScope]:
+    def within_scope(self) -> Generator[Scope]:
         """Runs async code in this block, whole or step by step, in a cancel scope of its own.
 
+        The replica must be open when it begins.
+
         Raises:
-            ReplicaDied: The replica ended while the code was `cancellable`.
+            ReplicaDied: The replica ended while code was in `run`.
         """
-        scope = anyio.CancelScope()
+        scope = self.parking.new_scope()
         try:
             with scope:
                 yield scope
         except GeneratorExit:  # the reader closed the stream
             raise
         except BaseException as error:
-            if scope.cancel_called and not goes_on(error, parking_of_this_loop()):
+            if scope.cancel_called and not goes_on(error, self.parking):
                 raise self.died() from error
             raise
         if scope.cancel_called:
             raise self.died()
 
-    @contextmanager
-    def cancellable(self, scope: anyio.CancelScope) -> Generator[None]:
-        """Cancels the scope, whose code runs in this block, when the replica ends.
+    async def run(self, code: Awaitable[T], scope: Scope | None = None, name: str = HANDLER) -> T:
+        """Awaits async code of the user's, as this replica.
+
+        Args:
+            code: The code.
+            scope: What is cancelled when the replica ends, from `within_scope`; the replica must be
+                open then. None for code that is no work.
+            name: The name of the code in errors.
 
         Raises:
-            ReplicaDied: The replica is not ready.
+            ReplicaDied: The code raised what would end a process, so its replica was killed.
+            HandlerFailed: The code raised something other than an `Exception`.
+            Exception: What the code raised.
         """
-        self.check_open()
-        self._scopes.add(scope)
+        if scope is not None:
+            self._scopes.add(scope)
+        replica = running_replica.set(self._identity)
+        block = own_block.set(self.block)
         try:
-            yield
+            return await code
+        except BaseException:
+            with holding(partial(self.told, name=name)):
+                raise
         finally:
-            self._scopes.remove(scope)
-            self._look_if_idle()
-
-    def has_begun(self, job: Job) -> None:
-        """Adds a job that a thread will run."""
-        self.jobs.add(job)
+            own_block.reset(block)
+            running_replica.reset(replica)
+            if scope is not None:
+                self._scopes.remove(scope)
+            if self._idle is not None:
+                self._look_if_idle()
 
     def is_done(self, job: Job) -> None:
         """Removes a job that its thread has finished."""
@@ -192,23 +189,5 @@ class UnderWay:
             await self._idle.wait()
 
     def _look_if_idle(self) -> None:
-        if not self.jobs and not self._scopes:
+        if self._idle is not None and not self.jobs and not self._scopes:
             self._idle.set()
-
-
-class _Identified:
-    __slots__ = ("_batchers", "_replica")
-
-    def __init__(self, identity: Identity, block: BatcherBlock | None) -> None:
-        self._replica = setting(running_replica, identity)
-        self._batchers = None if block is None else block.in_context()
-
-    def __enter__(self) -> None:
-        self._replica.__enter__()
-        if self._batchers is not None:
-            self._batchers.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        if self._batchers is not None:
-            self._batchers.__exit__()
-        self._replica.__exit__()

@@ -118,9 +118,7 @@ class Backend:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                self.pool = Pool(
-                    self.tag, lambda member: self.supervisor.batch_ended(member), self._scaling.wake
-                )
+                self.pool = Pool(self.tag, self._scaling.wake)
                 self.supervisor = Supervisor(
                     self.tag, self._make, self.pool, self.config, tasks, self.devices, self._enter
                 )
@@ -263,15 +261,11 @@ class Backend:
         done: list[MethodBatcher] = []
         try:
             for method_batcher in self.method_batchers.values():
-                method_batcher.batcher.configure(
-                    **self.batch_options(method_batcher.method, config)
-                )
+                method_batcher.configure(self.batch_options(method_batcher.method, config))
                 done.append(method_batcher)
         except BaseException:
             for method_batcher in done:
-                method_batcher.batcher.configure(
-                    **self.batch_options(method_batcher.method, self.config)
-                )
+                method_batcher.configure(self.batch_options(method_batcher.method, self.config))
             raise
         self.config = config
 

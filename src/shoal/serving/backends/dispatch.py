@@ -8,7 +8,7 @@ that streams, the requests that had got no item run again, and the others fail.
 from __future__ import annotations
 
 import logging
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP
@@ -19,12 +19,11 @@ from shoal.batching.handlers.handler import Handler
 from shoal.errors import ReplicaDied
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, Callable
 
     from shoal.batching.handlers.handler import Fill
     from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.code.description import Method
-    from shoal.replicas.contract import Replica
     from shoal.serving.replica_set.pool import Member, Pool
 
 logger: Final = logging.getLogger("shoal.serving")
@@ -53,56 +52,51 @@ class BatchDispatcher:
 
     async def _run(self, items: list[Any]) -> Any:
         tries = 0
-        size = _requests(items)
+        size = running_batch.get().size  # with padding there are more items
         while True:
-            member = self._pool.take(size) or await self._pool.wait(size)
-            with self._pool.at_work(member, size) as replica:
-                try:
-                    # Each run has a list of its own, which the code may change.
-                    return await replica.run(self._method, list(items))
-                except ReplicaDied as death:
-                    if not self._runs_again(member, death, tries):
-                        raise
+            member = self._pool.choose(size) or await self._pool.wait(size)
+            self._pool.begin(member, size)
+            try:
+                # Each run has a list of its own, which the code may change.
+                return await member.replica.run(self._method, list(items))
+            except ReplicaDied as death:
+                if not self._runs_again(member, death, tries):
+                    raise
+            finally:
+                self._pool.end(member, size)
             tries += 1
 
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
-        if not self._retries():
-            size = _requests(items)
-            member = self._pool.take(size) or await self._pool.wait(size)
-            with self._pool.at_work(member, size) as replica:
-                try:
-                    async with aclosing(replica.run_stream(self._method, items)) as steps:
-                        async for step in steps:
-                            yield step
-                except ReplicaDied as death:
-                    self._note(member, death)
-                    raise
-            return
         left = list(range(len(items)))
         tries = 0
         while left:
-            size = len(left)
-            member = self._pool.take(size) or await self._pool.wait(size)
-            attempt = _Attempt(left, len(items))
-            with self._pool.at_work(member, size) as replica:
-                try:
-                    steps = replica.run_stream(self._method, [items[i] for i in left])
-                    async with aclosing(steps):
-                        async for step in steps:
-                            yield attempt.spread(step)
-                    return
-                except ReplicaDied as death:
-                    if not self._runs_again(member, death, tries):
-                        raise
-                    if attempt.begun:
-                        yield attempt.failed(death)
+            size = min(len(left), running_batch.get().size)
+            member = self._pool.choose(size) or await self._pool.wait(size)
+            # To watch the steps costs time for each, so a batch that can't run again goes without.
+            attempt = _Attempt(left, len(items)) if tries or self._retries() else None
+            self._pool.begin(member, size)
+            try:
+                steps = member.replica.run_stream(self._method, [items[i] for i in left])
+                async with aclosing(steps):
+                    async for step in steps:
+                        yield step if attempt is None else attempt.spread(step)
+                return
+            except ReplicaDied as death:
+                if attempt is None:
+                    self._note(member, death)
+                    raise
+                if not self._runs_again(member, death, tries):
+                    raise
+                if attempt.begun:
+                    yield attempt.failed(death)
+            finally:
+                self._pool.end(member, size)
             left = attempt.untouched()
             tries += 1
 
     def _note(self, member: Member, death: ReplicaDied) -> bool:
         """Withdraws a replica that has died; returns whether the death was this replica's."""
-        replica: Replica = member.replica
-        if death.replica not in ("", replica.tag):
+        if death.replica not in ("", member.replica.tag):
             return False
         self._pool.withdraw(member)
         return True
@@ -131,32 +125,19 @@ def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Bi
     """
 
     async def run(batch: OpenBatch[Any, Any]) -> None:
-        member = pool.take(1) or await pool.wait(1)
+        member = pool.choose(1) or await pool.wait(1)
+        running = running_batch.get()
         member.on_withdrawn.append(batch.leave)
+        member.open.append(running)  # so that it counts by its requests
+        pool.begin(member, 1)
         try:
-            with pool.at_work(member, 1) as replica, _open_on(member):
-                await replica.run_open(method, batch)
+            await member.replica.run_open(method, batch)
         finally:
+            member.open.remove(running)
             member.on_withdrawn.remove(batch.leave)
+            pool.end(member, 1)
 
     return Handler(run, fill=fill, streams=streams, binding=binding)
-
-
-@contextmanager
-def _open_on(member: Member) -> Generator[None]:
-    """Has the running batch counted by its requests while the block runs."""
-    batch = running_batch.get()
-    member.open.append(batch)
-    try:
-        yield
-    finally:
-        member.open.remove(batch)
-
-
-def _requests(items: Sequence[Any]) -> int:
-    """Counts the requests of a batch, which may be fewer than its items, with padding."""
-    batch = running_batch.get(None)
-    return len(items) if batch is None else batch.size
 
 
 class _Attempt:

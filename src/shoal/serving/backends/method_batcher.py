@@ -58,10 +58,11 @@ class MethodBatcher:
     ) -> None:
         self.method = method
         self._handler = handler
-        room = PoolRoom(pool, self._largest_batch)
+        self._room = PoolRoom(pool, 1)
         self.batcher: Batcher[Any] = Batcher(
-            handler, name=name, room=room, observers=observers, **options
+            handler, name=name, room=self._room, observers=observers, **options
         )
+        self._fit_room()
         self.streams = self.batcher.streams
         self.check_arrays = array_check(self.batcher.signature)
         self._made: dict[Any, Any] = {}
@@ -88,14 +89,20 @@ class MethodBatcher:
         if self.batcher.is_alive:
             refuse_change(self.batcher.options.open, options["open"])
 
+    def configure(self, options: dict[str, Any]) -> None:
+        """Changes options of the batcher; `Batcher.configure` says what it raises."""
+        self.batcher.configure(**options)
+        self._fit_room()
+
+    def _fit_room(self) -> None:
+        # An open batch begins with one request.
+        is_closed = self.batcher.fill == "closed"
+        self._room.size = self.batcher.options.max_batch_size if is_closed else 1
+
     def forget_results(self) -> None:
         """Empties the cache of results, which other code or another user config has made."""
         if self.batcher.is_alive:
             self.batcher.find().forget_results()
-
-    def _largest_batch(self) -> int:
-        """Returns how many requests a batch may have when it starts."""
-        return self.batcher.options.max_batch_size if self.batcher.fill == "closed" else 1
 
     async def run(self, enter: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
         """Runs the batcher until it is closed.

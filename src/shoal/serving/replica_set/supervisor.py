@@ -165,10 +165,8 @@ class Supervisor:
         """Returns whether fewer replicas take work than are wanted."""
         return len(self.ready()) < self.wanted
 
-    def batch_ended(self, member: Member) -> None:
+    def _batch_ended(self, member: Member) -> None:
         """Replaces a replica that has run its most batches, or uses too much memory."""
-        if not may_wear_out(self.config):
-            return
         managed = next((k for k in self.managed if k.member is member), None)
         if managed is None or managed.is_worn_out or not managed.life.takes_work:
             return
@@ -280,6 +278,7 @@ class Supervisor:
     def _reconcile(self) -> None:
         if self._is_over:
             return  # a replica started now would be cancelled, and that would start another one
+        self._pool.on_batch = self._batch_ended if may_wear_out(self.config) else None
         seen = [
             Seen(i, _STALE if k.is_worn_out else k.version, k.life.state, k.ongoing)
             for i, k in enumerate(self.managed)
