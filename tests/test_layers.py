@@ -56,7 +56,7 @@ ALSO_ALLOWED = {
 
 # What few need.
 LONG_TO_LOAD = {
-    *("shoal.http.server.streams.http2", "shoal.http.server.streams.http1_websocket"),
+    *("shoal.server.streams.http2", "shoal.server.streams.http1_websocket"),
     *(
         "anyio.from_thread",
         "importlib.metadata",
@@ -64,7 +64,7 @@ LONG_TO_LOAD = {
         "ssl",
         "shoal.serving.app_file.file",
     ),
-    *("shoal.batching.loops.asyncio_parking", "shoal.batching.loops.trio_parking"),
+    *("shoal.loops.asyncio_parking", "shoal.loops.trio_parking"),
     *("asyncio", "shoal.serving.state.file"),
     # with endpoints, which an application may begin without
     *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
@@ -110,7 +110,7 @@ CONTRACTS = {
     "shoal.http.requests.protocol.HttpProtocol",
     "shoal.http.requests.protocol.ProtocolRoutes",
     # A request over HTTP/1.1, with and without an access log.
-    "shoal.http.server.http1.call.Call",
+    "shoal.server.http1.call.Call",
     # A request by HTTP, with and without `Server-Timing`.
     "shoal.http.requests.exchange.Exchange",
     # What a request knows of its batch, which knows its requests.
@@ -119,11 +119,11 @@ CONTRACTS = {
 
 EVENT_LOOPS = {"asyncio", "trio"}
 KNOW_AN_EVENT_LOOP = {
-    "shoal.batching.loops.asyncio_parking",  # a caller parks on the loop's own primitive
-    "shoal.batching.loops.event_loop",  # names their types
-    "shoal.batching.loops.parking",  # as well
-    "shoal.batching.loops.private",  # lists what is read of their private parts
-    "shoal.batching.loops.trio_parking",
+    "shoal.loops.asyncio_parking",  # a caller parks on the loop's own primitive
+    "shoal.loops.event_loop",  # names their types
+    "shoal.loops.parking",  # as well
+    "shoal.loops.private",  # lists what is read of their private parts
+    "shoal.loops.trio_parking",
     "shoal.commands.server.process",  # starts the process's loop
     "shoal.commands.server.signals",  # wakes it
     "shoal.testing.virtual_time",  # gives each loop a clock that jumps
@@ -336,7 +336,7 @@ def shoal_modules() -> dict[str, str]:
         parts = ["shoal", *path.relative_to(PACKAGE).with_suffix("").parts]
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         modules[name] = path.read_text(encoding="utf-8")
-    assert {"shoal", "shoal.errors", "shoal.batching.loops.parking"} <= modules.keys()
+    assert {"shoal", "shoal.errors", "shoal.loops.parking"} <= modules.keys()
     return modules
 
 
@@ -387,10 +387,10 @@ def test_the_package_keeps_the_rule(rule, shoal_modules):
         (
             circular_rooms,
             {
-                "shoal.http.app.a": "from shoal.http.server.b import x",
+                "shoal.http.app.a": "from shoal.server.b import x",
                 "shoal.http.app.c": "",
-                "shoal.http.server.b": "",
-                "shoal.http.server.d": "from shoal.http.app import c",
+                "shoal.server.b": "",
+                "shoal.server.d": "from shoal.http.app import c",
             },
         ),
         (event_loop_imports, {"shoal.batching.batcher": "import trio"}),
@@ -424,8 +424,8 @@ def test_a_planted_violation_is_seen(rule, planted):
         (upward_imports, {"shoal.observe.metrics": "import shoal.batching.statistics"}),
         (upward_imports, {"shoal": "from shoal.batching.run import run"}),
         (circular_imports, {"shoal.core.a": "import shoal.core.b", "shoal.core.b": "import json"}),
-        (event_loop_imports, {"shoal.batching.loops.trio_parking": "import asyncio, trio"}),
-        (event_loop_imports, {"shoal.http.server": "import hypercorn.trio"}),
+        (event_loop_imports, {"shoal.loops.trio_parking": "import asyncio, trio"}),
+        (event_loop_imports, {"shoal.server": "import hypercorn.trio"}),
         (late_imports, {"shoal.http.payload": "def f():\n    import orjson"}),
         (late_imports, {"shoal": "def __getattr__(name):\n    from shoal.http.app import App"}),
         (long_files, {"shoal.core.line": "x = 1\n" * 450}),

@@ -31,11 +31,7 @@ import anyio.lowlevel
 from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
 from shoal.batching.current import waiting_batches
-from shoal.batching.failures.exceptions import ends_the_program, is_cancellation, own_copy
-from shoal.batching.failures.hints import with_hint
 from shoal.batching.handlers.own_context import HoldLog
-from shoal.batching.loops.bell import Bell
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
 from shoal.batching.options.opens import manager_of, refuse_change
@@ -48,6 +44,10 @@ from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
+from shoal.failures.exceptions import ends_the_program, is_cancellation, own_copy
+from shoal.failures.hints import with_hint
+from shoal.loops.bell import Bell
+from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping

@@ -26,7 +26,6 @@ from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shoal.batching.loops.parking import Parking
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.events import Unserved
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import RequestOptions
+    from shoal.loops.parking import Parking
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED

@@ -17,12 +17,12 @@ from shoal.core.occupancy import Occupancy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.loops.parking import Scope
     from shoal.batching.running.capacity import Room
     from shoal.batching.running.slots import SlotParts
     from shoal.core.batch import Batch
     from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
+    from shoal.loops.parking import Scope
 
 
 class OpenSlots(Slots[OpenRun]):

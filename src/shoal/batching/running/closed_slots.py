@@ -14,9 +14,9 @@ from shoal.core.policy import Dispatch
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from shoal.batching.loops.parking import Scope
     from shoal.core.batch import Batch
     from shoal.core.options.options import BatchOptions
+    from shoal.loops.parking import Scope
 
 
 IN_A_ROW_MOST: Final = 8

@@ -20,8 +20,6 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from shoal.batching.current import running_batch
-from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
-from shoal.batching.failures.hints import with_hint
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.own_context import in_own_context
 from shoal.core.batch import Batch
@@ -35,17 +33,19 @@ from shoal.errors import (
     WrongBatchSize,
     WrongResultType,
 )
+from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
+from shoal.failures.hints import with_hint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.handlers.own_context import HoldLog
-    from shoal.batching.loops.parking import Parking, Scope
     from shoal.batching.running.time_limits import TimeLimits
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
+    from shoal.loops.parking import Parking, Scope
 
 RUNNING = State.RUNNING
 

@@ -31,12 +31,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 import anyio
 
 from shoal.batching.current import calls_from_thread
-from shoal.batching.failures.exceptions import is_cancellation
 from shoal.batching.running.run import Run
 from shoal.core.batch import Batch, DispatchReason
 from shoal.core.events import BatchRecord, Outcomes
 from shoal.core.policies.sizing import load_of
 from shoal.core.request import Request, State
+from shoal.failures.exceptions import is_cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.loops.bell import Bell
-    from shoal.batching.loops.parking import Parking, Scope
     from shoal.batching.running.capacity import Room
     from shoal.core.counters import Counters
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
+    from shoal.loops.bell import Bell
+    from shoal.loops.parking import Parking, Scope
 
 logger: Final = logging.getLogger("shoal")
 

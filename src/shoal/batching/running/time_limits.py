@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shoal.batching.loops.bell import Bell
 from shoal.core.timers import Timers
+from shoal.loops.bell import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.loops.parking import Parking
     from shoal.core.timers import Timer
+    from shoal.loops.parking import Parking
 
 
 class TimeLimits:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import API
-from shoal.http.extensions import DISCONNECT
 from shoal.http.requests.departures import Departures
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.routing import Found, Page, Route
-from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

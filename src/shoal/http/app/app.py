@@ -13,10 +13,11 @@ from __future__ import annotations
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from shoal.asgi.http_options import APP_OPTIONS, HttpOptions, checked_middleware
 from shoal.batching.decorator.block import BatcherBlock
-from shoal.batching.failures.exceptions import own_copy
 from shoal.core.events import Observers
 from shoal.core.traffic import Shadow, Traffic
+from shoal.failures.exceptions import own_copy
 from shoal.http.app.batch_observers import BatchObservers
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
 from shoal.http.app.guard import AppGuard
@@ -34,7 +35,6 @@ from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.keywords import refuse_unknown
 from shoal.serving.controller.controller import Controller
-from shoal.serving.http_options import APP_OPTIONS, HttpOptions, checked_middleware
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import (
     DEFAULT_METHODS,
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from shoal.asgi.http_options import AppKeywords
+    from shoal.asgi.security import SecurityRequirements
     from shoal.http.app.served_endpoints import Phase
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
-    from shoal.serving.http_options import AppKeywords
-    from shoal.serving.security import SecurityRequirements
     from shoal.serving.state.file import StateFile
 
 H = TypeVar("H", bound="Callable[..., Any]")

@@ -1,6 +1,6 @@
 """Hosts and origins of an application on another server than this package's.
 
-That server checks them itself; see `shoal.http.server.guard`. Other servers do not, and a browser
+That server checks them itself; see `shoal.asgi.guard`. Other servers do not, and a browser
 lets any page open a WebSocket anywhere, with the cookies of the user. So each WebSocket is checked
 here as that server does, and other requests as well where hosts or origins are named.
 """
@@ -10,10 +10,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.http.extensions import DISCONNECT, GUARDED
+from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.extensions import DISCONNECT, GUARDED
+from shoal.asgi.guard import RequestGuard
 from shoal.http.requests.problem import Problem
-from shoal.http.server.guard import RequestGuard
-from shoal.http.server.http1.bad_request import BadRequest
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send

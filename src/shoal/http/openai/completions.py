@@ -23,10 +23,10 @@ from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.openai.text_job import TextJob
     from shoal.http.openai.text_request import TextReader
     from shoal.http.requests.exchange import Exchange
-    from shoal.serving.http_options import HttpOptions
 
 
 class TextRoute(OpenAIRoute):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.messages import ChoiceMessages, NotText, text_of
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.endpoint import call_headers
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
-from shoal.batching.failures.exceptions import is_cancellation
-from shoal.batching.failures.hints import server_hint
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import NoSuchName, NotOpen
+from shoal.failures.exceptions import is_cancellation
+from shoal.failures.hints import server_hint
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import (
     Refused,
@@ -31,11 +30,13 @@ from shoal.http.requests.problem import (
     not_found,
     not_open,
 )
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
-    from shoal.serving.http_options import HttpOptions
 
 _log: Final = logging.getLogger("shoal.http")
 

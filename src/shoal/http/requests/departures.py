@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
 
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.failures.holding import holding
+from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

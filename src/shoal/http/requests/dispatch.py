@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
+from shoal.failures.holding import holding
 from shoal.http.requests.departures import Departures
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.incomplete import IncompleteBodies
@@ -28,6 +26,8 @@ from shoal.http.requests.problem import (
     not_found,
 )
 from shoal.http.requests.routing import Found, Route
+from shoal.loops.event_loop import holds_ctrl_c
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
 from shoal.serving.names import METHODS
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.problem import Problem
-    from shoal.serving.http_options import HttpOptions
 
 _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")

@@ -16,9 +16,9 @@ from shoal.serving.names import METHODS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
 
 _Way: TypeAlias = "tuple[str, str, Route]"
 _log: Final = logging.getLogger("shoal.http")

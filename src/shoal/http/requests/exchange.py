@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
 
+from shoal.asgi.extensions import DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.http.extensions import DISCONNECT
 from shoal.http.requests.content_coding import compressed
 from shoal.http.requests.problem import Problem, Refused, too_large
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.departures import Departures, Listener
     from shoal.http.requests.incomplete import IncompleteBodies
     from shoal.observe.metrics import ItemTimes, StreamTimes
-    from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
 WITHOUT_BODY: Final = (204, 304)

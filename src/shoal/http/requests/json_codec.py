@@ -24,12 +24,12 @@ import anyio
 from starlette.responses import FileResponse, Response
 from typing_extensions import override
 
+from shoal.asgi.header_check import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.requests.accept import VARIES, prefers, weights
 from shoal.http.requests.arrays import NPY, as_npy
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.header_check import headers_of_code
 from shoal.http.requests.marks import media_type_of
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.requests.plain import encoded, of_memoryview

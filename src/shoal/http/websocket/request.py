@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
-    from shoal.batching.loops.parking import Parking
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.websocket.messages import NewRequest
-    from shoal.serving.http_options import HttpOptions
+    from shoal.loops.parking import Parking
 
 # How much of one stream may wait to be sent, in messages.
 _MOST_UNSENT: Final = 16

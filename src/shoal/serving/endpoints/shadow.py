@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
-from shoal.batching.failures.held import held
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.traffic import Shadow
+from shoal.failures.held import held
+from shoal.failures.holding import holding
+from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.code.definition import imported, qualified_name
 from shoal.serving.status import ShadowStatus
 
