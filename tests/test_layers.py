@@ -22,31 +22,39 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "shoal"
 LONGEST_FILE = 450
 
+_BELOW = frozenset({"errors", "core", "loops", "failures"})
+_ENGINE = _BELOW | {"batching", "replicas"}
+_SERVED = _ENGINE | {"asgi", "http_client", "serving"}
+
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "core": frozenset({"errors"}),
-    "batching": frozenset({"errors", "core"}),
+    "loops": frozenset({"errors", "core"}),
+    "failures": frozenset({"errors", "loops"}),
+    # what a server and an application both know
+    "asgi": frozenset({"errors", "core", "failures"}),
+    # nothing of batching or serving: it serves any application
+    "server": _BELOW | {"asgi"},
+    "batching": _BELOW,
     # of batching: what adapts the user's functions, and the batch that is running
-    "replicas": frozenset({"errors", "core", "batching"}),
-    "http_client": frozenset({"errors", "core", "batching", "replicas"}),
-    "serving": frozenset({"errors", "core", "batching", "replicas", "http_client"}),
-    "observe": frozenset({"errors", "core"}),
-    "planning": frozenset({"errors", "core", "batching"}),
-    "http": frozenset({"errors", "core", "batching", "replicas", "serving", "observe"}),
-    "testing": frozenset({"errors", "core", "batching", "replicas", "serving", "http"}),
-    "commands": frozenset(
-        {
-            *("errors", "core", "batching", "replicas", "serving", "observe", "http"),
-            *("planning", "starting"),
-        }
-    ),
+    "replicas": _BELOW | {"batching"},
+    "http_client": _ENGINE | {"asgi"},
+    "serving": _ENGINE | {"asgi", "http_client"},
+    "observe": _BELOW | {"asgi"},
+    "planning": _BELOW | {"batching"},
+    # nothing of the server: any server runs it
+    "http": _SERVED - {"http_client"} | {"observe"},
+    # applications that forward: between the server and the application
+    "front_ends": _BELOW | {"asgi", "server", "http", "observe", "replicas"},
+    "testing": _SERVED - {"http_client"} | {"http", "server"},
+    "embedded_server": _SERVED | {"observe", "http", "server"},
+    "starting": _SERVED | {"observe", "http", "server", "embedded_server"},
+    "commands": _SERVED - {"http_client"}
+    | {"observe", "http", "server", "front_ends", "planning", "starting"},
     "version": frozenset(),
     "cli": frozenset({"commands", "version"}),
     "__main__": frozenset({"cli"}),
-    "starting": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
-    "top": frozenset(
-        {"errors", "core", "batching", "replicas", "serving", "observe", "http", "starting"}
-    ),
+    "top": _SERVED | {"observe", "http", "starting"},
 }
 # Metrics read the frozen snapshots that a batcher hands out, and nothing else of the engine.
 ALSO_ALLOWED = {
@@ -109,8 +117,6 @@ CONTRACTS = {
     "shoal.http.requests.codec.StreamForm",
     "shoal.http.requests.protocol.HttpProtocol",
     "shoal.http.requests.protocol.ProtocolRoutes",
-    # A request over HTTP/1.1, with and without an access log.
-    "shoal.server.http1.call.Call",
     # A request by HTTP, with and without `Server-Timing`.
     "shoal.http.requests.exchange.Exchange",
     # What a request knows of its batch, which knows its requests.
@@ -283,7 +289,7 @@ def late_imports(modules: Mapping[str, str]) -> list[str]:
         and found.target not in LONG_TO_LOAD
         and not (
             layer_of(found.importer) in {"top", "commands", "starting"}
-            and layer_of(found.target) == "http"
+            and layer_of(found.target) in {"http", "server", "embedded_server"}
         )
     ]
 

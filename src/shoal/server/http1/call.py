@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
@@ -23,13 +23,14 @@ from shoal.server.log_errors import contained
 from shoal.server.sockets.timeouts import Heartbeat, time_to_receive_s
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import Message, Scope
 
+    from shoal.server.change import Change
     from shoal.server.http1.body import BodyReader
-    from shoal.server.http1.connection import Http1Connection
     from shoal.server.http1.head import HeadParser
+    from shoal.server.shared import Shared
 
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # up to this size, the head and the first part of a body are sent together
@@ -38,6 +39,47 @@ _CLOSE: Final = b"\r\nconnection: close"
 # How far the answer is: not begun; its head was given, and is kept until the body begins; its head
 # was sent; all was sent.
 _NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
+
+
+class Carrier(Protocol):
+    """What a call needs of its connection.
+
+    Attributes:
+        shared: The state of the address.
+        changed: Signals that something has arrived, that the kernel has room, or an end.
+        scope: The scope of ASGI of the request, which the call copies.
+    """
+
+    shared: Shared
+    changed: Change
+    scope: Scope
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the kernel has not taken all that was sent."""
+
+    def send(self, data: bytes) -> bool:
+        """Sends bytes; returns whether the kernel has taken all of them."""
+
+    def take(self) -> bytes:
+        """Returns what has arrived, which is not given again."""
+
+    def put_back(self, data: bytes) -> None:
+        """Takes back the end of what `take` has returned."""
+
+    def more(self, awaited: str, limit_s: float) -> Awaitable[None]:
+        """Returns what waits until something has changed, such as that the client has sent more.
+
+        Args:
+            awaited: What it is to send: "a request", "a head" or "a body".
+            limit_s: How long it may take, in seconds.
+        """
+
+    def refuse(self, error: BadRequest) -> None:
+        """Ends the connection of a client that sends what is no request."""
+
+    def answered(self, call: Any) -> None:
+        """Handles that the whole answer was sent, or waits for the client to read."""
 
 
 class Call:
@@ -77,7 +119,7 @@ class Call:
     _is_cut_off = False
     _heartbeat: Heartbeat | None = None
 
-    def __init__(self, connection: Http1Connection, parser: HeadParser) -> None:
+    def __init__(self, connection: Carrier, parser: HeadParser) -> None:
         self._connection = connection
         self._shared = connection.shared
         self.keeps_alive = parser.keeps_alive
@@ -291,7 +333,7 @@ class Call:
     # Both.
 
     def _send_whole(self, data: bytes) -> bool:
-        """Sends an answer whose whole body is known; see `Http1Connection.send`."""
+        """Sends an answer whose whole body is known; see `Carrier.send`."""
         head = self._head
         assert head is not None
         framing = b""

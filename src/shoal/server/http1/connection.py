@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.asgi.bad_request import BadRequest
 from shoal.server.access_log import AccessLog
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
-    from shoal.server.client import Client
     from shoal.server.shared import Shared
     from shoal.server.sockets.tls import TlsTransport
     from shoal.server.sockets.transport import Transport
@@ -46,8 +45,16 @@ _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 _MOST_HELD: Final = 2**16
 
 
-def _nothing() -> None:
-    pass
+class Switch(Protocol):
+    """Continues with a connection that speaks another protocol, at the same transport."""
+
+    def switch_to_http2(self, received: bytes) -> None:
+        """Goes on with HTTP/2, after what was received."""
+        ...
+
+    def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None:
+        """Goes on with WebSocket, after a request to upgrade and what was received after it."""
+        ...
 
 
 class Http1Connection(Receiver):
@@ -81,11 +88,11 @@ class Http1Connection(Receiver):
         shared: Shared,
         transport: Transport | TlsTransport,
         released: Callable[[], object],
-        client: Client,
+        client: Switch,
     ) -> None:
         self.shared = shared
         self._transport = transport
-        self._released = released
+        self._released: Callable[[], object] | None = released
         self._client = client
         self.changed = Change(shared)
         self._parser = HeadParser(shared.options)
@@ -159,7 +166,7 @@ class Http1Connection(Receiver):
         self.changed.signal()
 
     def connection_lost(self) -> None:
-        """Handles that the connection broke."""
+        """See `Receiver`."""
         self._close()
 
     # What a call uses.
@@ -243,7 +250,8 @@ class Http1Connection(Receiver):
         elif not self._tasks:
             if not self._is_closed:  # it was cancelled
                 self.abort()
-            self._released()
+            if self._released is not None:
+                self._released()
 
     async def _go_on_without(self, call: Call) -> None:
         await self.shared.parking.checkpoint()  # most applications have returned after it
@@ -318,10 +326,9 @@ class Http1Connection(Receiver):
         if is_websocket:
             self._switch(partial(self._client.switch_to_websocket, parser, self.take()))
             return False
-        version = "1.1" if parser.line.is_http_1_1 else "1.0"
-        self.scope = scope_at(
-            shared, self.peer, self.name, "http", version, parser.line, parser.headers
-        )
+        line = parser.line
+        version = "1.1" if line.is_http_1_1 else "1.0"
+        self.scope = scope_at(shared, self.peer, self.name, "http", version, line, parser.headers)
         return True
 
     def _switch(self, switch: Callable[[], None]) -> None:
@@ -332,7 +339,7 @@ class Http1Connection(Receiver):
             self._close()
         else:
             self._leave_transport()
-            self._released = _nothing  # it keeps its place
+            self._released = None  # it keeps its place
 
     async def _answer(self) -> bool:
         """Calls the application for the request whose head was parsed last.
