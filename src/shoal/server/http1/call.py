@@ -57,15 +57,19 @@ class Carrier(Protocol):
     @property
     def is_sending(self) -> bool:
         """Whether the kernel has not taken all that was sent."""
+        ...
 
     def send(self, data: bytes) -> bool:
         """Sends bytes; returns whether the kernel has taken all of them."""
+        ...
 
     def take(self) -> bytes:
         """Returns what has arrived, which is not given again."""
+        ...
 
     def put_back(self, data: bytes) -> None:
         """Takes back the end of what `take` has returned."""
+        ...
 
     def more(self, awaited: str, limit_s: float) -> Awaitable[None]:
         """Returns what waits until something has changed, such as that the client has sent more.
@@ -74,12 +78,15 @@ class Carrier(Protocol):
             awaited: What it is to send: "a request", "a head" or "a body".
             limit_s: How long it may take, in seconds.
         """
+        ...
 
     def refuse(self, error: BadRequest) -> None:
         """Ends the connection of a client that sends what is no request."""
+        ...
 
     def answered(self, call: Any) -> None:
         """Handles that the whole answer was sent, or waits for the client to read."""
+        ...
 
 
 class Call:
