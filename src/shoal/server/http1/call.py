@@ -97,6 +97,7 @@ class Call:
         line: The request line.
         keeps_alive: Whether the client may send another request on the connection.
         is_answered: Whether the whole answer was sent, or is being sent.
+        has_returned: Whether the application has returned.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         is_left_behind: Whether the connection goes on without waiting for the application.
         refused_with: The status that the server has answered with in place of the application.
@@ -104,7 +105,7 @@ class Call:
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
-    is_answered = has_left = was_left = is_left_behind = False
+    is_answered = has_returned = has_left = was_left = is_left_behind = False
     refused_with = refused_size = 0
     _body: BodyReader | None = None  # while more of the body is to come
     _received = 0

@@ -255,7 +255,7 @@ class Http1Connection(Receiver):
 
     def _leave_behind(self, call: Call) -> None:
         """Goes on without the application, which has answered and may take long to return."""
-        if not call.is_left_behind:
+        if not (call.is_left_behind or call.has_returned):
             call.is_left_behind = True
             self._start_task()
 
@@ -359,6 +359,7 @@ class Http1Connection(Receiver):
             self.abort()
             raise
         finally:
+            call.has_returned = True
             shared.finished += 1
             if not (call.is_answered or call.has_left):
                 if call.has_begun:
