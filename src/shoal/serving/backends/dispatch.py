@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class BatchDispatcher:
+class BatchDispatcher(Handler):
     """Runs the batches of one method on the replicas of a backend.
 
     Args:
@@ -37,20 +37,17 @@ class BatchDispatcher:
         method: The method.
         pool: The replicas.
         retries: Returns how many times a batch may run again after a replica died, at the moment.
-
-    Attributes:
-        handler: The handler to make a batcher with.
     """
 
     def __init__(self, name: str, method: Method, pool: Pool, retries: Callable[[], int]) -> None:
-        self._name = name
+        run = self.steps if method.streams else self.results
+        super().__init__(run, binding=Binding.of_items(method.signature, "items"))
+        self.name = name
         self._method = method.name
         self._pool = pool
         self._retries = retries
-        binding = Binding.of_items(method.signature, "items")
-        self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
 
-    async def _run(self, items: list[Any]) -> Any:
+    async def results(self, items: list[Any]) -> Any:
         tries = 0
         size = running_batch.get().size  # with padding there are more items
         while True:
@@ -66,7 +63,7 @@ class BatchDispatcher:
                 self._pool.end(member, size)
             tries += 1
 
-    async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+    async def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         left = list(range(len(items)))
         tries = 0
         while left:
@@ -109,7 +106,7 @@ class BatchDispatcher:
         is_own = self._note(member, death)
         if not is_own or tries >= self._retries():
             return False
-        logger.warning("%s: a batch runs again, since %s", self._name, death)
+        logger.warning("%s: a batch runs again, since %s", self.name, death)
         return True
 
 
