@@ -22,7 +22,7 @@ import trio
 from outcome import Value
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
-from shoal.batching.loops.trio_parking import WOKEN
+from shoal.loops.trio_parking import WOKEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine

@@ -163,7 +163,7 @@ class FixedQueue:
                 options = CallOptions(priority=1 + item % levels, timeout_s=1 + item % 29)
                 request.options = factory.of(item, options, self._now)
             request.state = State.QUEUED
-            former.arrive(request)
+            former.admit(request)
 
     def _dispatch(self) -> int:
         decision = self._former.decide(self._now + math.ulp(self._now))

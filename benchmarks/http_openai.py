@@ -29,12 +29,12 @@ import anyio.lowlevel
 
 import shoal
 from benchmarks.http_path import CONNECTIONS, Client
-from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.process import collect_less_often, skip_what_was_loaded
-from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.server.shared import Shared
-from shoal.http.server.sockets.timeouts import Timeouts
-from shoal.serving.http_options import HttpOptions
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.server.http1.connection import Http1Connection
+from shoal.server.shared import Shared
+from shoal.server.sockets.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -27,11 +27,11 @@ if __name__ == "__main__":
 import anyio.lowlevel
 
 from benchmarks.http_app import noop_app
-from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.server.shared import Shared
-from shoal.http.server.sockets.timeouts import Timeouts
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.server.http1.connection import Http1Connection
+from shoal.server.shared import Shared
+from shoal.server.sockets.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

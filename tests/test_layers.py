@@ -22,31 +22,39 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "shoal"
 LONGEST_FILE = 450
 
+_BELOW = frozenset({"errors", "core", "loops", "failures"})
+_ENGINE = _BELOW | {"batching", "replicas"}
+_SERVED = _ENGINE | {"asgi", "http_client", "serving"}
+
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "core": frozenset({"errors"}),
-    "batching": frozenset({"errors", "core"}),
+    "loops": frozenset({"errors", "core"}),
+    "failures": frozenset({"errors", "loops"}),
+    # what a server and an application both know
+    "asgi": frozenset({"errors", "core", "failures"}),
+    # nothing of batching or serving: it serves any application
+    "server": _BELOW | {"asgi"},
+    "batching": _BELOW,
     # of batching: what adapts the user's functions, and the batch that is running
-    "replicas": frozenset({"errors", "core", "batching"}),
-    "http_client": frozenset({"errors", "core", "batching", "replicas"}),
-    "serving": frozenset({"errors", "core", "batching", "replicas", "http_client"}),
-    "observe": frozenset({"errors", "core"}),
-    "planning": frozenset({"errors", "core", "batching"}),
-    "http": frozenset({"errors", "core", "batching", "replicas", "serving", "observe"}),
-    "testing": frozenset({"errors", "core", "batching", "replicas", "serving", "http"}),
-    "commands": frozenset(
-        {
-            *("errors", "core", "batching", "replicas", "serving", "observe", "http"),
-            *("planning", "starting"),
-        }
-    ),
+    "replicas": _BELOW | {"batching"},
+    "http_client": _ENGINE | {"asgi"},
+    "serving": _ENGINE | {"asgi", "http_client"},
+    "observe": _BELOW | {"asgi"},
+    "planning": _BELOW | {"batching"},
+    # nothing of the server: any server runs it
+    "http": _SERVED - {"http_client"} | {"observe"},
+    # applications that forward: between the server and the application
+    "front_ends": _BELOW | {"asgi", "server", "http", "observe", "replicas"},
+    "testing": _SERVED - {"http_client"} | {"http", "server"},
+    "embedded_server": _SERVED | {"observe", "http", "server"},
+    "starting": _SERVED | {"observe", "http", "server", "embedded_server"},
+    "commands": _SERVED - {"http_client"}
+    | {"observe", "http", "server", "front_ends", "planning", "starting"},
     "version": frozenset(),
     "cli": frozenset({"commands", "version"}),
     "__main__": frozenset({"cli"}),
-    "starting": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
-    "top": frozenset(
-        {"errors", "core", "batching", "replicas", "serving", "observe", "http", "starting"}
-    ),
+    "top": _SERVED | {"observe", "http", "starting"},
 }
 # Metrics read the frozen snapshots that a batcher hands out, and nothing else of the engine.
 ALSO_ALLOWED = {
@@ -56,7 +64,7 @@ ALSO_ALLOWED = {
 
 # What few need.
 LONG_TO_LOAD = {
-    *("shoal.http.server.streams.http2", "shoal.http.server.streams.http1_websocket"),
+    *("shoal.server.streams.http2", "shoal.server.streams.http1_websocket"),
     *(
         "anyio.from_thread",
         "importlib.metadata",
@@ -64,7 +72,7 @@ LONG_TO_LOAD = {
         "ssl",
         "shoal.serving.app_file.file",
     ),
-    *("shoal.batching.loops.asyncio_parking", "shoal.batching.loops.trio_parking"),
+    *("shoal.loops.asyncio_parking", "shoal.loops.trio_parking"),
     *("asyncio", "shoal.serving.state.file"),
     # with endpoints, which an application may begin without
     *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
@@ -109,8 +117,6 @@ CONTRACTS = {
     "shoal.http.requests.codec.StreamForm",
     "shoal.http.requests.protocol.HttpProtocol",
     "shoal.http.requests.protocol.ProtocolRoutes",
-    # A request over HTTP/1.1, with and without an access log.
-    "shoal.http.server.http1.call.Call",
     # A request by HTTP, with and without `Server-Timing`.
     "shoal.http.requests.exchange.Exchange",
     # What a request knows of its batch, which knows its requests.
@@ -119,11 +125,11 @@ CONTRACTS = {
 
 EVENT_LOOPS = {"asyncio", "trio"}
 KNOW_AN_EVENT_LOOP = {
-    "shoal.batching.loops.asyncio_parking",  # a caller parks on the loop's own primitive
-    "shoal.batching.loops.event_loop",  # names their types
-    "shoal.batching.loops.parking",  # as well
-    "shoal.batching.loops.private",  # lists what is read of their private parts
-    "shoal.batching.loops.trio_parking",
+    "shoal.loops.asyncio_parking",  # a caller parks on the loop's own primitive
+    "shoal.loops.event_loop",  # names their types
+    "shoal.loops.parking",  # as well
+    "shoal.loops.private",  # lists what is read of their private parts
+    "shoal.loops.trio_parking",
     "shoal.commands.server.process",  # starts the process's loop
     "shoal.commands.server.signals",  # wakes it
     "shoal.testing.virtual_time",  # gives each loop a clock that jumps
@@ -283,7 +289,7 @@ def late_imports(modules: Mapping[str, str]) -> list[str]:
         and found.target not in LONG_TO_LOAD
         and not (
             layer_of(found.importer) in {"top", "commands", "starting"}
-            and layer_of(found.target) == "http"
+            and layer_of(found.target) in {"http", "server", "embedded_server"}
         )
     ]
 
@@ -336,7 +342,7 @@ def shoal_modules() -> dict[str, str]:
         parts = ["shoal", *path.relative_to(PACKAGE).with_suffix("").parts]
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         modules[name] = path.read_text(encoding="utf-8")
-    assert {"shoal", "shoal.errors", "shoal.batching.loops.parking"} <= modules.keys()
+    assert {"shoal", "shoal.errors", "shoal.loops.parking"} <= modules.keys()
     return modules
 
 
@@ -387,10 +393,10 @@ def test_the_package_keeps_the_rule(rule, shoal_modules):
         (
             circular_rooms,
             {
-                "shoal.http.app.a": "from shoal.http.server.b import x",
+                "shoal.http.app.a": "from shoal.server.b import x",
                 "shoal.http.app.c": "",
-                "shoal.http.server.b": "",
-                "shoal.http.server.d": "from shoal.http.app import c",
+                "shoal.server.b": "",
+                "shoal.server.d": "from shoal.http.app import c",
             },
         ),
         (event_loop_imports, {"shoal.batching.batcher": "import trio"}),
@@ -424,8 +430,8 @@ def test_a_planted_violation_is_seen(rule, planted):
         (upward_imports, {"shoal.observe.metrics": "import shoal.batching.statistics"}),
         (upward_imports, {"shoal": "from shoal.batching.run import run"}),
         (circular_imports, {"shoal.core.a": "import shoal.core.b", "shoal.core.b": "import json"}),
-        (event_loop_imports, {"shoal.batching.loops.trio_parking": "import asyncio, trio"}),
-        (event_loop_imports, {"shoal.http.server": "import hypercorn.trio"}),
+        (event_loop_imports, {"shoal.loops.trio_parking": "import asyncio, trio"}),
+        (event_loop_imports, {"shoal.server": "import hypercorn.trio"}),
         (late_imports, {"shoal.http.payload": "def f():\n    import orjson"}),
         (late_imports, {"shoal": "def __getattr__(name):\n    from shoal.http.app import App"}),
         (long_files, {"shoal.core.line": "x = 1\n" * 450}),

@@ -14,8 +14,8 @@ import trio
 from sklearn.datasets import load_digits
 
 from examples.demo.app import app, show
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.server import serve
 
 _LOAD = Path(__file__).parents[1] / "digits" / "load.py"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    from shoal.asgi.http_options import HttpOptions
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.call import StreamCall, UnaryCall
     from shoal.batching.calls.stream import END, SKIP, Mark, ResultStream
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
     from shoal.serving.clients.protocol import Client, Handle
     from shoal.serving.config.config import BackendConfig
-    from shoal.serving.http_options import HttpOptions
     from shoal.serving.status import (
         BackendStatus,
         EndpointStatus,
@@ -214,7 +214,7 @@ _WHERE: Final = {
     "HandlerFailed": "shoal.errors",
     "HandlerTimeout": "shoal.errors",
     "HistogramSnapshot": "shoal.core.histogram",
-    "HttpOptions": "shoal.serving.http_options",
+    "HttpOptions": "shoal.asgi.http_options",
     "HttpProblem": "shoal.errors",
     "Pressure": "shoal.core.policy",
     "Identity": "shoal.replicas.code.current",

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 from anyio import TASK_STATUS_IGNORED
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.batching.current import waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
-from shoal.batching.loops.kept import KeptBlock
 from shoal.core.extras import needing
 from shoal.errors import WouldDeadlock
+from shoal.loops.kept import KeptBlock
 from shoal.replicas.threads import check_may_block
 from shoal.serving.clients.in_replica import client_inside
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.running import running_controller
 from shoal.serving.controller.controller import Controller
-from shoal.serving.http_options import HttpOptions
 from shoal.serving.local_servers import admin_socket
 from shoal.serving.state.file import StateFile
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from starlette.types import ASGIApp
 
-    from shoal.http.app.embedded import EmbeddedServer
+    from shoal.asgi.http_options import ServerKeywords
+    from shoal.embedded_server import EmbeddedServer
     from shoal.serving.clients.in_replica import ChildClient, InsideClient
     from shoal.serving.clients.sync import SyncFace
-    from shoal.serving.http_options import ServerKeywords
 
 
 def start(
@@ -136,7 +136,7 @@ class Starting:
 
 def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:
     with needing("serving over HTTP", "serve"):
-        from shoal.http.app.embedded import EmbeddedServer
+        from shoal.embedded_server import EmbeddedServer
     return EmbeddedServer, HttpOptions.of(http)
 
 
@@ -174,7 +174,7 @@ async def serve(
     Cancellation: Closes all connections at once, and cancels their calls.
     """
     with needing("serving over HTTP", "serve"):
-        from shoal.http.server.embedding import serve_application
+        from shoal.server.embedding import serve_application
     await serve_application(app, HttpOptions.of_server(options), shutdown_trigger, task_status)
 
 

@@ -11,7 +11,7 @@ import shoal
 from base_exceptions import Panic
 from batching.scenes import Held, line_up, outcomes, settle
 from shoal.batching.decorator.block import BatcherBlock, loops_of_context
-from shoal.batching.failures.exceptions import own_copy
+from shoal.failures.exceptions import own_copy
 
 pytestmark = pytest.mark.anyio
 

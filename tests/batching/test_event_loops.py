@@ -17,7 +17,7 @@ import pytest
 import trio
 
 import shoal
-from shoal.batching.loops import event_loop
+from shoal.loops import event_loop
 from shoal.testing import settle
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ import pytest
 
 import shoal
 from shoal.batching.calls.groups import GroupWaiter
-from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.testing import settle
 
 if TYPE_CHECKING:
-    from shoal.batching.loops.parking import Parking
+    from shoal.loops.parking import Parking
 
 pytestmark = pytest.mark.anyio
 

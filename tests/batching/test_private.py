@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from shoal.batching.loops import private
+from shoal.loops import private
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -80,4 +80,4 @@ async def test_no_other_file_reads_them() -> None:
         for name in ("_task_states", "_parent_scope", "_cancel_status", "_asyncio_future_blocking")
         if name in path.read_text()
     ]
-    assert set(readers) == {"batching/loops/private.py"}
+    assert set(readers) == {"loops/private.py"}

@@ -253,7 +253,7 @@ async def test_a_bug_while_a_batch_is_formed_fails_its_callers(
         async with anyio.create_task_group() as tasks:
             call = await tasks.start(batcher.run)
             await settle()
-            monkeypatch.setattr(Histogram, "observe", broken)
+            monkeypatch.setattr(Histogram, "gather", broken)
             with anyio.CancelScope(shield=True), anyio.move_on_after(10):
                 got += await outcomes(call(1), call(2))
     assert [type(error) for error in got] == [shoal.BatcherClosed] * 2

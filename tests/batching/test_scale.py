@@ -59,7 +59,7 @@ def former_of(size: int) -> tuple[Former, list[Request]]:
         request.state = State.QUEUED
         request.arrived_at = 0.0
         request.options = None
-        former.arrive(request)
+        former.admit(request)
         requests.append(request)
     return former, requests
 
@@ -100,7 +100,7 @@ def test_half_of_the_queue_can_leave_while_the_other_half_stays_in_order() -> No
     for request in requests[::2]:
         former.leave(request)
     assert former.live == MANY // 2
-    former.drain()
+    former.pressures.draining = True
     decision = former.decide(0.0)
     assert isinstance(decision, Dispatch)
     assert former.take(decision) == requests[1::2]

@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, line_up, outcome, read_all, settle
-from shoal.batching.loops import private
+from shoal.loops import private
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

@@ -6,7 +6,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from shoal.batching.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import UNLIMITED
 
 pytestmark = pytest.mark.real_time
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager, suppress
 import trio
 
 from shoal import App
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.app.admin_mount import AppAdmin
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.server.server import serve
 
 HANG_S = 15
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.asgi.http_options import FILE_OPTIONS, HttpOptions
 from shoal.cli import _parser
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.server import NOT_ON_HYPERCORN
-from shoal.serving.http_options import FILE_OPTIONS, HttpOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}

@@ -15,7 +15,7 @@ import atexit
 import sys
 
 import shoal
-from shoal.http.server.server import _Server
+from shoal.server.server import _Server
 
 
 async def load_nothing(self):
@@ -36,7 +36,7 @@ FOR_ENDPOINTS = {
 }
 FOR_OTHER_REQUESTS = {
     *("prometheus_client", "starlette.routing", "starlette.datastructures"),
-    *("hypercorn", "h11", "h2", "wsproto", "hpack", "shoal.http.server.streams.connection"),
+    *("hypercorn", "h11", "h2", "wsproto", "hpack", "shoal.server.streams.connection"),
 }
 FOR_OPTIONS = {"sqlite3", "tomllib", "shoal.http.admin.api"}
 

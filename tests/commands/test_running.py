@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server import process
 from shoal.commands.server.process import ServerProcess
-from shoal.serving.http_options import HttpOptions
 
 
 def test_the_token_is_not_shown():

@@ -7,6 +7,7 @@ from argparse import ArgumentError, ArgumentParser
 
 import pytest
 
+from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
 from shoal.commands.server import options
 from shoal.commands.server.options import (
     add_server_options,
@@ -15,7 +16,6 @@ from shoal.commands.server.options import (
     workers,
 )
 from shoal.commands.support.mistake import CommandError
-from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 FLAGS = [
     ("--host", "::1", "host", "::1", "(127.0.0.1)"),

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Mount
 
 import shoal
-from shoal.http.server.lifespan import Lifespan
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.asgi.lifespan import Lifespan
+from shoal.server.server import serve
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
 

@@ -178,7 +178,7 @@ class QueueMachine(RuleBasedStateMachine):
             self._tell_idle(self.model.idle + (1 if what == "more" else -1))
 
     def _drain(self) -> None:
-        self.former.drain()
+        self.former.pressures.draining = True
         self.model.draining = True
         self._happens()
 
@@ -309,7 +309,7 @@ class QueueMachine(RuleBasedStateMachine):
         former, model = self.former, self.model
         check(former)
         assert (former.live, former.parked) == (len(model.queued), len(model.parked))
-        assert former.room.most == model.room()
+        assert former.most == model.room()
         assert list(former._policy.waiting()) == model.in_order()
         assert all(one.state is State.QUEUED for one in model.queued)
         assert all(one.state is State.PARKED for one in model.parked)

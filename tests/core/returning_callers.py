@@ -8,8 +8,6 @@ from core.former_scenes import admit, new
 from shoal import BatchOptions
 from shoal.core.batch import Batch
 from shoal.core.forming.former import Former
-from shoal.core.forming.returns import ReturnTracker
-from shoal.core.latency_model import LatencyModel
 from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import State
 
@@ -94,10 +92,10 @@ class Rounds:
     """A tracker that is told of rounds of a second; the first part of each run is alike."""
 
     def __init__(self) -> None:
-        self.model = LatencyModel()
+        self.tracker = (former := Former(BatchOptions())).regathering
+        self.model = former.model
         for size in (1, 8):
             self.model.observe(size, 0.4 + 0.01 * size)
-        self.tracker = ReturnTracker(self.model)
         self.now = 0.0
         self.calls = 0
 

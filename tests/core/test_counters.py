@@ -19,7 +19,6 @@ from shoal.core.histogram import (
     Histogram,
     HistogramSnapshot,
 )
-from shoal.core.request import Request
 
 
 def test_an_observation_at_a_bound_is_counted_below_it() -> None:
@@ -63,18 +62,6 @@ def test_many_observations_at_once_count_as_one_after_the_other(parts: list[list
     values = [value for part in parts for value in part]
     assert histogram.snapshot().counts == counted(values)
     assert histogram.snapshot().sum == pytest.approx(sum(values))
-
-
-@given(st.lists(TIMES, min_size=1))
-def test_observations_of_one_bucket_are_counted_together(values: list[float]) -> None:
-    histogram = Histogram(TIME_BOUNDS_S)
-    counts = counted(values)
-    are_alike = max(counts) == len(values)
-    most, least, total = max(values), min(values), sum(values)
-    assert histogram.observe_alike(most, least, len(values), total) == are_alike
-    snapshot = histogram.snapshot()
-    assert snapshot.counts == (counts if are_alike else counted([]))
-    assert snapshot.sum == (total if are_alike else 0)
 
 
 def test_a_snapshot_stays_as_it_was() -> None:
@@ -121,28 +108,6 @@ def test_a_batch_knows_its_size_and_shows_itself() -> None:
 def test_a_reason_is_its_name() -> None:
     names = ["full", "timer", "idle", "regather", "deadline", "flush", "drain", "open"]
     assert [str(reason) for reason in DispatchReason] == names
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize(
-    "arrivals", [[9.0], [9.0, 9.0001], [0.0, 5.0, 9.9999], [9.75, 9.75], [*range(9)]]
-)
-def test_the_waits_of_a_batch_are_those_of_its_requests(
-    arrivals: list[float], in_order: bool
-) -> None:
-    requests = []
-    for arrived in arrivals:
-        request = Request()
-        request.arrived_at = arrived
-        requests.append(request)
-    counters = Counters()
-    counters.note_waits(requests, arrivals[0], 10.0, in_order=in_order)
-    one_by_one = Histogram(TIME_BOUNDS_S)
-    for arrived in arrivals:
-        one_by_one.observe(10.0 - arrived)
-    found, expected = counters.wait_s.snapshot(), one_by_one.snapshot()
-    assert (found.counts, found.total) == (expected.counts, expected.total)
-    assert found.sum == pytest.approx(expected.sum)
 
 
 @pytest.mark.parametrize("count", [0, 1, MOST_NEW - 1, MOST_NEW, MOST_NEW + 1, 1000])

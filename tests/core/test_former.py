@@ -105,10 +105,10 @@ def test_a_flush_is_of_those_who_were_handed_out_last() -> None:
     former = queue(new(), max_batch_size=1, batch_wait_timeout_s=0)
     former.flush()
     take(former)
-    assert former.took_flushed
+    assert former.pressures.handed_out_flushed
     admit(former, new())
     take(former)
-    assert not former.took_flushed
+    assert not former.pressures.handed_out_flushed
 
 
 class Emptying(WholeQueuePolicy):
@@ -172,16 +172,16 @@ def test_who_came_before_there_was_a_window_leaves_in_time() -> None:
 
 def test_what_idle_slots_can_take_does_not_count_as_waiting() -> None:
     former = queue(max_batch_size=4, max_queued_requests=3)
-    assert former.room.most == 7
+    assert former.most == 7
     former.reform(idle_slots=0)
-    assert former.room.most == 3
+    assert former.most == 3
 
 
 def test_a_bound_of_nothing_admits_what_can_start() -> None:
     former = queue(max_batch_size=4, max_queued_requests=0)
-    assert former.room.most == 4
+    assert former.most == 4
     former.reform(idle_slots=0)
-    assert former.room.most == 0
+    assert former.most == 0
 
 
 def test_idle_slots_take_as_much_as_the_costs_allow() -> None:
@@ -310,7 +310,7 @@ def measured(**options: Any) -> Former:
 
 
 def must_leave_by(former: Former, due: float, size: int) -> float:
-    lead_s = former._pressures.lead_s(size)
+    lead_s = former.pressures.lead_s(size)
     assert lead_s is not None
     return due - lead_s
 
@@ -332,7 +332,7 @@ def test_the_first_of_requests_that_came_while_no_slot_waited_counts() -> None:
     assert isinstance(wait, Wait)
     assert wait.until is not None
     assert must_leave_by(former, 5.0, 8) <= wait.until < 5.0
-    assert not former._pressures.unseen
+    assert not former.pressures.unseen
 
 
 def test_a_slot_is_woken_once_for_requests_that_come_together() -> None:
@@ -407,7 +407,7 @@ def test_callers_with_deadlines_that_arrive_and_leave_leave_nothing_behind(
         admit(former, one)
         former.leave(one)
         former.overdue.forget(one)
-    assert len(former._pressures._leave_by) + len(former._pressures.unseen) < 200
+    assert len(former.pressures._leave_by) + len(former.pressures.unseen) < 200
     assert len(former.overdue.timers) == 1
 
 
@@ -416,8 +416,8 @@ def test_a_flush_keeps_nobody_after_it() -> None:
     former.flush()
     take(former)
     former.decide(0)
-    assert not former._pressures._handed_out
-    assert not former._pressures.covered
+    assert not former.pressures._handed_out
+    assert not former.pressures.covered
 
 
 def test_once_a_batch_is_due_no_arrival_wakes_a_slot() -> None:

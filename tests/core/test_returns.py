@@ -172,10 +172,10 @@ def test_one_more_does_not_wake_the_slot(priority_levels):
 
 
 def test_a_flush_and_a_drain_do_not_wait():
-    for act, reason in (
-        (Former.flush, DispatchReason.FLUSH),
-        (Former.drain, DispatchReason.DRAIN),
-    ):
+    def drain(former: Former) -> None:
+        former.pressures.draining = True
+
+    for act, reason in ((Former.flush, DispatchReason.FLUSH), (drain, DispatchReason.DRAIN)):
         loop = Loop()
         loop.learn()
         loop.come(1)
@@ -246,7 +246,7 @@ def test_a_request_that_will_be_urgent_ends_the_wait_earlier():
     unhurried = loop.decide()
     assert isinstance(unhurried, Wait)
     assert unhurried.until is not None
-    lead_s = loop.former._pressures.lead_s(4)  # of the batch that it would be
+    lead_s = loop.former.pressures.lead_s(4)  # of the batch that it would be
     assert lead_s is not None
     loop.come(1, deadline=unhurried.until - 0.0003 + lead_s)
     wait = loop.decide()
@@ -258,7 +258,7 @@ def test_a_request_that_will_be_urgent_ends_the_wait_earlier():
 def test_nobody_is_waited_for_where_a_batch_costs_next_to_nothing(run_s):
     loop = Loop()
     loop.learn(lasts_s=run_s)
-    assert not loop.former.regathering.is_learning
+    assert not loop.former.regathering.rounds
     loop.come(1)
     assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
 
@@ -302,7 +302,7 @@ class Own(WholeQueuePolicy):
 def test_it_can_be_turned_off_and_is_where_another_rule_decides(options):
     loop = Loop(**options)
     loop.learn()
-    assert not loop.former.regathering.is_learning
+    assert not loop.former.regathering.rounds
     loop.come(1)
     loop.come(1)
     decision = loop.decide()

@@ -91,7 +91,7 @@ def test_the_bound_holds_while_some_are_parked_from_before() -> None:
     former = queue(first, second, idle=0, max_queued_requests=1, overload="wait")
     change(former, overload="shed_oldest")
     former.admit(new(2))
-    assert former.live <= former.room.most
+    assert former.live <= former.most
 
 
 def test_a_level_has_a_bound_of_its_own() -> None:

@@ -9,8 +9,8 @@ from examples.language_model.generate import generate
 from examples.language_model.model import CharTransformer
 from examples.language_model.served import app
 from examples.language_model.writing import Prompt
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.server import serve
 
 # The model's steps run in a thread.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

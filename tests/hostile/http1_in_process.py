@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.http1.connection import Http1Connection
+from shoal.server.server import serve
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -11,7 +11,7 @@ from held_app import Held
 
 import shoal
 from certificates import new_certificate
-from shoal.http.server.access_log import LOGGER
+from shoal.server.access_log import LOGGER
 from shoal.testing.asgi import Call
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from hypothesis import strategies as st
 from server_in_memory import Wire, serving
 from trio._core._run import GLOBAL_RUN_CONTEXT
 
-from shoal.http.server.http1 import answer
+from shoal.server.http1 import answer
 from shoal.testing import run_virtually
 from shoal.testing.asgi import Answer, Call
 

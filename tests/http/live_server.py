@@ -14,8 +14,8 @@ import h2.events
 import sniffio
 from anyio.abc import SocketAttribute
 
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.server import serve
 
 HANG_S = 20
 

@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.server.shared import Shared
-from shoal.http.server.sockets.timeouts import Timeouts
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.server.http1.connection import Http1Connection
+from shoal.server.shared import Shared
+from shoal.server.sockets.timeouts import Timeouts
 
 JSON = "Content-Type: application/json"
 

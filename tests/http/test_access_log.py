@@ -12,7 +12,7 @@ from live_server import Http2Client, live, read_until, request, upgrade
 
 import shoal
 from shoal.commands.server.log_format import JsonLines, TextLines
-from shoal.http.server.access_log import LOGGER, AccessLog
+from shoal.server.access_log import LOGGER, AccessLog
 from shoal.testing.asgi import Call, calling
 
 pytestmark = pytest.mark.anyio

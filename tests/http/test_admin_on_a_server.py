@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 from serving.fake_client import FakeClient, full_status
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
-from shoal.http.server.server import serve
+from shoal.server.server import serve
 from shoal.serving.clients.remote_client import connect
-from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

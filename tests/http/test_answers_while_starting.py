@@ -13,9 +13,9 @@ import pytest
 from live_server import HANG_S, Client, Http2Client, read_all, request, upgrade
 
 import shoal
+from shoal.asgi.http_options import HttpOptions
 from shoal.errors import LifespanFailed
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.server.server import serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -37,9 +37,9 @@ from wsproto.connection import ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, TextMessage
 
 import shoal.http_client
-from shoal.http.server.listeners import AppListener, Tcp, Unix
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.listeners import AppListener, Tcp, Unix
+from shoal.server.server import serve
 
 pytestmark = pytest.mark.real_time
 

@@ -13,7 +13,7 @@ import pytest
 from server_in_memory import asked, serving
 
 from base_exceptions import Panic, cancellation
-from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

@@ -8,12 +8,12 @@ import pytest
 from echo_app import EchoApp
 from live_server import live, read_until, request, until_quiet, upgrade
 
-from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.server.sockets.transport import Transport
-from shoal.http.server.streams.http1_websocket import WebSocketConnection
-from shoal.http.server.streams.http2 import Http2Connection, Http2Stream
-from shoal.http.server.streams.http2_call import Http2Call
-from shoal.http.server.streams.websocket import WebSocketCall
+from shoal.server.http1.connection import Http1Connection
+from shoal.server.sockets.transport import Transport
+from shoal.server.streams.http1_websocket import WebSocketConnection
+from shoal.server.streams.http2 import Http2Connection, Http2Stream
+from shoal.server.streams.http2_call import Http2Call
+from shoal.server.streams.websocket import WebSocketCall
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

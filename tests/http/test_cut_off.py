@@ -14,7 +14,7 @@ from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection
 
 import shoal
-from shoal.http.server.shared import Shared
+from shoal.server.shared import Shared
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 

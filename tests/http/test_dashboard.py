@@ -22,6 +22,7 @@ from starlette.routing import Mount
 import shoal
 from shoal.http.dashboard.dashboard import DASHBOARD, FILES
 from shoal.http.dashboard.feed import FRAME_S, MOST_PUBLIC, MOST_SHOWN, MOST_VIEWERS
+from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -220,10 +221,10 @@ async def test_nothing_is_observed_while_nobody_watches(app):
         await second.until(lambda call: call.body)
         assert len(observers.all) == 1
         first.leave()
-        await settle()
+        await anyio.sleep(UNNOTICED_S + 0.01)
         assert len(observers.all) == 1
         second.leave()
-        await settle()
+        await anyio.sleep(UNNOTICED_S + 0.01)
         assert observers.all == ()
 
 
@@ -256,7 +257,7 @@ async def test_a_viewer_beyond_the_limit_is_refused_until_another_leaves(app):
         assert refused.json()["type"] == "urn:shoal:problem:too-many-viewers"
         assert refused.headers["retry-after"] == "1"
         watching[0].leave()
-        await settle()
+        await anyio.sleep(UNNOTICED_S + 0.01)
         late = viewer(app)
         async with calling(late):
             await late.until(lambda call: call.body)

@@ -9,7 +9,7 @@ import resource
 import anyio
 import pytest
 
-from shoal.http.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
+from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 import shoal
 from serving.plain_code import double
 from shoal import errors
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.app import embedded
-from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -20,10 +20,10 @@ from held_app import answers_counted, counted, statistics
 from live_server import HANG_S, Http2Client, live, read_until, request
 
 import shoal
-from shoal.http.front_ends.listener import FrontEndOptions, FrontEnds
-from shoal.http.server.config import WorkersFailed
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.front_ends.listener import FrontEndOptions, FrontEnds
+from shoal.server.config import WorkersFailed
+from shoal.server.server import serve
 from worker_processes import children_of, kill, until, workers_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -106,7 +106,7 @@ async def test_a_killed_worker_is_replaced_and_its_requests_are_cancelled(app, h
 @pytest.fixture
 def impatient(monkeypatch):
     """Workers are asked for a sign of life often."""
-    of = "shoal.http.front_ends.remote_front_end"
+    of = "shoal.front_ends.remote_front_end"
     monkeypatch.setattr(f"{of}._ASKED_EVERY_S", 0.05)
     monkeypatch.setattr(f"{of}._LOOK_S", 0.1)
 
@@ -141,7 +141,7 @@ async def stopped_at_start():
 async def test_a_worker_that_is_stopped_before_it_is_ready_is_killed_and_replaced(
     app, impatient, monkeypatch
 ):
-    of = "shoal.http.front_ends.remote_front_end"
+    of = "shoal.front_ends.remote_front_end"
     async with live(app, workers=2):
         with monkeypatch.context() as hurried:
             hurried.setattr(f"{of}._LOOKS_AT_START", 10)
@@ -476,7 +476,7 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
     """It does not start others for ever."""
     from shoal.commands.server import workers
 
-    monkeypatch.setattr("shoal.http.front_ends.listener.random.random", lambda: 0.0)
+    monkeypatch.setattr("shoal.front_ends.listener.random.random", lambda: 0.0)
     broken = tmp_path / "broken"
     program = (
         "import os, runpy, sys\n"

@@ -8,9 +8,9 @@ from echo_app import EchoApp
 from live_server import Http2Client, live, request
 
 import shoal
-from shoal.http.server.guard import RequestGuard
-from shoal.http.server.http1.bad_request import BadRequest
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import RequestGuard
+from shoal.asgi.http_options import HttpOptions
 from shoal.testing.asgi import Call
 from socket_in_memory import Socket
 

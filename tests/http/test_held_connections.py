@@ -22,8 +22,8 @@ from live_server import (
 )
 
 import shoal
-from shoal.http.server.shared import Shared
-from shoal.http.server.sockets.transport import Transport
+from shoal.server.shared import Shared
+from shoal.server.sockets.transport import Transport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -19,10 +19,10 @@ import h11
 import pytest
 from http1_corpus import Corpus
 
-from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.server.shared import Shared
-from shoal.http.server.sockets.timeouts import Timeouts
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.http1.connection import Http1Connection
+from shoal.server.shared import Shared
+from shoal.server.sockets.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,10 +6,10 @@ import anyio
 import pytest
 from live_server import HANG_S, live, read_all, read_until, request, until_quiet
 
-from shoal.http.server.http1.bad_request import BadRequest
-from shoal.http.server.http1.body import ChunkedBody, SizedBody, reader_of
-from shoal.http.server.shared import Shared
-from shoal.http.server.sockets.transport import Transport
+from shoal.asgi.bad_request import BadRequest
+from shoal.server.http1.body import ChunkedBody, SizedBody, reader_of
+from shoal.server.shared import Shared
+from shoal.server.sockets.transport import Transport
 
 pytestmark = pytest.mark.anyio
 on_a_socket = pytest.mark.real_time

@@ -12,8 +12,8 @@ import pytest
 from echo_app import EchoApp
 from live_server import HANG_S, Http2Client, live, read_until, until_quiet
 
-from shoal.http.server.sockets.transport import Transport
-from shoal.http.server.turns import Turns
+from shoal.server.sockets.transport import Transport
+from shoal.server.turns import Turns
 
 pytestmark = [pytest.mark.anyio]
 

@@ -6,7 +6,7 @@ from email.utils import formatdate
 
 import pytest
 
-from shoal.http.server.shared import http_date
+from shoal.server.shared import http_date
 
 DAY_S = 24 * 60 * 60
 

@@ -18,10 +18,10 @@ from packaging import version
 from pydantic import AllowInfNan, BaseModel
 
 import shoal
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.payload import JsonReader
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
-from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]
@@ -379,7 +379,7 @@ from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 from shoal.http.requests.payload import JsonReader
 from shoal.http.requests.problem import Refused
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
 
 unit, annotation = eval(sys.argv[1]), eval(sys.argv[2])
 settings = HttpOptions()
@@ -409,7 +409,7 @@ from pydantic import BaseModel
 from shoal.http.requests.json_scan import check_json
 from shoal.http.requests.payload import JsonReader
 from shoal.http.requests.problem import Refused
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
 
 class Model(BaseModel):
     a: Any

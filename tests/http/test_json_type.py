@@ -30,9 +30,9 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
-from shoal.serving.http_options import HttpOptions
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from server_in_memory import serving
 
-from shoal.http.server.guard import RequestGuard
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.guard import RequestGuard
+from shoal.asgi.http_options import HttpOptions
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

@@ -15,11 +15,11 @@ import pytest
 from echo_app import EchoApp
 from live_server import HANG_S, Client, read_all, read_until, request
 
-from shoal.http.server.config import address_of
-from shoal.http.server.connection_limit import Exhaustion, LimitedListener
-from shoal.http.server.listeners import AppListener, Inherited, Tcp, Unix, bind_all
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.config import address_of
+from shoal.server.connection_limit import Exhaustion, LimitedListener
+from shoal.server.listeners import AppListener, Inherited, Tcp, Unix, bind_all
+from shoal.server.server import serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -211,7 +211,7 @@ def bind(address):
 async def test_a_socket_file_of_a_dead_server_is_replaced(path):
     died = f"""
 import os, socket
-from shoal.http.server.listeners import Unix, bind_all
+from shoal.server.listeners import Unix, bind_all
 bind_all(Unix({path!r}))[0].socket.listen()
 os.kill(os.getpid(), 9)
 """

@@ -13,8 +13,8 @@ import pytest
 from echo_app import EchoApp
 from live_server import until_quiet
 
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.server import serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -22,7 +22,7 @@ HANG_S = 20
 
 
 async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_connect(monkeypatch):
-    monkeypatch.setattr("shoal.http.server.server._LOADED_AFTER_S", 0.0)
+    monkeypatch.setattr("shoal.server.server._LOADED_AFTER_S", 0.0)
     happened = []
     is_loaded = anyio.Event()
 
@@ -43,7 +43,7 @@ async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_conne
 
 
 async def test_what_can_not_be_loaded_then_is_logged_and_ends_nothing(monkeypatch, caplog):
-    monkeypatch.setattr("shoal.http.server.server._LOADED_AFTER_S", 0.0)
+    monkeypatch.setattr("shoal.server.server._LOADED_AFTER_S", 0.0)
     has_failed = anyio.Event()
 
     def load():

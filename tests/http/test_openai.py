@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 import shoal
 from shoal.http.openai import OpenAI
 from shoal.http.openai.unsupported import SPECIAL
+from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -198,7 +199,7 @@ async def test_a_client_that_leaves_frees_its_place_before_the_next_step(more):
             await settle()
             assert app.writer.steps == [["a b c d e f"] * more.get("n", 1)] * 2
             call.leave()
-            await settle()
+            await anyio.sleep(UNNOTICED_S + 0.01)
             app.writer.is_held = False
             app.writer.step()
             await anyio.sleep(1)
@@ -1019,7 +1020,7 @@ async def test_a_client_that_leaves_gives_up_its_embeddings(inputs):
         async with calling(call):
             await settle()
             call.leave()
-            await settle()
+            await anyio.sleep(UNNOTICED_S + 0.01)
             assert ended == [len(inputs)]
 
 

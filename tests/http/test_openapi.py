@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 import shoal
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.openapi.document import MOST_ENDPOINTS, Document, document_of
 from shoal.http.openapi.problems import PROBLEMS
 from shoal.http.openapi.served import LONGEST_TEXT, Documented, ServedEndpoint, text_of
-from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_loop, pytest.mark.slow]

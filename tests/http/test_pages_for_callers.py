@@ -14,10 +14,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount
 
 import shoal
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.openapi.landing import MOST_SHOWN, landing_page
 from shoal.http.openapi.page import FILES
 from shoal.http.requests.protocol import ProtocolRoutes
-from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio

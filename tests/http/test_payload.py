@@ -13,12 +13,12 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import Request
 
 import shoal
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.payload import reader_for
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused
-from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import Call
 
 

@@ -7,8 +7,8 @@ import pytest
 from starlette.exceptions import HTTPException
 
 import shoal
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.problem import problem_of
-from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 

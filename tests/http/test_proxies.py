@@ -13,8 +13,8 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
 import shoal
-from shoal.http.server.proxies import ProxyHeaders
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.proxies import ProxyHeaders
 
 pytestmark = [pytest.mark.anyio]
 
@@ -317,7 +317,7 @@ async def test_a_proxy_at_a_unix_socket(tmp_path):
     path = str(tmp_path / "s")
     options = {"uds": path, "trusted_peers": ["unix"]}
     started, stop = anyio.Event(), anyio.Event()
-    from shoal.http.server.server import serve
+    from shoal.server.server import serve
 
     async with anyio.create_task_group() as tasks:
         serving = partial(serve, shutdown=stop.wait, started=lambda _: started.set())

@@ -10,7 +10,7 @@ import pytest
 from live_server import Http2Client, counted, live, read_until, request, upgrade
 
 import shoal
-from shoal.http.server.shared import Shared
+from shoal.server.shared import Shared
 from worker_processes import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

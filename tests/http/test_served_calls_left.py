@@ -15,8 +15,8 @@ from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse, Response
 
 import shoal
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.server import serve
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

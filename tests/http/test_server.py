@@ -24,10 +24,10 @@ from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, TextMessage
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.errors import LifespanFailed
-from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.server.http1.connection import Http1Connection
+from shoal.server.server import serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -145,7 +145,7 @@ async def test_shutdown_serves_a_request_that_came_in_time_while_the_event_loop_
         time.sleep(0.1)
 
     monkeypatch.setattr(Http1Connection, "drain", drain_and_stand_still)
-    monkeypatch.setattr("shoal.http.server.shared.Shared.late_request_s", 0.05)
+    monkeypatch.setattr("shoal.server.shared.Shared.late_request_s", 0.05)
     async with live(EchoApp()) as server:
         client = server.connect_now()
         await until_quiet()
@@ -336,7 +336,7 @@ async def test_a_lifespan_that_crashes_leaves_the_server_up(caplog):
 
 
 async def test_a_lifespan_that_does_not_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("shoal.http.server.config.LIFESPAN_MARGIN_S", 0.05)
+    monkeypatch.setattr("shoal.server.config.LIFESPAN_MARGIN_S", 0.05)
 
     async def app(scope, receive, send):
         await receive()

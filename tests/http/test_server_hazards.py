@@ -29,7 +29,7 @@ from starlette.responses import StreamingResponse
 from test_websocket_limits import Http2Peer
 from wsproto.events import TextMessage
 
-from shoal.http.server.sockets.timeouts import time_to_send_s
+from shoal.server.sockets.timeouts import time_to_send_s
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -14,11 +14,11 @@ import sniffio
 from held_app import statistics
 from live_server import HANG_S, LiveServer, request
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.workers import front_end_options
-from shoal.http.front_ends.listener import FrontEnds
-from shoal.http.server.config import WorkersFailed
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.front_ends.listener import FrontEnds
+from shoal.server.config import WorkersFailed
+from shoal.server.server import serve
 from worker_processes import children_of, kill, until, workers_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -92,7 +92,7 @@ async def test_workers_killed_while_the_application_loads_are_replaced(app, held
 
 @pytest.fixture
 def no_backoff(monkeypatch):
-    monkeypatch.setattr("shoal.http.front_ends.listener.random.random", lambda: 0.0)
+    monkeypatch.setattr("shoal.front_ends.listener.random.random", lambda: 0.0)
 
 
 async def test_a_worker_killed_before_it_is_ready_is_replaced(app, held, tmp_path):

@@ -13,6 +13,7 @@ from live_server import Http2Client, live, read_until, request
 from starlette.exceptions import HTTPException
 
 import shoal
+from shoal.asgi.http_options import HttpOptions
 from shoal.core.request_times import LEFT
 from shoal.http.requests.codec import StreamForm
 from shoal.http.requests.dispatch import RouteDispatcher
@@ -21,7 +22,6 @@ from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.stream_forms import JSON_LINES, accepted
 from shoal.http.requests.streaming import _Messages, _put_at_once, _relay, _relay_rest
 from shoal.observe.metrics import ItemTimes
-from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 

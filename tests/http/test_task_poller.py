@@ -21,8 +21,8 @@ from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import TextMessage
 
-from shoal.http.server.sockets.poller import TaskPoller
-from shoal.http.server.streams.connection import StreamConnection
+from shoal.server.sockets.poller import TaskPoller
+from shoal.server.streams.connection import StreamConnection
 from worker_processes import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -41,8 +41,8 @@ def pollers(monkeypatch):
         made.append(TaskPoller())
         return made[-1]
 
-    monkeypatch.setattr("shoal.http.server.server.new_poller", make)
-    monkeypatch.setattr("shoal.http.server.shared.Shared.late_request_s", 0.05)
+    monkeypatch.setattr("shoal.server.server.new_poller", make)
+    monkeypatch.setattr("shoal.server.shared.Shared.late_request_s", 0.05)
     return made
 
 

@@ -11,10 +11,10 @@ import anyio
 import pytest
 from live_server import HANG_S, until_quiet
 
-from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.http.server.sockets import poller
-from shoal.http.server.sockets.poller import EpollPoller, TaskPoller, new_poller
-from shoal.http.server.sockets.transport import Receiver, Transport
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.server.sockets import poller
+from shoal.server.sockets.poller import EpollPoller, TaskPoller, new_poller
+from shoal.server.sockets.transport import Receiver, Transport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

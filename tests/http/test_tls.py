@@ -15,9 +15,9 @@ from echo_app import EchoApp
 from live_server import request
 
 import shoal
-from shoal.http.server.server import serve
-from shoal.http.server.sockets.tls import tls_of
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.server import serve
+from shoal.server.sockets.tls import tls_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

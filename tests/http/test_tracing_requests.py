@@ -16,9 +16,9 @@ from starlette.routing import Mount
 
 import shoal
 from observe.test_tracing_batches import Spans, events, ids, linked
-from shoal.http.server.access_log import LOGGER, AccessLog
 from shoal.http_client import connect
 from shoal.observe import instrument
+from shoal.server.access_log import LOGGER, AccessLog
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio

@@ -10,9 +10,9 @@ import anyio
 import pytest
 from live_server import HANG_S
 
-from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.http.server.sockets.poller import EpollPoller, TaskPoller
-from shoal.http.server.sockets.transport import Receiver, Transport
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.server.sockets.poller import EpollPoller, TaskPoller
+from shoal.server.sockets.transport import Receiver, Transport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

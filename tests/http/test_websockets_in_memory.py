@@ -16,9 +16,9 @@ from wsproto.connection import Connection, ConnectionType
 from wsproto.events import Ping, TextMessage
 
 import shoal
-from shoal.http.server import client as server_client
-from shoal.http.server.http1.connection import Http1Connection
 from shoal.http.websocket import outbox
+from shoal.server import client as server_client
+from shoal.server.http1.connection import Http1Connection
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

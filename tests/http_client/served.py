@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.server import serve
 
 HANG_S = 15
 

@@ -24,11 +24,11 @@ from starlette.routing import Mount
 
 import shoal
 from shoal import errors
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.requests.problem import problem_of
 from shoal.http_client import RetryOptions, connect
 from shoal.http_client.bodies import check_keys, result_of
 from shoal.http_client.connection import SILENCE_S
-from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -13,8 +13,8 @@ import pytest
 import shoal
 from replicas.ray_cluster import MARKS, cluster_of
 from replicas.ray_node_code import Noting
-from shoal.http.server.server import serve
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.http_options import HttpOptions
+from shoal.server.server import serve
 from shoal.testing.replicas.folder import Folder
 
 if TYPE_CHECKING:

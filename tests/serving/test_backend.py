@@ -82,7 +82,7 @@ async def test_a_replica_takes_any_number_of_batches_where_none_is_said() -> Non
     async with running(slowly, stage, **config) as backend, anyio.create_task_group() as tasks:
         await backend.ready()
         method_batcher = await backend.method_batcher("__call__")
-        await line_up(tasks, *[method_batcher.entry().call(5.0, None) for _ in range(50)])
+        await line_up(tasks, *[method_batcher.batcher.find().call(5.0, None) for _ in range(50)])
         await settle()
         assert method_batcher.batcher.statistics().batches_running == 50
         assert method_batcher.batcher.scheduling_capacity() == math.inf
@@ -93,7 +93,8 @@ async def test_who_waits_for_replicas_to_drain_does_not_outwait_their_backend() 
         async with running(slowly, Stage(), num_replicas=2, max_batch_size=1) as backend:
             await backend.ready()
             method_batcher = await backend.method_batcher("__call__")
-            await line_up(tasks, *[method_batcher.entry().call(50.0, None) for _ in range(2)])
+            entry = method_batcher.batcher.find()
+            await line_up(tasks, *[entry.call(50.0, None) for _ in range(2)])
             await settle()
             [scaling] = await line_up(tasks, scale(backend, 1))
             await anyio.sleep(1)

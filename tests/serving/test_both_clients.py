@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from shoal import errors
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.controller import Controller
-from shoal.serving.http_options import HttpOptions
 
 # Replicas load their code in threads.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -11,9 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import shoal
-from shoal.serving.app_file.file import read_app_file
-from shoal.serving.app_file.flaws import AppFileRefused
-from shoal.serving.http_options import (
+from shoal.asgi.http_options import (
     APP_OPTIONS,
     FILE_OPTIONS,
     HTTP_OPTIONS,
@@ -21,6 +19,8 @@ from shoal.serving.http_options import (
     HttpOptions,
     ServerKeywords,
 )
+from shoal.serving.app_file.file import read_app_file
+from shoal.serving.app_file.flaws import AppFileRefused
 
 
 def test_the_defaults_are_those_that_are_documented():

@@ -22,14 +22,14 @@ from anyio.from_thread import BlockingPortal
 
 from serving.fake_client import FakeClient, full_status
 from shoal import errors
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
-from shoal.http.server.server import serve
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
+from shoal.server.server import serve
 from shoal.serving.clients.remote_client import RemoteClient, connect
 from shoal.serving.clients.wire_errors import KINDS, WireError, received, sent
 from shoal.serving.config.config import BackendConfig
-from shoal.serving.http_options import HttpOptions
 
 TOKEN = "correct-horse"
 HANG_S = 10

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
-    from shoal.batching.loops.event_loop import EventLoop
     from shoal.batching.open.batch import OpenBatch
     from shoal.batching.running.capacity import Room
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics
     from shoal.core.events import Observers
     from shoal.core.options.options import BatchOptions, OptionKeywords
+    from shoal.loops.event_loop import EventLoop
 
 logger: Final = logging.getLogger("shoal")
 

@@ -31,23 +31,23 @@ import anyio.lowlevel
 from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
 from shoal.batching.current import waiting_batches
-from shoal.batching.failures.exceptions import ends_the_program, is_cancellation, own_copy
-from shoal.batching.failures.hints import with_hint
 from shoal.batching.handlers.own_context import HoldLog
-from shoal.batching.loops.bell import Bell
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
 from shoal.batching.options.opens import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
+from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
 from shoal.batching.running.time_limits import TimeLimits
-from shoal.batching.running.unary import UnaryRun
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
+from shoal.failures.exceptions import ends_the_program, is_cancellation, own_copy
+from shoal.failures.hints import with_hint
+from shoal.loops.bell import Bell
+from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
@@ -248,7 +248,7 @@ class Session:
 
     def stop_waiting(self) -> None:
         """Stops waiting for batches to fill, from now on."""
-        self._former.drain()
+        self._former.pressures.draining = True
         self.slots.draining.set()
         self._bell.ring()
 

@@ -14,8 +14,8 @@ from shoal.errors import SlowReader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.loops.parking import Parking
     from shoal.core.request import Request
+    from shoal.loops.parking import Parking
 
 
 class StreamBuffer:

@@ -28,9 +28,9 @@ from shoal.commands.support.loading import (
 )
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.parser import describe
-from shoal.http.server.activation import NO_SOCKETS, PassedSockets, passed_sockets
-from shoal.http.server.config import address_of
-from shoal.http.server.listeners import Inherited
+from shoal.server.activation import NO_SOCKETS, PassedSockets, passed_sockets
+from shoal.server.config import address_of
+from shoal.server.listeners import Inherited
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from shoal.serving.http_options import HttpOptions
+    from shoal.asgi.http_options import HttpOptions
 
 _EXAMPLE: Final = """\
   my_module.py contains   app = shoal.App()   and endpoints; then
@@ -94,7 +94,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     collect_less_often()
-    need("shoal.http.server.server")
+    need("shoal.server.server")
     if arguments.version_fds is not None:
         control, *listening = arguments.version_fds
         return _serve_version(arguments, listening, Turn(control))

@@ -72,7 +72,7 @@ def _run(arguments: Namespace) -> int:
         ready = start_detached(location, [one for one in arguments.argv if one != "--detach"])
         return show(arguments, ready, facts([(name, str(one)) for name, one in ready.items()]))
     collect_less_often()
-    need("shoal.http.server.server")
+    need("shoal.server.server")
     with ServerLock(location):
         return _serve(arguments, location)
 

@@ -174,30 +174,6 @@ class Counters:
         self.isolating_runs = 0
         self.occupancy: Occupancy | None = None
 
-    def note_waits(
-        self, requests: Sequence[Request], oldest_at: float, now: float, *, in_order: bool
-    ) -> None:
-        """Counts how long the requests of a batch that begins have waited.
-
-        Args:
-            requests: The requests.
-            oldest_at: When the oldest of them arrived, in seconds.
-            now: The time, in seconds.
-            in_order: Whether they are in the order of their arrival.
-        """
-        wait_s = self.wait_s
-        count = len(requests)
-        if count == 1:
-            wait_s.observe(now - oldest_at)
-            return
-        if in_order and requests[-1].arrived_at == oldest_at:  # those of a group
-            most = now - oldest_at
-            wait_s.observe_alike(most, most, count, count * most)
-            return
-        waits = [now - request.arrived_at for request in requests]
-        if not in_order or not wait_s.observe_alike(waits[0], waits[-1], count, sum(waits)):
-            wait_s.gather(waits)
-
     def note_load(self, requests: Sequence[Request], load: float) -> None:
         """Counts the load of a batch whose size is more than the number of its requests.
 

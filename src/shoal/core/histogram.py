@@ -77,26 +77,6 @@ class Histogram:
         counts[last] += len(values) - before
         self._sum += sum(values)
 
-    def observe_alike(self, most: float, least: float, count: int, total: float) -> bool:
-        """Adds observations that are all in one bucket, which costs no more than to add one.
-
-        Args:
-            most: The largest of them.
-            least: The smallest.
-            count: Their number.
-            total: Their sum.
-
-        Returns:
-            Whether they are; else nothing was added.
-        """
-        bounds = self._bounds
-        bucket = bisect_left(bounds, most)
-        if bucket and least <= bounds[bucket - 1]:
-            return False
-        self._counts[bucket] += count
-        self._sum += total
-        return True
-
     def gather(self, values: Iterable[float]) -> None:
         """Adds observations, which are counted later."""
         new = self.new

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from prometheus_client.metrics_core import Metric
 
+    from shoal.asgi.connections import ConnectionTotals, CountedConnections
     from shoal.core import request_times
     from shoal.core.counters import BatcherStatistics
     from shoal.core.histogram import Histogram, HistogramSnapshot
     from shoal.core.occupancy import OccupancyStatistics
     from shoal.core.request_times import RequestTimes
-    from shoal.observe.connections import ConnectionTotals, CountedConnections
     from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.status import (
         BackendStatus,

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shoal.batching.failures.held import held
 from shoal.core.options.checks import one_of
 from shoal.core.options.option import options_of, record_of
+from shoal.failures.held import held
 from shoal.replicas.code.definition import imported, qualified_name, split_import_path
 from shoal.replicas.process.options import ProcessKeywords, ProcessOptions
 from shoal.replicas.ray.options import RayKeywords, RayOptions

@@ -22,9 +22,9 @@ import anyio
 import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ShutDown
+from shoal.failures.holding import holding
+from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.threads import WorkCancelled, check_may_block, inner_calls
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.forming.call_options import CallKeywords, CallOptions
     from shoal.core.request import Request
+    from shoal.loops.event_loop import EventLoop
 
     Find = Callable[[], Entry]
     """Returns the entry for calls; raises `NotOpen` or `BatcherClosed`."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shoal.batching.loops.bell import Bell
+from shoal.loops.bell import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.loops.parking import Parking
     from shoal.core.forming.overdue import Overdue
     from shoal.core.request import Request
+    from shoal.loops.parking import Parking
 
 
 class Deadlines:

@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 
 from shoal.batching.calls.groups import Splitting, any_failed, let_go_of_errors
 from shoal.batching.calls.intake import result_of
-from shoal.batching.calls.leaving import call_unless_left, run_unless_left
+from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.mapping import enter_parts, map_alike, map_calls, wait_for
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.calls.leaving import Departure, Enter
+    from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.handlers.binding import Binding
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
 
+CANCELLED = State.CANCELLED
 FINISHED = State.FINISHED
 
 
@@ -85,44 +86,56 @@ class Entry:
             else self.options_factory.of
         )
 
-    async def call(self, item: Any, call_options: CallOptions | None) -> Any:
+    async def call(
+        self, item: Any, call_options: CallOptions | None, when_left: WhenLeft | None = None
+    ) -> Any:
         """Makes a call whose arguments are bound already, and returns its result.
 
+        Args:
+            item: Its item.
+            call_options: Its options.
+            when_left: How to learn that its caller has left, if that can happen otherwise than by
+                a cancellation.
+
         Raises:
+            CallerLeft: The caller left; the call has been cancelled.
             Exception: As `UnaryCall`.
         """
         intake, request = self.intake, None
         try:
-            options = self.options_of(item, call_options)
+            options = None
+            if call_options is not None or self.needs_options:
+                asked = call_options or NO_CALL_OPTIONS
+                options = self._request_options_of(item, asked, self.now())
             if self._divides:
                 assert options is not None
-                return await self._call_divided(item, options, call_options or NO_CALL_OPTIONS)
-            request = self._enter(call_options)(item, options, None)
-            await (checkpoint() if request.state is FINISHED else intake.park(request))
+                run = partial(self._call_divided, item, options, call_options or NO_CALL_OPTIONS)
+                return await (run() if when_left is None else run_unless_left(when_left, run))
+            sharing = self._sharing
+            if sharing is None or (call_options is not None and not call_options.share):
+                request = intake.enter(item, options)
+            else:
+                request = sharing.enter(item, options)
+            if when_left is not None:
+                when_left(partial(leave, intake, request))
+                if request.state is CANCELLED:
+                    raise CallerLeft("the caller left before its call was made")
+            if request.state is not FINISHED:
+                await intake.park(request)
+            elif when_left is None:  # else its server decides when to let others run
+                await checkpoint()
         except BaseException as error:
             if not await intake.drop(request, error):
                 raise
         else:
             intake.former.overdue.forget(request)
+            if request.error is None and request.state is not FINISHED:
+                raise CallerLeft("the caller left before its call was answered")
             return result_of(request)
+        finally:
+            if when_left is not None:
+                when_left(None)
         raise intake.refusals.elsewhere()
-
-    def begin_unless_left(
-        self, item: Any, call_options: CallOptions | None, departure: Departure
-    ) -> Coroutine[Any, Any, Any]:
-        """Returns the coroutine of a call whose arguments are bound, and whose caller may leave.
-
-        Besides the errors of any call it may raise `CallerLeft`: the call has been cancelled then.
-
-        Args:
-            item: Its item.
-            call_options: Its options.
-            departure: How to learn that the caller has left.
-        """
-        if self._divides:  # it may have several requests
-            return run_unless_left(departure, partial(self.call, item, call_options))
-        options = self.options_of(item, call_options)
-        return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
 
     async def map(
         self,
@@ -193,11 +206,6 @@ class Entry:
     def _shared_for(self, call_options: CallOptions | None) -> Sharing | None:
         """Returns what a call may share; None for nothing."""
         return self._sharing if call_options is None or call_options.share else None
-
-    def _enter(self, call_options: CallOptions | None) -> Enter:
-        """Returns what makes the request of a call."""
-        sharing = self._shared_for(call_options)
-        return self.intake.enter if sharing is None else sharing.enter
 
     def _request_options_in_scope(
         self, item: Any, call_options: CallOptions, now: float

@@ -15,10 +15,10 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from shoal.batching.loops.parking import Parking
     from shoal.core.forming.call_options import CallOptions, RequestOptionsFactory
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
+    from shoal.loops.parking import Parking
 
 Outcome: TypeAlias = "tuple[Any, Exception | None]"
 """The result of a call, and its error, if it failed."""

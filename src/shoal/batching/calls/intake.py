@@ -18,7 +18,7 @@ from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.calls.refusals import Refusals
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
-from shoal.core.forming.admission import QUIET
+from shoal.core.forming.admission import QUIET, RINGING
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
@@ -26,13 +26,14 @@ from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from shoal.batching.loops.parking import Parking
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.events import Unserved
+    from shoal.core.forming.admission import Admission
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import RequestOptions
+    from shoal.loops.parking import Parking
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED
@@ -117,7 +118,11 @@ class Intake:
         former = self.former
         if options is not None or former.live >= former.free_room:  # else nothing is to be checked
             self._prepare(request)
-        self._admit(request)
+        admission = former.admit(request)
+        if admission is RINGING:
+            self.ring()
+        elif admission is not QUIET:
+            self._settle(admission, request)
         if request.options is not None:
             self.deadlines.watch(request)
         return request
@@ -246,7 +251,7 @@ class Intake:
             DeadlineExceeded: Its deadline has passed already.
         """
         former = self.former
-        is_free = former.admits_freely and former.live < former.room.most
+        is_free = former.admits_freely and former.live < former.bound
         if not is_free and not self.parking.seems_here():
             raise self.refusals.elsewhere()
         if former.awaits_change:
@@ -268,16 +273,13 @@ class Intake:
         finally:
             del error  # its traceback holds this frame
 
-    def _admit(self, request: Request) -> None:
-        """Queues or parks a request.
+    def _settle(self, admission: Admission, request: Request) -> None:
+        """Does what is to be done when a request was admitted, or was not.
 
         Raises:
             Overloaded: There is no room for it.
             BatcherClosed: The batcher has stopped.
         """
-        admission = self.former.admit(request)
-        if admission is QUIET:
-            return
         if admission.refusal is not None:
             raise self.refusals.not_admitted(admission.refusal, (request,))
         if admission.victim is not None:
@@ -298,7 +300,7 @@ class Intake:
             raise self.refusals.not_admitted(refusal, requests)
         for index, request in enumerate(requests):
             try:
-                self._admit(request)
+                self._settle(self.former.admit(request), request)
             except ShoalError:
                 for other in requests[:index]:
                     if other.state in (QUEUED, PARKED):

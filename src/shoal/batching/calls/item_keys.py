@@ -16,8 +16,8 @@ from __future__ import annotations
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.batching.failures.held import held
 from shoal.core.request import NOTHING
+from shoal.failures.held import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 
 from shoal.batching.calls.groups import let_go_of_errors
-from shoal.batching.failures.exceptions import own_copy
+from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

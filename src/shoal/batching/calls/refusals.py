@@ -6,9 +6,9 @@ from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from shoal.batching.current import running_batch
-from shoal.batching.failures.held import shown
-from shoal.batching.loops.home import Home, not_open_here
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError, WouldDeadlock
+from shoal.failures.held import shown
+from shoal.loops.home import Home, not_open_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

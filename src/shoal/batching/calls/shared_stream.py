@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.calls.flight import Flight
-    from shoal.batching.loops.parking import Parking
     from shoal.core.request import Request
+    from shoal.loops.parking import Parking
 
 REPLAYED_MOST: Final = 1024
 """How many items of a stream are kept for readers that join it later."""

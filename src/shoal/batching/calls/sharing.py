@@ -26,8 +26,8 @@ from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.calls.item_keys import given_key, key_of
 from shoal.batching.calls.shared_stream import SharedBuffer, filled_buffer
 from shoal.batching.current import waiting_batches
-from shoal.batching.failures.exceptions import own_copy
 from shoal.core.request import NOTHING, Request, State
+from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, MutableMapping, Sequence

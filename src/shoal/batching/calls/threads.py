@@ -10,8 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 from shoal.batching.current import calls_from_thread
-from shoal.batching.loops.event_loop import EventLoop, loop_ended
 from shoal.errors import BatcherClosed, NotOpen
+from shoal.loops.event_loop import EventLoop, loop_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

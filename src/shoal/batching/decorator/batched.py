@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from shoal.batching.calls.intake import Intake
     from shoal.batching.decorator.registry import Opening
     from shoal.batching.decorator.watches import Watches
-    from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
     from shoal.core.request import Request
+    from shoal.loops.event_loop import EventLoop
 
 logger: Final = logging.getLogger("shoal")
 

@@ -34,9 +34,9 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from shoal.batching.current import running_batch
-from shoal.batching.loops.event_loop import EventLoop
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import BatcherClosed
+from shoal.loops.event_loop import EventLoop
+from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

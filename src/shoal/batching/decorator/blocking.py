@@ -17,10 +17,10 @@ from shoal.batching.calls.threads import ThreadStream
 from shoal.batching.current import calls_from_thread, waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.decorator.decorator import open_batchers
-from shoal.batching.loops.event_loop import EventLoop
-from shoal.batching.loops.kept import KeptBlock
 from shoal.batching.setting import setting
 from shoal.errors import BatcherClosed, NotOpen
+from shoal.loops.event_loop import EventLoop
+from shoal.loops.kept import KeptBlock
 
 if TYPE_CHECKING:
     import threading

@@ -26,11 +26,11 @@ from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_c
 from shoal.batching.decorator.watches import Watches
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
-from shoal.batching.loops.event_loop import EventLoop
-from shoal.batching.loops.home import not_open_here
 from shoal.batching.options.checks import checked_options
 from shoal.batching.options.settings import Settings
 from shoal.errors import NotOpen
+from shoal.loops.event_loop import EventLoop
+from shoal.loops.home import not_open_here
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Mapping

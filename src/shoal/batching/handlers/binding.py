@@ -51,6 +51,7 @@ class Binding:
         gives: As above.
         single: Whether an item is one bare argument.
         takes_bare: Whether a call may pass it as a positional argument.
+        gives_one_list: Whether the handler gets the items as they are, as its only argument.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Binding:
         self._keyword_only = [kind is Parameter.KEYWORD_ONLY for kind in kinds.values()]
         self.single = len(kinds) == 1
         self.takes_bare = self.single and not self._keyword_only[0]
-        self._gives_one_list = gives == "items" or (gives == "lists" and self.takes_bare)
+        self.gives_one_list = gives == "items" or (gives == "lists" and self.takes_bare)
 
     @classmethod
     def of_handler(
@@ -139,7 +140,7 @@ class Binding:
         Returns:
             The positional and the keyword arguments.
         """
-        if self._gives_one_list:
+        if self.gives_one_list:
             return [items], {}
         values: list[Any]
         if self.gives == "arguments":

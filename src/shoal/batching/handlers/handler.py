@@ -20,9 +20,9 @@ import anyio.to_thread
 
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import Binding, signature_of_call
-from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.core.options.checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
+from shoal.loops.unlimited import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -130,6 +130,8 @@ class Handler:
 
         Cancellation: reaches an async handler; waits for the thread of a plain one.
         """
+        if self.binding.gives_one_list and not self.threaded:  # the usual case
+            return await self.function(items)
         args, kwargs = self.binding.columns(items)
         if self.threaded:
             results = await self._in_thread(functools.partial(self.function, *args, **kwargs))

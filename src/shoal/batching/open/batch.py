@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 import anyio.lowlevel
 
 from shoal.batching.calls.stream import Mark
-from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.running.run import RUNNING, Run
 from shoal.batching.stream_buffer import is_full, too_slow, wait_for_readers
 from shoal.core.request import State
 from shoal.errors import Unfinished
+from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from shoal.batching.loops.parking import Scope
     from shoal.batching.open.joining import Joining
     from shoal.core.batch import Batch, DispatchReason, Draining
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
+    from shoal.loops.parking import Scope
 
 T = TypeVar("T")
 R = TypeVar("R")

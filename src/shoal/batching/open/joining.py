@@ -145,7 +145,7 @@ class OpenJoining(Joining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._is_flushed = self._queue.former.took_flushed
+        self._is_flushed = self._queue.former.pressures.handed_out_flushed
         self._has_lost = False
         self._first_at = self.batch.members[0].arrived_at
         self._newest_at = max(request.arrived_at for request in self.batch.members)
@@ -176,7 +176,7 @@ class OpenJoining(Joining):
             while not self.has_ended:
                 for request in self._take():
                     self._newest_at = max(self._newest_at, request.arrived_at)
-                    self._is_flushed = self._is_flushed or queue.former.took_flushed
+                    self._is_flushed = self._is_flushed or queue.former.pressures.handed_out_flushed
                 until, reason = self._closing()
                 if until <= queue.now():
                     self.batch.complete(reason)
@@ -213,7 +213,7 @@ class OpenJoining(Joining):
             return -math.inf, DispatchReason.FULL
         if self._is_flushed:
             return -math.inf, DispatchReason.FLUSH
-        if former.draining:
+        if former.pressures.draining:
             return -math.inf, DispatchReason.DRAIN
         options = former.options
         wait_s, idle_s = options.batch_wait_timeout_s, options.idle_timeout_s

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.running.slots import SlotParts
-    from shoal.batching.running.turn import Turn
     from shoal.core.batch import Batch
     from shoal.core.occupancy import Occupancy
     from shoal.core.request import Request
@@ -21,7 +20,7 @@ class OpenQueue:
 
     Args:
         parts: The parts of the batcher.
-        turn: The turn at the queue.
+        pass_turn: Gives up the turn at the queue.
         occupancy: Counts the requests in the batches.
 
     Attributes:
@@ -32,14 +31,16 @@ class OpenQueue:
         one_pass: Lets each task that is ready run once; a checkpoint.
     """
 
-    def __init__(self, parts: SlotParts, turn: Turn, occupancy: Occupancy) -> None:
+    def __init__(
+        self, parts: SlotParts, pass_turn: Callable[[], None], occupancy: Occupancy
+    ) -> None:
         self.former = parts.intake.former
         self.now: Callable[[], float] = parts.parking.now
         self.change = parts.bell.change
         self.one_pass = parts.parking.one_pass
         self.occupancy = occupancy
         self._intake = parts.intake
-        self._turn = turn
+        self._pass_turn = pass_turn
         self._bell = parts.bell
         self._parking = parts.parking
         self._counters = parts.counters
@@ -89,7 +90,7 @@ class OpenQueue:
 
     def pass_turn(self) -> None:
         """Passes the turn at the queue to the next slot."""
-        self._turn.pass_on()
+        self._pass_turn()
         self._intake.adopt()
 
     async def listen(self, until: float) -> None:

@@ -10,19 +10,19 @@ import anyio.lowlevel
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining
 from shoal.batching.open.queue import OpenQueue
-from shoal.batching.running.slots import LEFT_OPEN, Slots, logger
+from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
 from shoal.core.batch import DispatchReason
 from shoal.core.occupancy import Occupancy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.loops.parking import Scope
     from shoal.batching.running.capacity import Room
     from shoal.batching.running.slots import SlotParts
     from shoal.core.batch import Batch
     from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
+    from shoal.loops.parking import Scope
 
 
 class OpenSlots(Slots[OpenRun]):
@@ -41,7 +41,7 @@ class OpenSlots(Slots[OpenRun]):
         self._open: dict[Batch, Joining] = {}
         super().__init__(parts, run, on_death, room)
         parts.counters.occupancy = occupancy = Occupancy(parts.batches)
-        self._queue = OpenQueue(parts, self._turn, occupancy)
+        self._queue = OpenQueue(parts, self._pass_turn, occupancy)
         self._are_endless = fill == "continuous"
         self._joining_of = OpenJoining if fill == "open" else ContinuousJoining
         self._former.tell_all()
@@ -69,9 +69,9 @@ class OpenSlots(Slots[OpenRun]):
     def _gets_no_more(self, batch: Batch) -> bool:
         """Returns whether no more requests will come for a batch."""
         former = self._former
-        if former.room.closed and not former.live:
+        if former.closed and not former.live:
             return True
-        return self._is_one_too_many() and list(self._open).index(batch) >= self._most
+        return self._count > self._most and list(self._open).index(batch) >= self._most
 
     def _tell_room(self) -> None:
         """Updates how much the slots can take at once, and wakes the tasks that wait."""
@@ -82,12 +82,14 @@ class OpenSlots(Slots[OpenRun]):
         innermost_scope = self._parking.innermost_scope()
         own_scope = innermost_scope()
         has_run = False
-        while not self._are_enough_idle():
+        while len(self._waiting) < IDLE_SLOTS_KEPT:
             if has_run:
                 # The handler may never wait, and other tasks must be able to run.
                 await anyio.lowlevel.checkpoint()
             has_run = True
-            await self._turn.take()
+            if self._turn_is_taken:
+                await self._wait_for_turn()
+            self._turn_is_taken = True
             batch = None
             try:
                 batch = await self._first_batch()
@@ -107,7 +109,7 @@ class OpenSlots(Slots[OpenRun]):
         """Waits for the first requests of a batch; returns None when this slot is not needed."""
         former = self._former
         free_at = self._parking.now()
-        while not self._is_one_too_many():
+        while self._count <= self._most:
             if former.live and self._open:
                 await self._parking.one_pass()  # a running batch may take them first
             is_due = bool(former.live)
@@ -120,7 +122,7 @@ class OpenSlots(Slots[OpenRun]):
                 batch = self._begun(requests, DispatchReason.OPEN, free_at)
                 self._queue.began(batch)
                 return batch
-            if former.room.closed and not former.live:
+            if former.closed and not former.live:
                 break
             await self._listen(None)
             if is_due:
@@ -145,7 +147,7 @@ class OpenSlots(Slots[OpenRun]):
             del self._open[batch]
             self._counters.batches[batch.reason] += 1
             if not self._are_endless:
-                self._counters.batch_size.observe(batch.size)
+                self._counters.batch_size.gather((batch.size,))
             self._queue.occupancy.note(self._parking.now())
             self._tell_room()
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.batching.failures.held import held
 from shoal.batching.options.opens import HeldOpens
 from shoal.core.policy import BatchPolicy
+from shoal.failures.held import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakSet
 
-from shoal.batching.failures.exceptions import own_copy
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.failures.exceptions import own_copy
+from shoal.failures.holding import holding
+from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.batching.calls.groups import GroupWaiter, group_of
 from shoal.batching.running.run import Run
-from shoal.batching.running.slots import Slots
+from shoal.batching.running.slots import IDLE_SLOTS_KEPT, Slots
 from shoal.core.batch import DispatchReason
 from shoal.core.policy import Dispatch
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from shoal.batching.loops.parking import Scope
     from shoal.core.batch import Batch
     from shoal.core.options.options import BatchOptions
+    from shoal.loops.parking import Scope
 
 
 IN_A_ROW_MOST: Final = 8
@@ -49,13 +49,15 @@ class ClosedSlots(Slots[Run]):
         is_fresh = False
         in_a_row, turn_at = 0, -math.inf
         batch: Batch | None = None
-        while batch is not None or not self._are_enough_idle():
+        while batch is not None or len(self._waiting) < IDLE_SLOTS_KEPT:
             if batch is None:
-                await self._turn.take()
+                if self._turn_is_taken:
+                    await self._wait_for_turn()
+                self._turn_is_taken = True
                 try:
                     batch = await self._next_batch(is_fresh)
                 finally:
-                    self._turn.pass_on()
+                    self._pass_turn()
                 if batch is None:
                     return False
                 in_a_row, turn_at = 0, self.batches[batch]
@@ -66,7 +68,7 @@ class ClosedSlots(Slots[Run]):
             batch = None  # an idle slot must not keep items and results alive
             is_fresh = True
             # A scope that a handler has not left would cancel the next batch as well.
-            if scope.cancel_called or innermost_scope() is not own_scope:
+            if ended_at is None or innermost_scope() is not own_scope:
                 self._tell_idle()
                 return True
             in_a_row += 1
@@ -75,18 +77,19 @@ class ClosedSlots(Slots[Run]):
             if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
                 if former.parked:
                     self._tell_idle()  # they may join the next batch
-                batch = self._full_batch(ended_at)
+                if former.live >= former.options.max_batch_size and self._count <= self._most:
+                    batch = self._full_batch(ended_at)
             if batch is not None:
                 continue
             self._tell_idle()
-            if in_a_row > 1 or former.regathering.is_learning:
+            if in_a_row > 1 or former.regathering.rounds:
                 await self._parking.one_pass()
                 former.regathering.callers_ran(self._parking.now())
                 is_fresh = False
         return False
 
     def _full_batch(self, now: float) -> Batch | None:
-        """Returns a full batch that can begin before the callers of the last one go on.
+        """Takes a full batch before the callers of the last one go on; None if it must wait.
 
         They would take the event loop's time while the handler is idle. It is not called if other
         tasks may have had no turn for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
@@ -95,8 +98,6 @@ class ClosedSlots(Slots[Run]):
             now: The time, in seconds.
         """
         former = self._former
-        if former.live < former.options.max_batch_size or self._is_one_too_many():
-            return None
         if self._intake.deadlines.asleep_until <= now:
             self._intake.deadlines.expire_all()
         decision = former.decide(now)
@@ -117,7 +118,7 @@ class ClosedSlots(Slots[Run]):
         if is_fresh and former.live:
             # They may call again, and a batch that is not full should include those calls.
             await self._parking.checkpoint()
-        while not self._is_one_too_many():
+        while self._count <= self._most:
             now = self._parking.now()
             if self._intake.deadlines.asleep_until <= now:
                 # Otherwise a request could be dispatched in the tick in which it expires.
@@ -138,7 +139,7 @@ class ClosedSlots(Slots[Run]):
                 continue
             if self._room is not None:
                 self._room.rest()
-            if former.room.closed and former.live == 0:
+            if former.closed and former.live == 0:
                 return None
             await self._listen(decision.until)
             is_fresh = False
@@ -169,5 +170,5 @@ class ClosedSlots(Slots[Run]):
         batch = self._begun(requests, dispatch.reason, free_at)
         batch.group = group
         self._counters.batches[dispatch.reason] += 1
-        self._counters.batch_size.observe(batch.size)
+        self._counters.batch_size.gather((batch.size,))
         return batch

@@ -1,4 +1,4 @@
-"""One run of a handler on one batch: the common base for unary and streamed results.
+"""One run of a handler on one batch: the base of all runs, and that with one result for each item.
 
 A run answers all requests of its batch whose callers still wait, and returns. It raises only what
 must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. All other
@@ -16,29 +16,36 @@ import logging
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import partial
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from shoal.batching.current import running_batch
-from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
-from shoal.batching.failures.hints import with_hint
-from shoal.batching.handlers.batch_results import not_results
+from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.own_context import in_own_context
 from shoal.core.batch import Batch
 from shoal.core.chosen_status import is_declined
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State
-from shoal.errors import DeadlineExceeded, HandlerFailed, HandlerTimeout
+from shoal.errors import (
+    DeadlineExceeded,
+    HandlerFailed,
+    HandlerTimeout,
+    WrongBatchSize,
+    WrongResultType,
+)
+from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
+from shoal.failures.hints import with_hint
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.handlers.own_context import HoldLog
-    from shoal.batching.loops.parking import Parking, Scope
     from shoal.batching.running.time_limits import TimeLimits
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
+    from shoal.loops.parking import Parking, Scope
 
 RUNNING = State.RUNNING
 
@@ -304,6 +311,66 @@ class Run(ABC):
         if getattr(results, "__iter__", None) is not None:
             return list(results)
         return [results[index] for index in range(count)]
+
+
+class UnaryRun(Run):
+    """Runs a handler that returns a list."""
+
+    __slots__ = ()
+
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
+        items = self._items(requests)
+        width = len(items)  # the handler may change the list
+        results = await self.handler.results(items)
+        if results.__class__ is list and len(results) == width:
+            values: Sequence[Any] = list(results)  # the handler may change its list
+        else:
+            values = self._one_each(width, results)
+        if width > len(requests):
+            values = values[: len(requests)]  # the results of padding are dropped
+        for kind in kinds_of(values):
+            if issubclass(kind, BaseException):
+                self._fail_slots(requests, values)
+            elif kind is CoroutineType and self.handler.threaded:
+                raise self._not_awaited(values)
+        running = requests
+        if batch.active < batch.size or len(requests) < batch.size:
+            values = [v for r, v in zip(requests, values, strict=True) if r.state is RUNNING]
+            running = still_running(requests)
+        batch.active -= len(running)
+        self.counters.finished += len(running)
+        (batch.group or self.parking).answer_all(running, values)
+
+    def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
+        """Returns the results in a list, which has one for each item."""
+        check_results(self.handler.name, wanted, results)
+        got = self._counted(results, wanted)
+        values: list[Any] = self._listed(results, got)
+        if got != wanted or len(values) != wanted:
+            raise WrongBatchSize(
+                f"the handler of {self.name} was given {wanted} items and gave back {got} results; "
+                "it must give back one for each, in their order",
+                expected=wanted,
+                got=got,
+            )
+        return values
+
+    def _not_awaited(self, values: Sequence[Any]) -> WrongResultType:
+        """Returns the error for results that a plain handler could not await."""
+        coroutines: list[Any] = [value for value in values if type(value) is CoroutineType]
+        for each in coroutines:
+            each.close()  # or Python warns that nothing has awaited it
+        return WrongResultType(
+            f"the handler of {self.name} gave back a coroutine, which it can't await in its "
+            "thread; it gets the result of a batched function f by f.from_thread(item), and that "
+            "of another async function by anyio.from_thread.run"
+        )
+
+    def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
+        """Fails the requests whose result is an exception instance."""
+        for request, value in zip(requests, values, strict=True):
+            if issubclass(type(value), BaseException) and request.state is RUNNING:
+                self._fail(request, own_copy(value))
 
 
 def kinds_of(values: Iterable[Any]) -> Iterable[type]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
@@ -30,26 +31,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 import anyio
 
 from shoal.batching.current import calls_from_thread
-from shoal.batching.failures.exceptions import is_cancellation
 from shoal.batching.running.run import Run
-from shoal.batching.running.turn import Turn
 from shoal.core.batch import Batch, DispatchReason
 from shoal.core.events import BatchRecord, Outcomes
 from shoal.core.policies.sizing import load_of
 from shoal.core.request import Request, State
+from shoal.failures.exceptions import is_cancellation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from anyio.abc import TaskGroup
 
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.loops.bell import Bell
-    from shoal.batching.loops.parking import Parking, Scope
     from shoal.batching.running.capacity import Room
     from shoal.core.counters import Counters
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
+    from shoal.loops.bell import Bell
+    from shoal.loops.parking import Parking, Scope
 
 logger: Final = logging.getLogger("shoal")
 
@@ -87,6 +87,8 @@ class SlotParts:
 class Slots(ABC, Generic[RunT]):
     """The worker slots of one open batcher; subclasses define what a slot does.
 
+    The turn at the queue passes from slot to slot, in the order in which they ask for it.
+
     Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
     queue, or waits for it, or has been created or woken and has not run yet.
 
@@ -120,7 +122,8 @@ class Slots(ABC, Generic[RunT]):
         self._bell = parts.bell
         self._parking = parts.parking
         self._counters = parts.counters
-        self._turn = Turn(parts.parking, self._add_slot)
+        self._turn_is_taken = False
+        self._waiting: deque[Any] = deque()  # the waiters of the slots that wait for the turn
         self.run = run
         self._on_death = on_death
         self._room = room
@@ -166,8 +169,8 @@ class Slots(ABC, Generic[RunT]):
         self._most = self._allowed()
         if self.ended.is_set():
             return
-        if self._tasks is not None:
-            self._turn.offer()
+        if self._tasks is not None and not self._turn_is_taken:
+            self._pass_turn()
         self._tell_idle()
         self._bell.ring()
 
@@ -269,8 +272,8 @@ class Slots(ABC, Generic[RunT]):
             return False
         return error is not failure or not self._parking.is_cancelled()
 
-    async def _run(self, batch: Batch, scope: Scope) -> float:
-        """Runs a batch; returns when it ended, in seconds.
+    async def _run(self, batch: Batch, scope: Scope) -> float | None:
+        """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled.
 
         The caller calls `_tell_idle` before and after it. Between the batches that a slot runs in a
         row there is no need for it. If this raises, it has called it.
@@ -290,26 +293,22 @@ class Slots(ABC, Generic[RunT]):
             raise
         return self._end(batch, scope)
 
-    def _end(self, batch: Batch, scope: Scope) -> float:
-        """Ends a batch whose requests have all ended; returns when, in seconds."""
+    def _end(self, batch: Batch, scope: Scope) -> float | None:
+        """Ends a batch whose requests have all ended; returns what `_run` does."""
         former = self._former
         started = self.batches.pop(batch)
         now = self._parking.now()
         run_s = now - started
         if not self._are_endless:
-            self._counters.run_s.observe(run_s)
-        if scope.cancel_called:
-            former.model.interrupted(batch.load, run_s)
-        else:
-            former.model.observe(batch.load, run_s)
-            running = len(self.batches)
-            former.regathering.ended(batch.members, run_s, now, former.calls, running)
+            self._counters.run_s.gather((run_s,))
+        interrupted = scope.cancel_called
+        former.ended(batch, run_s, now, interrupted=interrupted)
         observers = self._counters.observers
         if observers.all or (batch.failure is not None and observers.of_failures):
             self._tell_ended(batch, started, now)
         batch.members = []  # not cleared, since it may be iterated just now
         batch.failure = None  # its traceback may keep the batch
-        return now
+        return None if interrupted else now
 
     def _tell_ended(self, batch: Batch, began_at: float, now: float) -> None:
         outcomes = self._outcomes(batch)
@@ -343,10 +342,30 @@ class Slots(ABC, Generic[RunT]):
             outcomes.count(request)
         return outcomes
 
-    def _add_slot(self) -> None:
-        """Starts a slot, which will ask for the turn at the queue, if the limit allows it."""
-        if self._count < self._most and not (self._former.room.closed and not self._former.live):
-            self._start_slot()
+    async def _wait_for_turn(self) -> None:
+        """Waits until the turn at the queue, which another slot has, is free."""
+        is_free = False
+        while not is_free:
+            waiter = self._parking.new_waiter()
+            self._waiting.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
+                elif not self._turn_is_taken:
+                    self._pass_turn()  # this one had been woken for it
+                raise
+            is_free = not self._turn_is_taken
+
+    def _pass_turn(self) -> None:
+        """Frees the turn: wakes the slot that waits longest for it, or adds one if none waits."""
+        self._turn_is_taken = False
+        former = self._former
+        if self._waiting:
+            self._parking.wake(self._waiting.popleft())
+        elif self._count < self._most and (former.live or not former.closed):
+            self._start_slot()  # it will ask for the turn
 
     def _start_slot(self) -> None:
         assert self._tasks is not None
@@ -354,15 +373,11 @@ class Slots(ABC, Generic[RunT]):
         # In the batcher's context, whichever task needs another slot.
         self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
 
-    def _are_enough_idle(self) -> bool:
-        """Returns whether an idle slot may end, because enough others wait."""
-        return len(self._turn.waiters) >= IDLE_SLOTS_KEPT
-
-    async def _listen(self, until: float | None) -> None:
+    def _listen(self, until: float | None) -> Awaitable[Any]:
         """Waits for the queue to change, or until a time on the loop's clock."""
         if self._on_change is not None:
             self._on_change()
-        await self._bell.wait(math.inf if until is None else until)
+        return self._bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
         """Returns a batch with requests that were taken from the queue.
@@ -373,9 +388,10 @@ class Slots(ABC, Generic[RunT]):
             free_at: When this slot was free for it.
         """
         self._last_id += 1
-        options = self._former.options
-        load = load_of(requests, options)
+        former, options = self._former, self._former.options
+        load: float | None = None
         if options.allowed_batch_sizes is not None or options.batch_size_fn is not None:
+            load = load_of(requests, options)
             self._counters.note_load(requests, load)
         batch = Batch(self._last_id, reason, requests, load, self.draining)
         for request in requests:
@@ -383,13 +399,14 @@ class Slots(ABC, Generic[RunT]):
             request.batch = batch
         # From here on the requests are found through their batch.
         self.batches[batch] = now = self._parking.now()
-        in_order = self._former.takes_anyone
-        oldest_at = requests[0].arrived_at
-        if not in_order:
-            oldest_at = min([request.arrived_at for request in requests])
-        batch.arrived_at = oldest_at
+        waits = [now - request.arrived_at for request in requests]
+        batch.arrived_at = (
+            requests[0].arrived_at  # they are in order
+            if former.takes_anyone
+            else min([request.arrived_at for request in requests])
+        )
         batch.free_at = free_at
-        self._counters.note_waits(requests, oldest_at, now, in_order=in_order)
+        self._counters.wait_s.gather(waits)
         if self._are_open:
             batch.is_continuous = self.run.handler.fill == "continuous"
         if self._counters.observers.all:
@@ -414,10 +431,6 @@ class Slots(ABC, Generic[RunT]):
     @abstractmethod
     async def _serve(self, scope: Scope) -> bool:
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
-
-    def _is_one_too_many(self) -> bool:
-        """Returns whether there are more slots than allowed."""
-        return self._count > self._most
 
     def _allowed(self) -> float:
         """Returns the maximum number of slots; a `Room` alone limits the running batches."""

@@ -10,13 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP, Mark
-from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
 from shoal.batching.stream_buffer import offer_all, too_slow, wait_for_readers
 from shoal.core.request import State
 from shoal.errors import WrongBatchSize
+from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

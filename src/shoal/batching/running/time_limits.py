@@ -8,15 +8,16 @@ get the error in time too. A task for each run would cost more than the run.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.core.timers import Timers
+from shoal.loops.bell import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.loops.parking import Parking
     from shoal.core.timers import Timer
+    from shoal.loops.parking import Parking
 
 
 class TimeLimits:
@@ -29,13 +30,13 @@ class TimeLimits:
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
         self._timers = Timers()
-        self._bell: Any = None
+        self._bell = Bell(parking)
         self._asleep_until = math.inf
 
     def add(self, at: float, on_time: Callable[[], object]) -> Timer:
         """Schedules a function call at a time on the loop's clock, in seconds."""
-        if at < self._asleep_until and self._bell is not None:
-            self._parking.wake(self._bell)
+        if at < self._asleep_until:
+            self._bell.ring()
         return self._timers.add(at, on_time)
 
     def forget(self, timer: Timer) -> None:
@@ -48,8 +49,5 @@ class TimeLimits:
             for on_time in self._timers.due(self._parking.now()):
                 on_time()
             on_time = None  # it would keep the last batch alive
-            self._bell = bell = self._parking.new_waiter()
-            with self._parking.new_scope() as scope:
-                scope.deadline = self._asleep_until = self._timers.next_at()
-                await bell
-            self._bell = None
+            self._asleep_until = self._timers.next_at()
+            await self._bell.wait(self._asleep_until)

@@ -2,9 +2,9 @@
 
     python -m shoal.commands.server.front_end PROTOCOL LISTENING CHANNEL [MEMORY]
 
-Only `shoal.http.front_ends.remote_front_end` starts it. It imports no code of the application. It
+Only `shoal.front_ends.remote_front_end` starts it. It imports no code of the application. It
 has a server of its own, at the socket that it was given, whose application passes each request on;
-see `shoal.http.front_ends.front_end`.
+see `shoal.front_ends.front_end`.
 
 It ends when the server tells it to drain, or is gone. Ctrl-C and a terminal that closes are for the
 server. SIGTERM has it drain, and the server starts another one in its place, unless it ends too.
@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shoal.asgi.connections import ConnectionCounts
+from shoal.asgi.http_options import HttpOptions
 from shoal.commands.server.process import (
     cant_listen,
     collect_less_often,
@@ -33,16 +35,14 @@ from shoal.commands.server.process import (
 )
 from shoal.commands.server.workers import FrontEndStart
 from shoal.commands.support.mistake import say
-from shoal.http.front_ends.channel import Channel
-from shoal.http.front_ends.front_end import FrontEnd
-from shoal.http.front_ends.wire import MEMORY, FrontKind
-from shoal.http.server.server import serve
-from shoal.http.server.sockets.tls import tls_of
-from shoal.observe.connections import ConnectionCounts
+from shoal.front_ends.channel import Channel
+from shoal.front_ends.front_end import FrontEnd
+from shoal.front_ends.wire import MEMORY, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
-from shoal.serving.http_options import HttpOptions
+from shoal.server.server import serve
+from shoal.server.sockets.tls import tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -29,17 +29,17 @@ import anyio
 from anyio import TASK_STATUS_IGNORED
 from hypercorn.config import Config
 
-from shoal.http.extensions import GUARDED
-from shoal.http.server.access_log import AccessLog
-from shoal.http.server.config import Drained, ServerRun, address_of
-from shoal.http.server.guard import RequestGuard
-from shoal.http.server.http1.bad_request import BadRequest
-from shoal.http.server.lifespan import Lifespan
-from shoal.http.server.listeners import AppListener, Tcp, Unix, bind_all, host_and_port
-from shoal.http.server.proxies import ProxyHeaders
-from shoal.http.server.server import serve
-from shoal.http.server.sockets.tls import tls_of
-from shoal.serving.http_options import HttpOptions
+from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.extensions import GUARDED
+from shoal.asgi.guard import RequestGuard
+from shoal.asgi.http_options import HttpOptions
+from shoal.asgi.lifespan import Lifespan
+from shoal.server.access_log import AccessLog
+from shoal.server.config import Drained, ServerRun, address_of
+from shoal.server.listeners import AppListener, Tcp, Unix, bind_all, host_and_port
+from shoal.server.proxies import ProxyHeaders
+from shoal.server.server import serve
+from shoal.server.sockets.tls import tls_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from shoal.http.server.listeners import BoundSocket
+    from shoal.server.listeners import BoundSocket
     from shoal.serving.app_file.server import EventLoop
 
 NAME: Final = f"Hypercorn {version('hypercorn')}"

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
 from shoal.commands.server.log_format import LOG_FORMATS
 from shoal.commands.support.arguments import add_token_argument, token_of
 from shoal.commands.support.loading import need
@@ -20,7 +21,6 @@ from shoal.serving.app_file.server import (
     Workers,
     checked_workers,
 )
-from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

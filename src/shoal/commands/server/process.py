@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.failures.hints import server_hint
 from shoal.commands.server.log_format import write_log
 from shoal.commands.server.notify import notify
 from shoal.commands.server.progress import Progress
@@ -21,10 +20,11 @@ from shoal.commands.server.telemetry import exported
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, say
 from shoal.errors import LifespanFailed, StateRefused
-from shoal.http.server.activation import NO_SOCKETS, PassedSockets
-from shoal.http.server.listeners import AppListener, Unix
-from shoal.http.server.log_errors import contained
+from shoal.failures.hints import server_hint
 from shoal.replicas.code.loggers import loggers_kept_on
+from shoal.server.activation import NO_SOCKETS, PassedSockets
+from shoal.server.listeners import AppListener, Unix
+from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.commands.server.telemetry import Telemetry
     from shoal.http.app.app import App
-    from shoal.http.server.config import Drained
-    from shoal.http.server.front_end_listener import StartFrontEnds
-    from shoal.http.server.listeners import Address
+    from shoal.server.config import Drained
+    from shoal.server.front_end_listener import StartFrontEnds
+    from shoal.server.listeners import Address
     from shoal.serving.app_file.server import EventLoop, Server
-    from shoal.serving.http_options import HttpOptions
 
 _COLLECTED_AFTER: Final = gc.get_threshold()
 # How long the process may take to end, beyond the graceful timeout.
@@ -130,7 +130,7 @@ def write_logs(level: str, form: str, options: HttpOptions) -> None:
     """
     write_log(level, form)
     if options.access_log:
-        from shoal.http.server.access_log import LOGGER
+        from shoal.server.access_log import LOGGER
 
         _write_plainly(LOGGER)
 
@@ -180,8 +180,8 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
 
 async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     from shoal.http.app.loading import load_the_rest
-    from shoal.http.server.config import WorkersFailed
-    from shoal.http.server.server import serve
+    from shoal.server.config import WorkersFailed
+    from shoal.server.server import serve
 
     signals = Signals(allowed_s=_MARGIN_S)
     signals.listen()

@@ -37,14 +37,14 @@ import anyio
 
 from shoal.commands.support.mistake import CommandError, say
 from shoal.core.extras import need
-from shoal.http.server.listeners import bind_all
+from shoal.server.listeners import bind_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from anyio.abc import Process
 
-    from shoal.http.server.listeners import Address, BoundSocket
+    from shoal.server.listeners import Address, BoundSocket
 
 _BACKLOG: Final = 1024
 # How long a version may take to end, beyond its graceful timeout; it ends itself a second earlier.

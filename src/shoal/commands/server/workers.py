@@ -8,13 +8,13 @@ from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from shoal.http.front_ends.listener import FrontEndOptions, FrontEnds
-from shoal.serving.http_options import ServerKeywords
+from shoal.asgi.http_options import ServerKeywords
+from shoal.front_ends.listener import FrontEndOptions, FrontEnds
 
 if TYPE_CHECKING:
-    from shoal.http.server.front_end_listener import StartFrontEnds
+    from shoal.asgi.http_options import HttpOptions
+    from shoal.server.front_end_listener import StartFrontEnds
     from shoal.serving.app_file.server import EventLoop
-    from shoal.serving.http_options import HttpOptions
 
 # The server's process ends requests that take too long, and a worker only if that does not.
 _LATER_S: Final = 5.0

@@ -1,9 +1,9 @@
 """The queue of a batcher: admission, removal, and when a free worker slot dispatches a batch.
 
-A policy decides which requests form a batch (`policies`). The other decisions have modules of their
-own: how many requests may be queued (`room`), which ones are refused for other reasons or shed
-(`admission`), which must be dispatched now (`pressures`), which wait for callers to come back
-(`regathering`), and which have timed out (`overdue`).
+A policy decides which requests form a batch (`policies`). Other decisions have modules of their
+own: which requests are refused or shed though there is room (`admission`), which must be dispatched
+now (`pressures`), which wait for callers to come back (`regathering`), and which have timed out
+(`overdue`).
 `Former` only decides, and its callers act: they ask again at the time that `Wait` names, end
 requests that are overdue, and report how many slots are idle. So the engine and the simulation use
 the same code.
@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl, Parked
 from shoal.core.forming.overdue import Overdue
 from shoal.core.forming.pressures import PressureTracker
-from shoal.core.forming.regathering import Regathering
-from shoal.core.forming.room import QueueRoom
+from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, policy_of, tells_requests_apart
 from shoal.core.policies.size_or_wait import SizeOrWait
@@ -61,135 +60,127 @@ class Former:
         append: Adds a request to the queue; returns whether a slot must decide now.
         live: The number of queued requests.
         parked: The number of requests that wait to be admitted.
-        room: How many requests may be queued, and whether requests are still admitted.
-        free_room: ``room.most`` for requests without a record of options; minus infinity if they
-            have to be checked.
+        bound: The option ``max_queued_requests``; infinity for None, 0 once it is `closed`.
+        free_room: `bound` for requests without options; minus infinity if those must be checked.
+        closed: Whether requests are no longer admitted.
         admits_freely: Whether a bound on the queue is the only rule of admission.
         takes_anyone: Whether, in addition, requests need no record of options.
         awaits_change: Whether new options are pending until no batch is being collected.
         wake_at: The number of queued requests at which the waiting slot must be woken; 0 for none.
         overdue: The time limits of requests.
+        pressures: Which requests must be dispatched now; the owner may set ``pressures.draining``.
         regathering: The waits for callers of the last batch.
-        batches: As above.
+        batches, options: As above.
         model: The run times of the handler.
         adaptive: The rule that chooses sizes and waits; None if they are fixed.
-        options: The options in force.
     """
 
     def __init__(self, options: BatchOptions, batches: Mapping[Batch, float] = NONE) -> None:
         self.model = LatencyModel()
         self.batches = batches
-        self.room = QueueRoom(options)
+        self.closed = False
+        self.bound = self.free_room = self._idle_slots = self._open_room = 0.0
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
-        self.free_room: float = 0
         self.awaits_change = self._tells_all = False
         self._left = 0  # how many requests have left the queue, however they did
-        self._pressures = pressures = PressureTracker(self.model)
-        self.regathering = Regathering(self.model, self.room, self.overdue, pressures)
+        self.pressures = pressures = PressureTracker(self.model)
+        self.regathering = Regathering(self.model, self.overdue, pressures)
         self._parked = Parked()
         self._control: AdmissionControl | None
         self.append: Callable[[Request], object]
         self._take_in(options)
 
-    def admit(self, request: Request) -> Admission:
+    def admit(self, request: Request, *, has_room: bool = False) -> Admission:
         """Queues, parks or refuses a request; may shed another one.
 
-        Args:
-            request: A new request, which has no state yet.
+        One that is known to have room has the state QUEUED already.
         """
-        control, room = self._control, self.room
-        if control is None and not self.parked and self.live < room.most:
+        if not has_room:
+            if self._control is not None or self.parked or self.live >= self.bound:
+                return self._checked(request)
             request.state = QUEUED
-            return RINGING if self.arrive(request) else QUIET
-        if control is not None and not room.closed:
-            refusal = control.full_level(request, room.at_once)
-            if refusal is None:
-                refusal = control.lateness(request, request.arrived_at, self.batches)
-            if refusal is not None:
-                return Admission(refusal)
-        victim = None
-        if self.parked or not self._fits(1, request.cost):
-            if room.closed:
-                return Admission("it is closed")
-            if self.options.overload == "wait" or request.waits_for_room:
-                self._park(request)
-                return QUIET
-            victim = None if control is None or self.parked else control.victim(request)
-            if victim is None:
-                return Admission(room.fullness(self.live))
-        request.state = QUEUED
-        ring = self.arrive(request)  # first, since a user's rule may raise
-        if control is not None:
-            control.note_added(request, self.live)
-        if victim is not None:
-            self._drop(victim, State.FAILED)
-        return Admission(victim=victim, ring=ring)
-
-    def refusal_of(self, requests: Sequence[Request]) -> str | None:
-        """Returns why requests can't be admitted together; None if they may be.
-
-        None is shed for a group, because one of the group might still be refused.
-        """
-        size = sum([request.cost for request in requests])
-        waits = self.options.overload == "wait" or requests[0].waits_for_room
-        if waits or self._fits(len(requests), size):
-            return None
-        return self.room.fullness(self.live)
-
-    def arrive(self, request: Request) -> bool:
-        """Adds an admitted request to the queue.
-
-        Returns:
-            Whether the slot that waits for requests must be woken.
-        """
         live = self.live + 1
         if self.append(request):
             self.wake_at = live
         if (asked := request.options) is not None and asked.due is not None:
-            pressures = self._pressures
+            pressures = self.pressures
             if pressures.may_wait:
                 if pressures.note_arrival(request, asked.due, live):
                     self.wake_at = live
             elif asked.due < self.regathering.urgent_before:
                 self.wake_at = live
         self.live = live
-        return live == self.wake_at
+        return RINGING if live == self.wake_at else QUIET
+
+    def _checked(self, request: Request) -> Admission:
+        """Admits a request for which there may be no room."""
+        control = self._control
+        if control is not None and not self.closed:
+            refusal = control.full_level(request, self._at_once)
+            if refusal is None:
+                refusal = control.lateness(request, request.arrived_at, self.batches)
+            if refusal is not None:
+                return Admission(refusal)
+        victim = None
+        if self.parked or not self._fits(1, request.cost):
+            if self.closed:
+                return Admission("it is closed")
+            if self.options.overload == "wait" or request.waits_for_room:
+                self._park(request)
+                return QUIET
+            victim = None if control is None or self.parked else control.victim(request)
+            if victim is None:
+                return Admission(self._fullness())
+        request.state = QUEUED
+        admission = self.admit(request, has_room=True)  # first, since a user's rule may raise
+        if control is not None:
+            control.note_added(request, self.live)
+        if victim is not None:
+            self._drop(victim, State.FAILED)
+            admission = admission._replace(victim=victim)
+        return admission
+
+    def refusal_of(self, requests: Sequence[Request]) -> str | None:
+        """Returns why requests can't be admitted together; None if they may be."""
+        # No other one is shed for them, because one of them might still be refused.
+        size = sum([request.cost for request in requests])
+        waits = self.options.overload == "wait" or requests[0].waits_for_room
+        if waits or self._fits(len(requests), size):
+            return None
+        return self._fullness()
 
     def arrive_all(self, requests: list[Request]) -> bool:
-        """Adds many admitted requests to the queue, as `arrive` does; all must be alike.
-
-        Returns:
-            Whether the slot that waits for requests must be woken.
-        """
+        """Queues many requests for which there is room; returns whether the slot must be woken."""
         before = self.live
         must_decide = self._policy.extend(requests)
         self.live += len(requests)
         return must_decide or self._tells_all or before < self.wake_at <= self.live
 
     def leave(self, request: Request, state: State = State.CANCELLED) -> bool:
-        """Removes a queued or parked request whose caller has left, or that has failed.
-
-        Returns:
-            Whether the slot that waits for requests must be woken.
-        """
+        """Removes a waiting request that has ended; returns whether the slot must be woken."""
         self._drop(request, state)
         return (self.parked > 0 and self._admit_parked()) or self._tells_all
 
+    @property
+    def most(self) -> float:
+        """How many requests may be queued now; those that slots take at once don't count."""
+        return self.bound if self._has_costs or self.closed else self.bound + self._at_once
+
+    @property
+    def _at_once(self) -> float:
+        """How much of the queue idle slots and open batches are about to take."""
+        return self._idle_slots * self.options.max_batch_size + self._open_room
+
     def reform(self, *, idle_slots: float | None = None, open_room: float = 0) -> bool:
-        """Updates the room after a change of idle slots, queue or options; admits parked requests.
+        """Admits parked requests, and returns whether the slot that waits must be woken.
 
         Args:
-            idle_slots: The number of idle slots, infinity if slots are unlimited; None if it has
-                not changed.
+            idle_slots: The number of idle slots, infinity for no limit; None if it has not changed.
             open_room: How much more the open batches can take.
-
-        Returns:
-            Whether the slot that waits for requests must be woken.
         """
-        self.room.measure(idle_slots, open_room)
-        is_free = self.takes_anyone and not self.awaits_change
-        self.free_room = self.room.most if is_free else -math.inf
+        if idle_slots is not None:
+            self._idle_slots, self._open_room = idle_slots, open_room
         return self.parked > 0 and self._admit_parked()
 
     def tell_all(self) -> None:
@@ -198,39 +189,38 @@ class Former:
         self.append = self._append_and_tell
 
     def decide(self, now: float) -> Dispatch | Wait:
-        """Decides whether a free slot dispatches a batch or waits.
-
-        Args:
-            now: The time on the event loop's clock, in seconds.
-
-        Returns:
-            What to take, or when to ask again.
-        """
-        pressures = self._pressures
+        """Decides whether a free slot takes a batch, or when it asks again; see `BatchPolicy`."""
+        pressures, regathering = self.pressures, self.regathering
+        pressure = None
         if not self.live:
             self._tidy()
-        decision = self._policy.decide(now, pressures.pressure(now) if self.live else None)
-        decision = self.regathering.decide(decision, self._policy, now, self.live, self.calls)
+        elif pressures.has_times or pressures.draining or pressures.covered:
+            pressure = pressures.pressure(now)
+        decision = self._policy.decide(now, pressure)
+        if regathering.owed or regathering.has_waited:
+            decision = regathering.decide(
+                decision, self._policy, now, self.live, self.calls, self._idle_slots
+            )
         if isinstance(decision, Dispatch):
             pressures.asleep_until = pressures.urgent_before = -math.inf
             self.wake_at = 0
             return decision
-        if pressures.must_see(decision):
+        if pressures.unseen and pressures.must_see(decision):
             # Now their deadlines matter, and may change the decision.
             pressures.see(self.live)
             return self.decide(now)
-        wait = pressures.sleep(decision, self.live, may_learn=bool(self.batches))
-        self.wake_at = wait.wake_at
-        return wait
+        if pressures.has_times:
+            decision = pressures.shortened(decision)
+        pressures.asleep_until = math.inf if decision.until is None else decision.until
+        pressures.urgent_before = math.inf if self.batches else None  # a run may be measured
+        self.wake_at = decision.wake_at
+        return decision
 
     def take(self, dispatch: Dispatch) -> list[Request]:
         """Removes and returns the batch that `decide` has just decided on.
 
-        Parked requests are admitted by the next `reform`, which the caller uses to report that its
-        slot is no longer idle.
-
-        Returns:
-            The requests, all in the state QUEUED; the caller changes their state.
+        They are all in the state QUEUED; the caller changes it. Parked requests are admitted by the
+        next `reform`, by which it reports that its slot is no longer idle.
         """
         return self._handed_out(self._policy.take(dispatch))
 
@@ -245,7 +235,7 @@ class Former:
         """Undoes the last `take`, except for requests that are no longer QUEUED."""
         waiting = [request for request in requests if request.state is QUEUED]
         self._policy.put_back(waiting)
-        self._pressures.put_back()
+        self.pressures.put_back()
         self.live += len(waiting)
         self._left -= len(waiting)
         if self._control is not None:
@@ -253,23 +243,23 @@ class Former:
                 if request.state is QUEUED:
                     self._control.note_returned(request)
 
+    def ended(self, batch: Batch, run_s: float, now: float, *, interrupted: bool) -> None:
+        """Records that a batch has ended, before its callers run; it is in `batches` no more.
+
+        If it was interrupted, it would have run for longer.
+        """
+        if interrupted:
+            self.model.interrupted(batch.load, run_s)
+            return
+        self.model.observe(batch.load, run_s)
+        regathering = self.regathering
+        # Nothing is learned from short batches, and nothing was if it is not learning.
+        if run_s >= WORTH_S or regathering.rounds:
+            regathering.ended(batch.members, run_s, now, self.calls, len(self.batches))
+
     def flush(self) -> None:
         """Makes the requests that are queued now leave with the next batches, full or not."""
-        self._pressures.flush(self._policy.waiting())
-
-    @property
-    def took_flushed(self) -> bool:
-        """Whether a flush covered any of the requests that were taken last."""
-        return self._pressures.handed_out_flushed
-
-    def drain(self) -> None:
-        """Stops waiting for batches to fill."""
-        self._pressures.draining = True
-
-    @property
-    def draining(self) -> bool:
-        """Whether batches are dispatched without waiting for them to fill."""
-        return self._pressures.draining
+        self.pressures.flush(self._policy.waiting())
 
     @property
     def calls(self) -> int:
@@ -279,12 +269,12 @@ class Former:
     @property
     def is_gathering(self) -> bool:
         """Whether a free slot waits for more requests to join the queued ones."""
-        return self.live > 0 and self._pressures.asleep_until != -math.inf
+        return self.live > 0 and self.pressures.asleep_until != -math.inf
 
     @property
     def scheduling_capacity(self) -> float:
         """How much more idle slots and open batches would take at once, beyond what is queued."""
-        return self.room.spare(self._policy.size_of_all())
+        return 0 if self.closed else max(0, self._at_once - self._policy.size_of_all())
 
     @property
     def size(self) -> float:
@@ -292,11 +282,7 @@ class Former:
         return self._policy.size_of_all()
 
     def size_beside(self, asked: RequestOptions) -> float:
-        """Returns the sum of the costs of the queued requests of one bucket.
-
-        Args:
-            asked: The options of a request of the bucket.
-        """
+        """Returns the sum of the costs of the queued requests of one bucket."""
         return self._policy.size_beside(asked)
 
     def parked_and_queued(self) -> list[Request]:
@@ -304,8 +290,9 @@ class Former:
         return [*self._parked, *self._policy.waiting()]
 
     def await_change(self, *, is_pending: bool) -> None:
-        """Sets whether new options are pending; it takes effect with the next `reform`."""
+        """Sets whether new options are pending."""
         self.awaits_change = is_pending
+        self.free_room = self.bound if self.takes_anyone and not is_pending else -math.inf
 
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]
@@ -330,7 +317,7 @@ class Former:
                 failed.append((request, error))
                 self.parked -= request.state is PARKED
                 request.state = State.FAILED
-                self._pressures.left(request)
+                self.pressures.left(request)
             elif self._control is not None:
                 self._control.note_added(request, self.live)
         self.reform()
@@ -338,12 +325,12 @@ class Former:
 
     def close(self) -> None:
         """Admits all parked requests, and refuses new ones from now on."""
-        room = self.room
-        room.closed = True
-        self.drain()
-        room.most = math.inf
-        self._admit_parked()
-        room.most = self.free_room = 0
+        self.closed = self.pressures.draining = True
+        self.bound = math.inf
+        try:
+            self._admit_parked()
+        finally:
+            self.bound = self.free_room = 0
 
     def clear(self) -> Iterator[Request]:
         """Empties the queue for good; returns all waiting requests, parked ones last."""
@@ -359,13 +346,16 @@ class Former:
         self._file_by(policy_of(options, self.model, adaptive))
         self.adaptive = adaptive
         self.options = options
-        self.room.change(options)
+        self._has_costs = options.batch_size_fn is not None
         self.overdue.change(options)
-        self._pressures.change(options)
+        self.pressures.change(options)
         self.regathering.change(options)
         self._control = AdmissionControl.for_options(options, self.model)
         self.admits_freely = self._control is None
         self.takes_anyone = self.admits_freely and not tells_requests_apart(options)
+        bound = options.max_queued_requests
+        self.bound = 0 if self.closed else math.inf if bound is None else bound
+        self.await_change(is_pending=self.awaits_change)
 
     def _file_by(self, policy: Rule) -> None:
         self._policy = policy
@@ -384,14 +374,22 @@ class Former:
                 self._control.note_left(request, QUEUED)
         self.live -= len(taken)
         self._left += len(taken)
-        pressures = self._pressures
+        pressures = self.pressures
         if pressures.covered or pressures.handed_out_flushed:
             pressures.taken(taken)
         return taken
 
     def _fits(self, requests: int, size: float) -> bool:
-        fits = self.live + requests <= self.room.most
-        return fits or self.room.takes_at_once(self._policy.size_of_all() + size)
+        """Returns whether there is room for more requests, and for the sum of their costs."""
+        if self.live + requests <= self.most:
+            return True
+        # If items have costs, a number does not tell how many of them idle slots take at once.
+        has_costs = self._has_costs and not self.closed
+        return has_costs and self._policy.size_of_all() + size <= self._at_once
+
+    def _fullness(self) -> str:
+        bound = self.options.max_queued_requests
+        return f"{self.live} requests are waiting, and max_queued_requests={bound}"
 
     def _park(self, request: Request) -> None:
         request.state = PARKED
@@ -406,7 +404,7 @@ class Former:
         while (request := self._parked.first()) is not None and self._fits(1, request.cost):
             request.state = QUEUED
             try:
-                woken = self.arrive(request) or woken
+                woken = self.admit(request, has_room=True).ring or woken
             except BaseException:
                 request.state = PARKED  # so that it is found, and failed, later
                 raise
@@ -423,7 +421,7 @@ class Former:
         try:
             refusal = describe(request)
             if refusal is None and request.state is QUEUED:
-                self.arrive(request)
+                self.admit(request, has_room=True)
         except BaseException as error:  # the requests after it must still be added
             return error
         return refusal
@@ -435,7 +433,7 @@ class Former:
         if was is QUEUED:
             self.live -= 1
             self._left += 1
-            self._pressures.left(request)
+            self.pressures.left(request)
             self._policy.remove(request)
         else:
             self.parked -= 1
@@ -445,6 +443,8 @@ class Former:
 
     def _tidy(self) -> None:
         """Drops references to ended requests when the queue is empty."""
-        self._pressures.forget_times()
+        pressures = self.pressures
+        if pressures.has_times or pressures.unseen or pressures.handed_out_flushed:
+            pressures.forget_times()
         if self._control is not None and not self.parked:
             self._control.tidy()

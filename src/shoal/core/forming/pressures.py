@@ -41,6 +41,7 @@ class PressureTracker:
             waits.
         covered: The queued requests that a flush covers.
         draining: Whether batches are dispatched without waiting for them to fill.
+        has_times: Whether it is known of any request when it must be dispatched.
         unseen: Requests with a due time that has not been processed. It is not needed while all
             slots are busy, or while the waiting slot decides again long before; and most of these
             requests leave before it is.
@@ -54,7 +55,6 @@ class PressureTracker:
     __slots__ = (
         "_earliest_unseen",
         "_handed_out",
-        "_has_times",
         "_leave_by",
         "_model",
         "_most",
@@ -62,6 +62,7 @@ class PressureTracker:
         "covered",
         "draining",
         "handed_out_flushed",
+        "has_times",
         "may_wait",
         "unseen",
         "urgent_before",
@@ -78,7 +79,7 @@ class PressureTracker:
         # The requests of the last `take` that a flush covered.
         self._handed_out: set[Request] = set()
         self._leave_by = Timers()
-        self._has_times = False
+        self.has_times = False
         self.unseen: list[Request] = []
         self._earliest_unseen = math.inf  # no unseen request is due before this
         self.urgent_before: float | None = -math.inf
@@ -146,45 +147,35 @@ class PressureTracker:
 
     def forget_times(self) -> None:
         """Drops all dispatch times, and the record of what was taken last."""
-        if self.unseen:
-            self.unseen = []
-            self._earliest_unseen = math.inf
-        if self._has_times:
-            self._has_times = False
-            self._leave_by = Timers()
-        if self._handed_out:
-            self._handed_out = set()
+        self.unseen = []
+        self._earliest_unseen = math.inf
+        self.has_times = False
+        self._leave_by = Timers()
+        self._handed_out = set()
 
     def pressure(self, now: float) -> Pressure | None:
-        """Returns why a batch must be dispatched now; None if it may wait."""
+        """Returns why a batch must be dispatched now; None if it may wait.
+
+        There is a reason only while requests are `covered`, while `draining`, or if it `has_times`.
+        """
         if self.covered:
             return _FLUSH
         if self.draining:
             return _DRAIN
-        if self._has_times:
-            first = self._first()
-            if first is not None and self._leave_by.next_at() <= now:
-                return Pressure(DispatchReason.DEADLINE, first)
+        first = self._first()
+        if first is not None and self._leave_by.next_at() <= now:
+            return Pressure(DispatchReason.DEADLINE, first)
         return None
 
-    def sleep(self, wait: Wait, live: int, *, may_learn: bool) -> Wait:
-        """Records that the free slot waits, and until when.
+    def shortened(self, wait: Wait) -> Wait:
+        """Returns a decision to wait, but no longer than until a request must be dispatched.
 
-        Args:
-            wait: The policy's decision.
-            live: The number of queued requests.
-            may_learn: Whether a run may be measured meanwhile.
-
-        Returns:
-            The same decision, or an earlier time if a request must be dispatched before.
+        It is the same one unless this `has_times`.
         """
-        until = math.inf if wait.until is None else wait.until
-        if live and self._first() is not None:
-            until = min(until, self._leave_by.next_at())
-        self.asleep_until = until
-        self.urgent_before = math.inf if may_learn else None
-        asked = None if until == math.inf else until
-        return wait if asked == wait.until else Wait(asked, wait.wake_at)
+        if self._first() is None:
+            return wait
+        until = self._leave_by.next_at()
+        return wait if wait.until is not None and wait.until <= until else Wait(until, wait.wake_at)
 
     def left(self, request: Request) -> None:
         """Records that a request has left the queue for good."""
@@ -225,7 +216,7 @@ class PressureTracker:
         lead_s = self.lead_s(min(live, self._most))
         leave_by = (request.arrived_at + due) / 2 if lead_s is None else due - lead_s
         if leave_by < math.inf:
-            self._has_times = True
+            self.has_times = True
             self._leave_by.add(leave_by, request)
             if len(self._leave_by) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
                 self._leave_by.keep(_is_queued)
@@ -233,7 +224,7 @@ class PressureTracker:
 
     def _first(self) -> Request | None:
         """Returns the queued request that must be dispatched first; None for none."""
-        if not self._has_times:
+        if not self.has_times:
             return None
         first: Request | None = self._leave_by.first()
         while first is not None and not _is_queued(first):

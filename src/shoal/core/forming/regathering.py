@@ -1,27 +1,120 @@
-"""Makes a batch that is due wait for callers of the last batch; see `returns` for when and why."""
+"""Whether a free slot waits for the callers whom the last batch answered, since they call again.
+
+Callers in closed loops, which call again as soon as they have their result, split into groups that
+take turns. While one group's batch runs, the other group comes back and queues, so the slot finds a
+half-full batch whenever it is free, and the groups never meet. No wait that counts from the arrival
+can mend this, because the queued group has waited for the whole run.
+
+So the rule looks at what follows the end of a batch. A *round* lasts from the end of a batch to the
+next end. In a closed loop the calls of a round come right after the batch's end; calls that do not
+depend on it come at any time of the round. From the last rounds it learns
+
+- the share of the answered callers that comes back within the time that is worth waiting;
+- how soon they do so: the time within which 95% of them were back in the second slowest of the last
+  eight rounds, and a quarter more;
+- how much denser the calls are in that time than in the rest of the round.
+
+If they are much denser, a free slot waits until the learned share is there, or the learned time is
+past. Waiting for the others costs that time once, running them apart costs another batch. So the
+time that is worth waiting is the part of a run that does not depend on the size, by the latency
+model. While the model can't tell, it is a small part of the run.
+
+The rival, to wait for a gap in the arrivals (`idle_timeout_s`), needs a gap that suits the callers,
+and delays calls that come at random as well.
+
+Which callers come back is not known, only how many calls there are: each call may be made by a new
+task, as in a server. No work is done for a call. For a batch it is linear in its size, and nothing
+is done for batches that run for less than `WORTH_S`.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from shoal.core.batch import DispatchReason
-from shoal.core.forming.returns import WORTH_S, ReturnTracker
 from shoal.core.policies.factory import regathers
 from shoal.core.policy import Dispatch, Wait
+from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shoal.core.forming.overdue import Overdue
     from shoal.core.forming.pressures import PressureTracker
-    from shoal.core.forming.room import QueueRoom
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
     from shoal.core.request import Request
 
+WORTH_S: Final = 0.0005
+"""Batches that run for less, in seconds, are not worth any wait: a loop's pass may take as long."""
+_ROUNDS: Final = 8
+_FEWEST_ROUNDS: Final = 3
+_FEWEST_RETURNS: Final = 8
+# How much denser calls must be after the end of a batch than in the rest of the round.
+_DENSER: Final = 12.0
+# The last few that return are not worth waiting for, and the return time has a margin.
+_MOST_OF_THEM: Final = 0.95
+_MARGIN: Final = 1.25
+# The part of a run that is worth waiting while all batches had about the same size.
+_PART_OF_A_RUN: Final = 0.25
+# For sums of fractions.
+_ROUNDING: Final = 1e-9
 _WINDOW_ENDED: Final = (DispatchReason.TIMER, DispatchReason.IDLE)
+
+
+class _Round:
+    """The calls after the end of a batch.
+
+    Attributes:
+        began_at: When the batch ended, in seconds.
+        answered: How many callers it answered.
+        worth_s: How long it is worth to wait for them, in seconds.
+        told_s: How long it took until they had their results and ran, in seconds. The event loop
+            works for them in this time, so it is not theirs.
+        ended_at: When the next batch ended; infinity if none has.
+        delays: How long after the beginning calls were made, as far as they have run: those within
+            `worth_s`, and not more than callers were answered.
+        others: How many other calls were made until the next batch ended.
+    """
+
+    __slots__ = ("answered", "began_at", "delays", "ended_at", "others", "told_s", "worth_s")
+
+    def __init__(self, began_at: float, answered: int, worth_s: float) -> None:
+        self.began_at = began_at
+        self.answered = answered
+        self.worth_s = worth_s
+        self.told_s = 0.0
+        self.ended_at = math.inf
+        self.delays: list[float] = []
+        self.others = 0
+
+
+class _Returns(NamedTuple):
+    """What one round has shown.
+
+    Attributes:
+        worth_s: How long it is worth to wait, in seconds.
+        answered: How many callers were answered.
+        returned: How many calls came in time, of at most as many callers.
+        within_s: How long that took, in seconds.
+        own: How many of them came after the callers had their results.
+        own_s: How long that took, in seconds.
+        others: How many calls came later.
+        later_s: How long the rest of the round was.
+    """
+
+    worth_s: float
+    answered: int
+    returned: int
+    within_s: float
+    own: int
+    own_s: float
+    others: int
+    later_s: float
 
 
 class Regathering:
@@ -29,62 +122,139 @@ class Regathering:
 
     Args:
         model: The run times measured.
-        room: Tells how many slots are idle.
         overdue: The time limits of requests.
         pressures: Tells how early a request must be dispatched.
 
     Attributes:
         urgent_before: A request that is due before this time can't wait, in seconds; minus infinity
             while no batch waits.
+        rounds: The rounds whose calls have not all run, the oldest first. While there are any,
+            `callers_ran` must be called after the end of a batch.
+        owed: How many calls are expected, in all, after the end of the last batch; 0 until it has
+            learned of any.
+        has_waited: Whether the batch that is due has waited.
     """
 
-    def __init__(
-        self,
-        model: LatencyModel,
-        room: QueueRoom,
-        overdue: Overdue,
-        pressures: PressureTracker,
-    ) -> None:
+    __slots__ = (
+        "_is_on",
+        "_last_end_at",
+        "_model",
+        "_most",
+        "_overdue",
+        "_owed_since",
+        "_pressures",
+        "_seen",
+        "_share",
+        "_wait_s",
+        "has_waited",
+        "owed",
+        "rounds",
+        "urgent_before",
+    )
+
+    def __init__(self, model: LatencyModel, overdue: Overdue, pressures: PressureTracker) -> None:
         self._model = model
-        self._room = room
         self._overdue = overdue
         self._pressures = pressures
-        self._returns: ReturnTracker | None = None
+        self._is_on = False
         self._most = 1
-        self._has_waited = False
         self.urgent_before = -math.inf
+        self.has_waited = False
+        self._forget()
 
     def change(self, options: BatchOptions) -> None:
         """Applies new options."""
         self._most = options.max_batch_size
-        if not regathers(options):
-            self._returns = None
-        elif self._returns is None:
-            self._returns = ReturnTracker(self._model)
+        self._is_on = regathers(options)
+        if not self._is_on:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forgets what was learned."""
+        self.rounds: deque[_Round] = deque()
+        self._seen: deque[_Returns] = deque(maxlen=_ROUNDS)
+        # What was learned; a wait of 0 is none.
+        self._share = 0.0
+        self._wait_s = 0.0
+        # How many calls are expected, counted from which number of calls.
+        self.owed = 0.0
+        self._owed_since = 0
+        self._last_end_at = -math.inf
 
     def ended(
         self, members: Iterable[Request], run_s: float, now: float, calls: int, running: int
     ) -> None:
-        """Records the end of a batch; see `ReturnTracker.ended`."""
-        returns = self._returns
-        # Nothing is learned from short batches, and nothing was if it is not learning.
-        if returns is not None and (run_s >= WORTH_S or returns.rounds):
-            returns.ended(members, run_s, now, calls, running)
+        """Records the end of a batch; its callers have not run yet.
 
-    @property
-    def is_learning(self) -> bool:
-        """Whether `callers_ran` must be called after the end of a batch."""
-        return self._returns is not None and bool(self._returns.rounds)
+        Args:
+            members: Its requests, which have ended.
+            run_s: How long it ran, in seconds.
+            now: The time, in seconds.
+            calls: How many calls were ever queued.
+            running: How many other batches run.
+        """
+        if not self._is_on:
+            return
+        if run_s < WORTH_S:
+            self._wait_s = self.owed = 0
+            if self.rounds:
+                self.rounds.clear()
+                self._seen.clear()
+            return
+        rounds = self.rounds
+        if rounds:
+            rounds[-1].ended_at = now
+        requests = list(members)
+        self._sort_in([request.arrived_at for request in requests])
+        answered = sum([request.state is not State.CANCELLED for request in requests])
+        rounds.append(_Round(now, answered, self._worth_s(len(requests))))
+        while len(rounds) > running + 3:
+            self._learn(rounds.popleft())
+        self._conclude()
+        # Those of earlier batches that have not come yet may still do.
+        carried = 0.0
+        if now - self._last_end_at < self._wait_s:
+            carried = max(0.0, self.owed - (calls - self._owed_since))
+        self.owed = carried + answered * self._share
+        self._owed_since = calls
+        self._last_end_at = now
 
     def callers_ran(self, now: float) -> None:
-        """Records that the callers of the last batch have run; see `ReturnTracker.callers_ran`."""
-        if self._returns is not None:
-            self._returns.callers_ran(now)
+        """Records that the callers of the last batch have run since it ended.
+
+        Args:
+            now: The time, in seconds.
+        """
+        if self.rounds:
+            last = self.rounds[-1]
+            last.told_s = now - last.began_at
+
+    def wait(self, calls: int, idle_slots: float) -> tuple[float, int]:
+        """Decides whether a free slot, whose batch is due, waits for more calls.
+
+        Args:
+            calls: How many calls were ever queued.
+            idle_slots: How many slots are free; each gets a part of the calls.
+
+        Returns:
+            Until when to wait, which may be over, and for how many calls.
+        """
+        came = calls - self._owed_since
+        missing = self.owed / max(1, idle_slots) - came  # no call is awaited by unlimited slots
+        return self._last_end_at + self._wait_s, max(0, math.ceil(missing - _ROUNDING))
 
     def decide(
-        self, decision: Dispatch | Wait, policy: Rule, now: float, live: int, calls: int
+        self,
+        decision: Dispatch | Wait,
+        policy: Rule,
+        now: float,
+        live: int,
+        calls: int,
+        idle_slots: float,
     ) -> Dispatch | Wait:
         """Makes a batch wait if the policy dispatches it because its window has ended.
+
+        It need not be called while no call is `owed` and no batch `has_waited`.
 
         Args:
             decision: What the policy has decided.
@@ -92,25 +262,83 @@ class Regathering:
             now: The time, in seconds.
             live: The number of queued requests.
             calls: How many requests were ever queued.
+            idle_slots: How many slots are free.
         """
         self.urgent_before = -math.inf
-        returns = self._returns
-        if returns is None or isinstance(decision, Wait):
-            self._has_waited = False
+        has_waited, self.has_waited = self.has_waited, False
+        if not self._is_on or isinstance(decision, Wait) or decision.reason not in _WINDOW_ENDED:
             return decision
-        if decision.reason in _WINDOW_ENDED:
-            until, missing = returns.wait(calls, self._room.idle_slots)
-            if missing:
-                lead_s = self._pressures.lead_s(min(live + missing, self._most)) or 0
-                # It includes requests that run, which only shortens the wait.
-                until = min(until, self._overdue.timers.next_at() - lead_s)
-                if until > now:
-                    self._has_waited = True
-                    self.urgent_before = until + lead_s
-                    policy.hold()
-                    wake_at = live + missing
-                    return Wait(until, min(wake_at, self._most) if live < self._most else wake_at)
-            if self._has_waited:
-                decision = decision._replace(reason=DispatchReason.REGATHER)
-        self._has_waited = False
-        return decision
+        until, missing = self.wait(calls, idle_slots)
+        if missing:
+            lead_s = self._pressures.lead_s(min(live + missing, self._most)) or 0
+            # It includes requests that run, which only shortens the wait.
+            until = min(until, self._overdue.timers.next_at() - lead_s)
+            if until > now:
+                self.has_waited = True
+                self.urgent_before = until + lead_s
+                policy.hold()
+                wake_at = live + missing
+                return Wait(until, min(wake_at, self._most) if live < self._most else wake_at)
+        return decision._replace(reason=DispatchReason.REGATHER) if has_waited else decision
+
+    def _sort_in(self, times: list[float]) -> None:
+        """Adds calls that have run to the rounds to which they belong.
+
+        A call counts for the oldest batch whose callers are not all back.
+        """
+        times.sort()
+        rounds = self.rounds
+        place = 0
+        before: _Round | None = None
+        for each in rounds:
+            # Calls at the same time were made after the end, on a clock that stands meanwhile.
+            begin = bisect_left(times, each.began_at, place)
+            if before is not None:
+                before.others += begin - place
+            late = bisect_right(times, each.began_at + each.worth_s + each.told_s, begin)
+            place = min(late, begin + each.answered - len(each.delays))
+            each.delays += [at - each.began_at for at in times[begin:place]]
+            before = each
+        if before is not None:
+            before.others += len(times) - place
+
+    def _worth_s(self, size: int) -> float:
+        """Returns how long it is worth to wait, in seconds."""
+        fixed_s = self._model.fixed_s()
+        if fixed_s is not None:
+            return fixed_s
+        return (self._model.run_s(size) or 0) * _PART_OF_A_RUN
+
+    def _learn(self, each: _Round) -> None:
+        """Adds what a complete round has shown."""
+        delays = sorted(each.delays)
+        worth_s = each.worth_s + each.told_s
+        lasted_s = each.ended_at - each.began_at
+        returned = math.ceil(len(delays) * _MOST_OF_THEM)
+        within_s = delays[returned - 1] if returned else min(worth_s, lasted_s)
+        self._seen.append(
+            _Returns(
+                worth_s,
+                each.answered,
+                len(delays),
+                within_s,
+                max(0, returned - bisect_left(delays, each.told_s)),
+                max(0.0, within_s - each.told_s),
+                each.others + len(delays) - returned,
+                max(0.0, lasted_s - within_s),
+            )
+        )
+
+    def _conclude(self) -> None:
+        seen = self._seen
+        self._wait_s = 0
+        if len(seen) < _FEWEST_ROUNDS:
+            return
+        worth_s, answered, returned, _, own, own_s, others, later_s = map(
+            sum, zip(*seen, strict=True)
+        )
+        if own < _FEWEST_RETURNS or own * later_s < _DENSER * (others + 1) * own_s:
+            return
+        self._share = returned / answered
+        slowest = sorted([one.within_s for one in seen])[-2]
+        self._wait_s = min(worth_s / len(seen), slowest * _MARGIN)

@@ -10,7 +10,7 @@ call. They wake a slot by their number only.
 from __future__ import annotations
 
 from itertools import repeat, starmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 QUEUED = State.QUEUED
+ANY: Final = Wait(None, 1)
+"""The decision to wait for a first request."""
 
 
 class SizeOrWait(Rule):
@@ -35,11 +37,12 @@ class SizeOrWait(Rule):
         queue: The requests, including leftovers.
     """
 
-    __slots__ = ("_full", "_left", "_queue", "_size", "_wait_s", "queue")
+    __slots__ = ("_full", "_left", "_queue", "_size", "_until_full", "_wait_s", "queue")
 
     def __init__(self, options: BatchOptions) -> None:
         self._size = options.max_batch_size
         self._full = Dispatch(self._size, DispatchReason.FULL)
+        self._until_full = Wait(None, self._size)
         self._wait_s = options.batch_wait_timeout_s
         self._queue = ArrivalQueue()
         self.queue = self._queue.entries
@@ -71,30 +74,33 @@ class SizeOrWait(Rule):
             self._left = 0
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        live = len(self.queue) - self._left
+        queue = self.queue
+        live = len(queue) - self._left
         if live >= self._size:
             return self._full
-        oldest = self._oldest()
-        if oldest is None:
-            return Wait(None, 1)
+        if not live:
+            return ANY
         if pressure is not None:
             return Dispatch(live, pressure.reason)
         if self._wait_s is None:
-            return Wait(None, self._size)
-        due = oldest.arrived_at + self._wait_s
+            return self._until_full
+        if self._left:
+            self._drop_leftovers()
+        due = queue[0].arrived_at + self._wait_s
         if due <= now:
             return Dispatch(live, DispatchReason.TIMER)
         return Wait(due, self._size)
 
     def take(self, dispatch: Dispatch) -> list[Request]:
-        return self.take_within(dispatch.size)
+        if self._left:
+            return self.take_within(dispatch.size)
+        # The usual case, for less than by a comprehension.
+        return list(starmap(self.queue.popleft, repeat((), dispatch.size)))
 
     def take_within(self, room: float) -> list[Request]:
         queue = self.queue
         size = int(min(room, len(queue) - self._left))
         popleft = queue.popleft
-        if not self._left:  # the usual case
-            return list(starmap(popleft, repeat((), size)))  # less than a comprehension
         taken: list[Request] = []
         while len(taken) < size:
             request = popleft()
@@ -116,9 +122,8 @@ class SizeOrWait(Rule):
     def by_arrival(self) -> list[Request]:
         return list(self._queue)
 
-    def _oldest(self) -> Request | None:
-        """Returns the first request that waits. Drops the leftovers before it."""
+    def _drop_leftovers(self) -> None:
+        """Drops the leftovers before the first request that waits."""
         before = len(self.queue)
-        oldest = self._queue.first()
+        self._queue.first()
         self._left -= before - len(self.queue)
-        return oldest

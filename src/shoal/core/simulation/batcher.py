@@ -16,6 +16,7 @@ from array import array
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import Batch, DispatchReason
+from shoal.core.forming.admission import QUIET
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.policies.sizing import load_of
@@ -140,27 +141,24 @@ class SimulatedBatcher:
             if self._next_at < _NEVER:
                 latest = self._next_at
                 self._step()
-            elif former.draining:
+            elif former.pressures.draining:
                 raise RuntimeError(
                     "the policy forms no batch, though requests wait and no more will arrive"
                 )
             else:
-                former.drain()
+                former.pressures.draining = True
                 self._ring(latest)
 
     def _enter(self, request: Request, arrival: float | Arrival) -> None:
         """Does what a call does until it waits for its result."""
         former = self._former
         request.item = request.options = None
-        if isinstance(arrival, Arrival) or self._has_request_options:
-            if not self._resolve_options(request, arrival):
-                return
-        elif former.live < former.room.most:
-            request.state = QUEUED
-            if former.arrive(request):
-                self._ring(request.arrived_at)
+        is_plain = not (isinstance(arrival, Arrival) or self._has_request_options)
+        if not is_plain and not self._resolve_options(request, arrival):
             return
         admission = former.admit(request)
+        if admission is QUIET and request.options is None:
+            return  # the usual case
         if admission.refusal is not None:
             self.outcomes[request.waiter] = Outcome.REJECTED
             return
@@ -269,12 +267,7 @@ class SimulatedBatcher:
             if request.options is not None:
                 self._former.overdue.forget(request)
         former = self._former
-        if interrupted:
-            former.model.interrupted(batch.load, run_s)
-        else:
-            former.model.observe(batch.load, run_s)
-            running = len(self._since)
-            former.regathering.ended(batch.members, run_s, now, former.calls, running)
+        former.ended(batch, run_s, now, interrupted=interrupted)
         self.ended_at = now
         self._tell_idle(now)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.asgi.http_options import HttpOptions
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.admin.bodies import MAX_BODY_BYTES, admin_problem, read_object
 from shoal.http.admin.guard import Guard
@@ -29,7 +30,6 @@ from shoal.http.requests.problem import Refused, method_not_allowed, not_found
 from shoal.http.requests.routing import PathTable
 from shoal.serving.clients.protocol import VERBS
 from shoal.serving.clients.wire_errors import RAISED
-from shoal.serving.http_options import HttpOptions
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import METHODS
 
@@ -198,7 +198,7 @@ async def _run(route: AdminRoute, request: AdminRequest) -> None:
     if route.goes_on:
         result = await route.run(request)
     else:
-        result = await run_unless_left(exchange.departure, partial(route.run, request))
+        result = await run_unless_left(exchange.when_left, partial(route.run, request))
     try:
         body = encoded(result)
     except TypeError as error:

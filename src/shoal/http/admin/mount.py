@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.http_options import HttpOptions
 from shoal.http.admin.api import API
+from shoal.http.requests.departures import Departures
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.routing import Found, Page, Route
-from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,10 +72,10 @@ class AdminListener:
         if path.startswith(API):
             # The API checks the methods of its paths itself.
             found = Found[Route]({scope["method"]: self._page}, {})
-            await self._dispatcher.answer(scope, receive, send, found)
+            await self._answer(scope, receive, send, found)
         elif path in self._pages and self._reader and not self._reader.is_public_to(scope):
             found = Found[Route]({"GET": self._pages[path]}, {})
-            await self._dispatcher.answer(scope, receive, send, found)
+            await self._answer(scope, receive, send, found)
         elif self._behind is not None and scope["type"] != "lifespan":
             await self._behind(scope, receive, send)
         elif is_http:
@@ -83,6 +85,17 @@ class AdminListener:
             await send({"type": "websocket.close", "code": 1000})
         else:
             raise ValueError(f"an admin listener can't answer a scope of type {scope['type']!r}")
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, found: Found[Route]
+    ) -> None:
+        if DISCONNECT in scope.get("extensions", ()):
+            await self._dispatcher.answer(scope, receive, send, found)
+            return
+        # It has no lifespan, so each request has a task of its own that watches.
+        departures = Departures()
+        async with departures.watching():
+            await self._dispatcher.answer(scope, receive, send, found, departures)
 
 
 def _guarded(reader: Reader, api: AdminApi) -> dict[str, Route]:

@@ -106,7 +106,7 @@ class Recordings:
         self._running += 1
         exchange = request.exchange
         try:
-            await run_unless_left(exchange.departure, partial(recording.send, exchange))
+            await run_unless_left(exchange.when_left, partial(recording.send, exchange))
         except CallerLeft:
             if not exchange.is_cut_off:
                 raise

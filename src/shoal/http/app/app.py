@@ -13,10 +13,11 @@ from __future__ import annotations
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from shoal.asgi.http_options import APP_OPTIONS, HttpOptions, checked_middleware
 from shoal.batching.decorator.block import BatcherBlock
-from shoal.batching.failures.exceptions import own_copy
 from shoal.core.events import Observers
 from shoal.core.traffic import Shadow, Traffic
+from shoal.failures.exceptions import own_copy
 from shoal.http.app.batch_observers import BatchObservers
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
 from shoal.http.app.guard import AppGuard
@@ -34,7 +35,6 @@ from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.keywords import refuse_unknown
 from shoal.serving.controller.controller import Controller
-from shoal.serving.http_options import APP_OPTIONS, HttpOptions, checked_middleware
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import (
     DEFAULT_METHODS,
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from shoal.asgi.http_options import AppKeywords
+    from shoal.asgi.security import SecurityRequirements
     from shoal.http.app.served_endpoints import Phase
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
-    from shoal.serving.http_options import AppKeywords
-    from shoal.serving.security import SecurityRequirements
     from shoal.serving.state.file import StateFile
 
 H = TypeVar("H", bound="Callable[..., Any]")
@@ -116,7 +116,10 @@ class App:
         self._router = AppRouter(self._declared, self._dispatcher, sockets)
         entered = with_middleware(checked_middleware("middleware", middleware), self._router)
         guarded = AppGuard(entered, self._dispatcher, sockets)
-        self.tracing = AppTracing(guarded, self._router.declared_path)
+        apps: dict[str, ASGIApp] = {"http": entered, "websocket": guarded}
+        if guarded.checks_all:
+            apps["http"] = guarded
+        self.tracing = AppTracing(apps, self._router.declared_path)
         mounts = self._router.mounts
         self.own_pages = Pages(mounts, self._declared, self._dispatcher, self._now)
         self.own_pages.add_to(self._router.pages)
@@ -390,7 +393,8 @@ class App:
             if is_complete:
                 self._answer_by(controller)
             try:
-                yield
+                async with self._dispatcher.departures.watching():
+                    yield
             finally:
                 self._router.set_controller(None)
                 self._batch_observers.remove_from(controller.observers)
@@ -424,7 +428,7 @@ class App:
         elif self._phase == "opening":
             await self._router.answer_starting(scope, receive, send)
         else:
-            await self.tracing.entered(scope, receive, send)
+            await self.tracing.entered.get(kind, self._router)(scope, receive, send)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

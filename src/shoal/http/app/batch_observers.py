@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from shoal.http.requests.failed_batches import FailedBatchLog
 
 if TYPE_CHECKING:
+    from shoal.asgi.http_options import HttpOptions
     from shoal.core.events import BatchObserver, Observers
-    from shoal.serving.http_options import HttpOptions
 
 
 class BatchObservers:

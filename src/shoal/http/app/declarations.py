@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.batching.failures.frames import alone, in_one_line
 from shoal.core.extras import need
 from shoal.errors import NameTaken, NoSuchName
+from shoal.failures.frames import alone, in_one_line
 from shoal.http.openapi.served import Documented
 from shoal.http.requests.routing import PathTable, Route
 from shoal.replicas.code.definition import Definition

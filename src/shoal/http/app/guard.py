@@ -1,6 +1,6 @@
 """Hosts and origins of an application on another server than this package's.
 
-That server checks them itself; see `shoal.http.server.guard`. Other servers do not, and a browser
+That server checks them itself; see `shoal.asgi.guard`. Other servers do not, and a browser
 lets any page open a WebSocket anywhere, with the cookies of the user. So each WebSocket is checked
 here as that server does, and other requests as well where hosts or origins are named.
 """
@@ -10,14 +10,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.http.extensions import DISCONNECT, GUARDED
+from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.extensions import DISCONNECT, GUARDED
+from shoal.asgi.guard import RequestGuard
 from shoal.http.requests.problem import Problem
-from shoal.http.server.guard import RequestGuard
-from shoal.http.server.http1.bad_request import BadRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.requests.dispatch import RouteDispatcher
@@ -33,6 +31,9 @@ class AppGuard:
         app: The application that gets the others.
         dispatcher: What all requests to the application share.
         sockets: Refuses WebSockets.
+
+    Attributes:
+        checks_all: Whether it checks more than WebSockets.
     """
 
     def __init__(self, app: ASGIApp, dispatcher: RouteDispatcher, sockets: WebSockets) -> None:
@@ -40,21 +41,15 @@ class AppGuard:
         self._dispatcher = dispatcher
         self._sockets = sockets
         options = self._options = dispatcher.settings
-        self._checks_all = bool(options.allowed_hosts or options.allowed_origins)
+        self.checks_all = bool(options.allowed_hosts or options.allowed_origins)
         self._by_address: dict[Any, RequestGuard] = {}
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
-        checks = self._checks_all or scope["type"] == "websocket"
-        refusal = self._refusal(scope) if checks else None
+        refusal = self._refusal(scope)
         if refusal is None:
-            return self._app(scope, receive, send)
-        return self._refuse(refusal, scope, receive, send)
-
-    async def _refuse(
-        self, refusal: BadRequest, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
             await receive()
             await self._sockets.refuse(scope, send, Problem(refusal.status, "", str(refusal)))
         else:
@@ -62,8 +57,6 @@ class AppGuard:
 
     def _refusal(self, scope: Scope) -> BadRequest | None:
         """Returns why a request is refused; None if it is not."""
-        if scope["type"] != "websocket" and not self._checks_all:
-            return None
         if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):
             return None
         try:

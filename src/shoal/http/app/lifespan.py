@@ -5,8 +5,8 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Final
 
-from shoal.batching.failures.frames import failure_text
 from shoal.errors import NameTaken, NotAllowed, NotDurable
+from shoal.failures.frames import failure_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.http.server.lifespan import Lifespan
+from shoal.asgi.lifespan import Lifespan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from shoal.asgi.connections import SERVER
 from shoal.http.app.mounted import unwrapped
 from shoal.http.app.served_endpoints import served_endpoints
 from shoal.http.dashboard.dashboard import Dashboard
@@ -31,7 +32,6 @@ from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.protocol import spoken
 from shoal.http.requests.routing import Page
-from shoal.observe.connections import SERVER
 from shoal.serving.backends.status import state_of
 from shoal.serving.names import RESERVED
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from shoal.asgi.connections import CountedConnections
     from shoal.core.counters import BatcherStatistics
     from shoal.core.request_times import RequestTimes
     from shoal.http.app.declarations import Declarations
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.protocol import HttpProtocol
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.observe.collector import ShoalCollector, StartTimes
-    from shoal.observe.connections import CountedConnections
     from shoal.observe.gpus import GpuCollector
     from shoal.observe.workers import WorkerCollector
     from shoal.serving.controller.controller import Controller

@@ -12,8 +12,8 @@ from opentelemetry import trace
 from opentelemetry.context import attach, detach
 from opentelemetry.trace import SpanKind, Status, StatusCode
 
+from shoal.asgi.extensions import DISCONNECT, TRACE
 from shoal.http.app.router import PAGES
-from shoal.http.extensions import DISCONNECT, TRACE
 from shoal.http.requests.exchange import split_path
 from shoal.observe.otel.callers import context_of_caller
 from shoal.serving.names import METHODS

@@ -11,8 +11,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from shoal.asgi.extensions import DISCONNECT
 from shoal.http.admin.guard import Guard
-from shoal.http.extensions import DISCONNECT
 from shoal.http.openapi.page import HTML
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.routing import Page
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.dashboard.feed import Feed
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.http_options import HttpOptions
 
 DASHBOARD: Final = f"{RESERVED}/dashboard"
 """The path of the page; its feed and its files are below."""

@@ -29,10 +29,10 @@ from shoal.observe.sampler import Sampler, Watched
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
     from shoal.observe.failures import FailureLog
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.http_options import HttpOptions
 
 MOST_VIEWERS: Final = 16
 """How many may watch at once; further ones are refused."""
@@ -118,7 +118,7 @@ class Feed:
 
         self._viewers += 1
         try:
-            await run_unless_left(exchange.departure, lambda: self._show(exchange))
+            await run_unless_left(exchange.when_left, lambda: self._show(exchange))
         except CallerLeft:
             has_left = not exchange.is_cut_off
         else:

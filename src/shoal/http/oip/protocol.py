@@ -29,12 +29,12 @@ from shoal.serving.backends.status import state_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.routing import Route
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
 
 _EXTENSIONS: Final = ("binary_tensor_data",)
 _VERSION: Final = "/versions/{version}"

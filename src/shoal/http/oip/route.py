@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from inspect import Signature
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.oip.description import Descriptions
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.backends.backend import Backend
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
 
 
 class Model:

@@ -15,7 +15,7 @@ from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.openai.messages import OneText, SeveralTexts
 from shoal.http.openai.models import OpenAIRoute
 from shoal.http.openai.text_calls import MergedTexts, TextCall, gathered, refusing
-from shoal.http.requests.call import UNWATCHED, EndpointCall
+from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.compressed import compressed_form
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
@@ -23,10 +23,10 @@ from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.openai.text_job import TextJob
     from shoal.http.openai.text_request import TextReader
     from shoal.http.requests.exchange import Exchange
-    from shoal.serving.http_options import HttpOptions
 
 
 class TextRoute(OpenAIRoute):
@@ -50,16 +50,16 @@ class TextRoute(OpenAIRoute):
             await self._answer_with_several(exchange, job)
             return
         # A stream itself watches whether the client leaves.
-        departure = UNWATCHED if job.streams else None
-        with EndpointCall(job.model.calls, exchange, departure) as call, refusing():
+        when_left = unwatched if job.streams else None
+        with EndpointCall(job.model.calls, exchange, when_left) as call, refusing():
             find = partial(call.find, call_headers(exchange.headers))
-            batcher = await (run_unless_left(exchange.departure, find) if job.streams else find())
+            batcher = await (run_unless_left(exchange.when_left, find) if job.streams else find())
             text = TextCall(job, call, batcher, *job.item(call, batcher))
             if job.streams:
                 await self._answer_with_stream(call, exchange, job, text)
                 return
             if call.streams:  # the whole text of a model that streams
-                whole = await run_unless_left(exchange.departure, text.collected)
+                whole = await run_unless_left(exchange.when_left, text.collected)
             else:
                 whole = await text.collected()
             await exchange.answer(200, JSON, job.whole([(whole, text.end)]))
@@ -79,7 +79,7 @@ class TextRoute(OpenAIRoute):
 
     async def _answer_with_several(self, exchange: Exchange, job: TextJob) -> None:
         if not job.streams:
-            found = await run_unless_left(exchange.departure, partial(gathered, job))
+            found = await run_unless_left(exchange.when_left, partial(gathered, job))
             await exchange.answer(200, JSON, job.whole(found))
             return
         form = job.form()

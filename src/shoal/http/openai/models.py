@@ -19,12 +19,12 @@ from shoal.http.requests.routing import Route
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
 
     ChatTemplate = Callable[[Sequence[Mapping[str, Any]]], str]
     TokenCount = Callable[[str], int]

@@ -17,12 +17,12 @@ from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Refused
     from shoal.http.requests.routing import Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
 
 
 def chat_prompt(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import DeadlineExceeded, ItemTooLarge
 from shoal.http.openai.errors import refused, too_long
 from shoal.http.openai.messages import ChoiceMessages, NotText, text_of
-from shoal.http.requests.call import UNWATCHED, EndpointCall
+from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.endpoint import call_headers
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
 
     async def run(nth: int) -> None:
         try:
-            with EndpointCall(job.model.calls, job.exchange, UNWATCHED) as call:
+            with EndpointCall(job.model.calls, job.exchange, unwatched) as call:
                 text = await _found_text(job, call, nth)
                 async with job.turn(call):
                     with refusing():
@@ -261,7 +261,7 @@ class MergedTexts:
 
     async def _run(self, nth: int) -> None:
         try:
-            with EndpointCall(self._job.model.calls, self._job.exchange, UNWATCHED) as call:
+            with EndpointCall(self._job.model.calls, self._job.exchange, unwatched) as call:
                 text = await _found_text(self._job, call, nth)
                 async with self._job.turn(call):
                     with refusing():

@@ -18,10 +18,10 @@ from shoal.http.requests.problem import PROBLEM_JSON
 from shoal.http.requests.stream_forms import JsonLines, ServerSentEvents
 
 if TYPE_CHECKING:
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.openapi.inputs import Inputs
     from shoal.http.openapi.schemas import Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
-    from shoal.serving.http_options import HttpOptions
 
 _MEDIA_TYPES: Final = (
     (JSONResponse, JSON),

@@ -19,8 +19,8 @@ from shoal.serving.names import without_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.openapi.served import ServedEndpoint
-    from shoal.serving.http_options import HttpOptions
 
 MOST_ENDPOINTS: Final = 1000
 """The most endpoints that are described."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Scope
 
-    from shoal.serving.http_options import HttpOptions
+    from shoal.asgi.http_options import HttpOptions
 
 MOST_SHOWN: Final = 200
 """The most endpoints that are shown."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.serving.security import check_known, checked_requirements
+from shoal.asgi.security import check_known, checked_requirements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from inspect import Signature
 
-    from shoal.serving.http_options import HttpOptions
+    from shoal.asgi.http_options import HttpOptions
 
 LONGEST_TEXT: Final = 8192
 """The longest description of an endpoint, in characters."""

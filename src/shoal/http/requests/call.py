@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import anyio
 
-from shoal.batching.calls.leaving import CallerLeft, Departure, run_unless_left
-from shoal.batching.failures.exceptions import is_cancellation
-from shoal.batching.failures.hints import server_hint
-from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import NoSuchName, NotOpen
+from shoal.failures.exceptions import is_cancellation
+from shoal.failures.hints import server_hint
 from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import (
     Refused,
@@ -31,11 +30,14 @@ from shoal.http.requests.problem import (
     not_found,
     not_open,
 )
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
+    from shoal.asgi.http_options import HttpOptions
+    from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
     from shoal.http.requests.metadata import Caller
@@ -43,7 +45,6 @@ if TYPE_CHECKING:
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
-    from shoal.serving.http_options import HttpOptions
 
 _log: Final = logging.getLogger("shoal.http")
 
@@ -101,8 +102,8 @@ class EndpointCalls:
                 _log.error("%s: %s", self.endpoint.name, hint)
 
 
-UNWATCHED: Final = Departure(anyio.sleep_forever, lambda _: None)
-"""Tells nothing: the task that waits for the call is cancelled when the client leaves."""
+def unwatched(_callback: Callable[[], object] | None) -> None:
+    """Tells nothing: the task that waits for the call is cancelled when the client leaves."""
 
 
 class EndpointCall:
@@ -113,24 +114,23 @@ class EndpointCall:
     Args:
         calls: The calls of the endpoint.
         caller: The client's request.
-        departure: How to learn that the client has left; None for as the request tells.
+        when_left: How to learn that the client has left; None for as the request tells.
 
     Attributes:
         streams: Whether it is answered by a stream; known after `find`.
     """
 
     __slots__ = (
-        *("_caller", "_calls", "_copies", "_departure", "_endpoint", "_entry"),
-        *("_method_batcher", "_options", "streams"),
+        *("_caller", "_calls", "_copies", "_entry", "_method_batcher", "_options", "_when_left"),
+        "streams",
     )
 
     def __init__(
-        self, calls: EndpointCalls, caller: Caller, departure: Departure | None = None
+        self, calls: EndpointCalls, caller: Caller, when_left: WhenLeft | None = None
     ) -> None:
         self._calls = calls
-        self._endpoint = calls.endpoint
         self._caller = caller
-        self._departure = departure
+        self._when_left = when_left or caller.when_left
         self._copies: PrimaryAnswer | None = None
         calls.endpoint.requests += 1
 
@@ -159,8 +159,9 @@ class EndpointCall:
             CallerLeft: The client left meanwhile.
             Exception: The endpoint has no backend in time, or its batcher broke.
         """
+        endpoint = self._calls.endpoint
         try:
-            backend = self._endpoint.backend_for(given.shard_key, given.backend)
+            backend = endpoint.backend_for(given.shard_key, given.backend)
         except NoSuchName:  # the endpoint was deleted just now, or its traffic names no such tag
             raise Refused(not_found()) from None
         found = None if backend is None else backend.method_batchers.get(given.method)
@@ -169,17 +170,17 @@ class EndpointCall:
             started = anyio.current_time()
             found = await self._awaited(given)
             spent_s = anyio.current_time() - started
+        batcher = found.batcher
         try:
-            self._entry = found.entry()
+            self._entry = batcher.find()
         except NotOpen:
             raise Refused(not_open(self._calls.options)) from None
         self._method_batcher = found
         self.streams = found.streams
-        batcher = found.batcher
         timeout_s = batcher.options.request_timeout_s
         if timeout_s is None and not self.streams:
             timeout_s = self._calls.options.answer_timeout_s
-        metadata = HttpMetadata(self._endpoint.name, self._caller)
+        metadata = HttpMetadata(endpoint.name, self._caller)
         if given is NO_CALL_HEADERS and not spent_s:
             self._options = CallOptions(timeout_s, metadata)
             return found
@@ -203,8 +204,8 @@ class EndpointCall:
             CallerLeft: The client left; the call was cancelled.
             Exception: As for any call.
         """
-        result = self._entry.begin_unless_left(item, self._options, self.departure)
-        return self._compared(item, result) if self._endpoint.shadows else result
+        result = self._entry.call(item, self._options, self._when_left)
+        return self._compared(item, result) if self._calls.endpoint.shadows else result
 
     async def _compared(self, item: Any, result: Awaitable[Any]) -> Any:
         """Awaits the result of a call, and gives it to its shadow copies."""
@@ -233,11 +234,11 @@ class EndpointCall:
         if len(items) == 1:
             return [await self.result(items[0])]
         copies: list[PrimaryAnswer | None] = []
-        if self._endpoint.shadows:
+        if self._calls.endpoint.shadows:
             metadata = self._options.metadata
-            copies = [self._endpoint.copied(self._method_batcher, i, metadata) for i in items]
+            copies = [self._calls.endpoint.copied(self._method_batcher, i, metadata) for i in items]
         try:
-            results = await run_unless_left(self.departure, partial(self._in_turns, items))
+            results = await run_unless_left(self._when_left, partial(self._in_turns, items))
             for copy, result in zip(copies, results, strict=False):
                 if copy is not None:
                     copy.set(result)
@@ -246,11 +247,6 @@ class EndpointCall:
             for copy in copies:
                 if copy is not None:
                     copy.end()
-
-    @property
-    def departure(self) -> Departure:
-        """How to learn that the client has left."""
-        return self._departure or self._caller.departure
 
     @property
     def most_at_once(self) -> int:
@@ -279,7 +275,7 @@ class EndpointCall:
 
     def stream(self, item: Any) -> ResultStream[Any] | ComparedStream:
         """Returns the stream of a call, which is made when the stream is entered."""
-        if self._endpoint.shadows:
+        if self._calls.endpoint.shadows:
             self._begin_copies(item)
         stream = self._entry.begin_stream_of(item, self._options)
         return stream if self._copies is None else ComparedStream(stream, self._copies)
@@ -287,23 +283,25 @@ class EndpointCall:
     def explained(self, error: Exception) -> Problem:
         """Returns the problem for an error after the answer has begun; counts and logs it."""
         self._calls.failed(error)
-        return explained(error, self._calls.options, self._endpoint.name, self._caller.request_id)
+        return explained(
+            error, self._calls.options, self._calls.endpoint.name, self._caller.request_id
+        )
 
     def _begin_copies(self, item: Any) -> None:
         """Begins the shadow copies of the call."""
         metadata = self._options.metadata
-        self._copies = self._endpoint.copied(self._method_batcher, item, metadata)
+        self._copies = self._calls.endpoint.copied(self._method_batcher, item, metadata)
 
     async def _awaited(self, given: CallHeaders) -> MethodBatcher:
         """Waits until the endpoint has traffic, or a replica has reported its methods."""
         limit_s = _shorter(self._calls.options.answer_timeout_s, given.timeout_s)
         key, tag = given.shard_key, given.backend
-        wait = partial(self._endpoint.routed, given.method, key, limit_s, tag)
+        wait = partial(self._calls.endpoint.routed, given.method, key, limit_s, tag)
         try:
-            return await run_unless_left(self.departure, wait)
+            return await run_unless_left(self._when_left, wait)
         except NoSuchName:
             # The endpoint itself may have been deleted meanwhile.
-            problem = not_found() if self._endpoint.is_gone else no_such_method()
+            problem = not_found() if self._calls.endpoint.is_gone else no_such_method()
             raise Refused(problem) from None
 
 

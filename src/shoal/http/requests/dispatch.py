@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
+from shoal.failures.holding import holding
+from shoal.http.requests.departures import Departures
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.incomplete import IncompleteBodies
 from shoal.http.requests.problem import (
@@ -27,6 +26,8 @@ from shoal.http.requests.problem import (
     not_found,
 )
 from shoal.http.requests.routing import Found, Route
+from shoal.loops.event_loop import holds_ctrl_c
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.observe.metrics import NO_ENDPOINT, StreamTimes
 from shoal.serving.names import METHODS
 
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.problem import Problem
-    from shoal.serving.http_options import HttpOptions
 
 _HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
@@ -50,10 +51,12 @@ class RouteDispatcher:
 
     Attributes:
         settings: As above.
+        departures: Notices clients that leave, on servers that do not tell.
         incomplete: Bounds what is held of incomplete bodies.
         times: How long requests took.
         streams: The times of streams.
         now: The clock for the times of requests: the event loop's, unless that is a coarse one.
+        new_id: Returns an id: unique among processes that share a log, and cheap to make.
     """
 
     def __init__(self, settings: HttpOptions) -> None:
@@ -61,10 +64,11 @@ class RouteDispatcher:
         self.times = RequestTimes()
         self.streams = StreamTimes()
         self.settings = settings
+        self.departures = Departures()
         self.incomplete = IncompleteBodies(settings)
         self._new_exchange = exchanges_of(settings)
-        self._id_prefix = secrets.token_hex(4).encode("ascii")
-        self._id_count = itertools.count(1)
+        form = secrets.token_hex(4).encode("ascii") + b"-%x"
+        self.new_id: Callable[[], bytes] = map(form.__mod__, itertools.count(1)).__next__
 
     def begin(self) -> None:
         """Prepares for requests in the running event loop."""
@@ -77,10 +81,6 @@ class RouteDispatcher:
         self.times.keep(kept)
         self.streams.keep(kept)
 
-    def new_id(self) -> bytes:
-        """Returns an id: unique among processes that share a log, and cheap to make."""
-        return b"%b-%x" % (self._id_prefix, next(self._id_count))
-
     @holds_ctrl_c
     async def answer(
         self,
@@ -88,6 +88,7 @@ class RouteDispatcher:
         receive: Receive,
         send: Send,
         found: Found[Route] | None,
+        departures: Departures | None = None,
     ) -> None:
         """Answers a request by its route, what that raises by a problem, and counts the request.
 
@@ -96,6 +97,7 @@ class RouteDispatcher:
             receive: The ASGI callable.
             send: The ASGI callable.
             found: The routes at the request's path; None if there are none.
+            departures: Watches the client if the server does not; None for its own.
         """
         route: Route | None = None
         if found is not None:
@@ -105,7 +107,7 @@ class RouteDispatcher:
                 scope = {**scope, "path_params": params}
         if route is None:
             route = _other_route(scope, None if found is None else found.routes)
-        exchange = self._new_exchange(self, scope, receive, send)
+        exchange = self._new_exchange(self, scope, receive, send, departures)
         try:
             try:
                 await route.answer(exchange)

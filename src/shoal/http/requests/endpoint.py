@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from inspect import Signature
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.codec import Codec
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
 
 
 class EndpointRoute(Route):

@@ -16,9 +16,9 @@ from shoal.serving.names import METHODS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
 
 _Way: TypeAlias = "tuple[str, str, Route]"
 _log: Final = logging.getLogger("shoal.http")
@@ -134,13 +134,14 @@ class EndpointTable:
         self._options = options
         self._spoken = (JsonProtocol(), *protocols)
         self._has_others = bool(protocols)
-        self._version = controller.version
+        self._registry = controller.registry
+        self._version = self._registry.version
         self._routes = self._table_of(_Spoken.first)
 
     def at(self, path: str, method: str) -> Found[Route] | None:
         """Returns the routes for a request; see `PathTable.at`."""
-        if self._controller.version != self._version:
-            self._version = self._controller.version
+        if self._registry.version != self._version:
+            self._version = self._registry.version
             self._routes = self._table_of(_Spoken.current)
         return self._routes.at(path, method)
 

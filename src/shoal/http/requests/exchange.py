@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
 
-from shoal.batching.calls.leaving import CallerLeft, Departure
-from shoal.http.extensions import DISCONNECT
+from shoal.asgi.extensions import DISCONNECT
+from shoal.batching.calls.leaving import CallerLeft
 from shoal.http.requests.content_coding import compressed
 from shoal.http.requests.problem import Problem, Refused, too_large
 
@@ -32,14 +32,16 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from shoal.asgi.http_options import HttpOptions
+    from shoal.http.requests.departures import Departures, Listener
     from shoal.http.requests.incomplete import IncompleteBodies
     from shoal.observe.metrics import ItemTimes, StreamTimes
-    from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
 WITHOUT_BODY: Final = (204, 304)
 """The statuses of answers that have no body."""
 
+_SENT: Final = object()
 _FREE_PIECES: Final = 1024
 _LEAST_BYTES_PER_PIECE: Final = 64
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
@@ -62,19 +64,19 @@ class Dispatcher(Protocol):
 
     Attributes:
         settings: The options of the server.
+        departures: Notices clients that leave, on servers that do not tell.
         incomplete: Bounds what is held of incomplete bodies.
         streams: The times of streams.
         now: The clock for the times of requests.
+        new_id: Returns the id of a request whose client gave it none.
     """
 
     settings: HttpOptions
+    departures: Departures
     incomplete: IncompleteBodies
     streams: StreamTimes
     now: Callable[[], float]
-
-    def new_id(self) -> bytes:
-        """Returns the id of a request whose client gave it none."""
-        ...
+    new_id: Callable[[], bytes]
 
 
 class Exchange:
@@ -85,6 +87,7 @@ class Exchange:
         scope: The ASGI scope.
         receive: The ASGI callable for what the client sends.
         send: The ASGI callable for the answer.
+        departures: Watches the client if the server does not; None for the dispatcher's.
 
     Attributes:
         scope: As above.
@@ -92,31 +95,40 @@ class Exchange:
         began_at: When it came, on the dispatcher's clock.
         counted: What the request is counted under, if not under its route.
         method: The method of the request.
+        has_left: Whether `receive` has said that the client has left.
         headers: The request's headers; the last one of those with the same name.
+        listener: What has waited, or waits, for the client to leave; None before.
         settings: The options of the server.
         status: The status of the answer; 0 until it has begun. If it can't be completed, it is set
             to what the request is to be counted by; and to 0 at the end if it is not to be counted.
     """
 
-    __slots__ = (
-        *("_dispatcher", "_id", "_offered", "_send", "began_at", "counted", "headers", "method"),
-        *("receive", "scope", "settings", "status"),
-    )
+    # Most requests change none of these; an attribute of the class costs them nothing.
+    status = 0
+    counted: Counted | None = None
+    has_left = False
+    listener: Listener | None = None
+    _id: bytes | None = None
+    _offered: Mapping[str, Any] | None = None
 
-    def __init__(self, dispatcher: Dispatcher, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        departures: Departures | None = None,
+    ) -> None:
         self.began_at = dispatcher.now()
         self.scope = scope
         self.receive = receive
         self._send = send
         self._dispatcher = dispatcher
+        self._departures = departures or dispatcher.departures
         self.settings = dispatcher.settings
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        self.status = 0
-        self.counted: Counted | None = None
-        self._id: bytes | None = None
         extensions = scope.get("extensions")
-        self._offered: Mapping[str, Any] | None = None
         if extensions:
             self._offered = extensions.get(DISCONNECT)
 
@@ -125,20 +137,20 @@ class Exchange:
         """Whether only the headers of an answer are requested."""
         return self.method == "HEAD"
 
-    @property
-    def departure(self) -> Departure:
-        """How to learn that the client has left; the body must have been read."""
-        offered = self._offered
-        return Departure(self._until_left, None if offered is None else offered["when_left"])
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Sets what is called once when the client leaves; at once if it has left already.
 
-    async def _until_left(self) -> None:
-        """Waits until the client disconnects.
-
-        A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
-        servers can't tell the two cases apart without writing.
+        The body must have been read.
         """
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+        if self._offered is None:
+            self._departures.watch(self, callback)
+        else:
+            self._offered["when_left"](callback)
+
+    def stop_listening(self) -> None:
+        """Stops waiting for the client to leave, if a task does that."""
+        if self.listener is not None:
+            self.listener.scope.cancel()
 
     @property
     def send_timeout_s(self) -> float:
@@ -249,30 +261,30 @@ class Exchange:
 
     def _find_id(self) -> bytes:
         given = self.headers.get(b"x-request-id")
-        is_usable = given is not None and _REQUEST_ID.fullmatch(given)
-        self._id = given if given is not None and is_usable else self._dispatcher.new_id()
-        return self._id
+        if given is None or not _REQUEST_ID.fullmatch(given):
+            given = self._dispatcher.new_id()
+        self._id = given
+        return given
 
     @property
     def request_id(self) -> str:
         """The same as text."""
         return self.id.decode("ascii")
 
-    async def answer(
+    def answer(
         self,
         status: int,
         media_type: bytes,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
-        """Sends a whole answer.
+    ) -> Awaitable[None]:
+        """Sends a whole answer, once it is awaited.
 
         Raises:
             CallerLeft: The client is gone, or did not read in time.
         """
         if status in WITHOUT_BODY:
-            await self.answer_without_body(status, headers)
-            return
+            return self.answer_without_body(status, headers)
         least = self.settings.compress_from_bytes
         if least is not None:
             accepted = self.headers.get(b"accept-encoding", b"")
@@ -290,15 +302,7 @@ class Exchange:
         }
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent = b"" if self.method == "HEAD" else body
-        end = {"type": "http.response.body", "body": sent}
-        if self._offered is None:
-            await self._deliver(begin, end)
-            return
-        try:  # as `_deliver` does, without a coroutine of its own
-            await self._send(begin)
-            await self._send(end)
-        except OSError as error:
-            raise CallerLeft("the connection was lost") from error
+        return self._deliver(begin, {"type": "http.response.body", "body": sent})
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
@@ -351,27 +355,38 @@ class Exchange:
 
     async def _deliver(self, *messages: Message) -> None:
         try:
-            for message in messages:
-                if self._offered is not None:
+            if self._offered is not None:
+                for message in messages:
                     await self._send(message)
-                elif not await _is_done_within(self.settings.send_timeout_s, self._send(message)):
-                    raise self.gave_up()
+                return
+            if self.listener is not None and self.listener.scope.cancel_called:
+                # Servers and middleware may take it amiss if one receives at the answer's end.
+                await self.listener.ended.wait()
+            if not await _are_sent_within(self.settings.send_timeout_s, self._send, messages):
+                raise self.gave_up()
         except OSError as error:  # from servers that report a lost connection
             raise CallerLeft("the connection was lost") from error
 
 
 @coroutine
-def _is_done_within(limit_s: float, awaited: Awaitable[None]) -> Generator[Any, Any, bool]:
-    """Awaits something; returns whether it has ended in time.
+def _are_sent_within(
+    limit_s: float, send: Send, messages: Iterable[Message]
+) -> Generator[Any, Any, bool]:
+    """Sends messages; returns whether each was taken in time.
 
-    It has a scope only once it waits. To enter one costs as much as all the rest of an answer, and
-    nearly no send waits.
+    A send has a scope only once it waits. To enter one costs as much as all the rest of an answer,
+    and nearly no send waits.
     """
-    steps: Any = awaited.__await__()
-    try:
-        wait = next(steps)
-    except StopIteration:
-        return True
+    for message in messages:
+        steps: Any = send(message).__await__()
+        wait = next(steps, _SENT)
+        if wait is not _SENT and not (yield from _ends_within(limit_s, steps, wait)):
+            return False
+    return True
+
+
+def _ends_within(limit_s: float, steps: Any, wait: Any) -> Generator[Any, Any, bool]:
+    """Goes on with a coroutine that waits; returns whether it has ended in time."""
     with anyio.CancelScope(deadline=anyio.current_time() + limit_s):
         while True:
             try:

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.events import BatchObserver
 from shoal.core.request import State
 from shoal.http.requests.problem import marked_as_logged, problem_of
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.observe.failures import id_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
-    from shoal.serving.http_options import HttpOptions
 
 LOGGER: Final = "shoal.batches"
 """The name of its logger."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from shoal.serving.http_options import HttpOptions
+    from shoal.asgi.http_options import HttpOptions
 
 
 class IncompleteBodies:

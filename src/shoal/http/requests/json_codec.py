@@ -24,12 +24,12 @@ import anyio
 from starlette.responses import FileResponse, Response
 from typing_extensions import override
 
+from shoal.asgi.header_check import headers_of_code
 from shoal.batching.calls.leaving import run_unless_left
 from shoal.http.requests.accept import VARIES, prefers, weights
 from shoal.http.requests.arrays import NPY, as_npy
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.header_check import headers_of_code
 from shoal.http.requests.marks import media_type_of
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack, packed
 from shoal.http.requests.plain import encoded, of_memoryview
@@ -37,7 +37,7 @@ from shoal.http.requests.queries import ItemReader
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable
     from inspect import Signature
 
     from starlette.types import Message
@@ -87,7 +87,7 @@ class JsonCodec(Codec):
         return self._reader.item(exchange, body)
 
     @override
-    def answer(self, exchange: Exchange, result: Any) -> Coroutine[Any, Any, None]:
+    def answer(self, exchange: Exchange, result: Any) -> Awaitable[None]:
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
             return exchange.answer(200, JSON, encoded(result))
@@ -152,7 +152,7 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
             await exchange.answer_without_body(response.status_code, headers)
         else:
             run = partial(sending, scope, exchange.receive, send)
-            await run_unless_left(exchange.departure, run)
+            await run_unless_left(exchange.when_left, run)
             await exchange.end(last)
     finally:
         if isinstance(pieces, AsyncGenerator):  # Starlette leaves it open

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from starlette.datastructures import Headers
 
 if TYPE_CHECKING:
-    from starlette.types import Scope
+    from collections.abc import Callable
 
-    from shoal.batching.calls.leaving import Departure
+    from starlette.types import Scope
 
 
 class Caller(Protocol):
@@ -22,13 +22,12 @@ class Caller(Protocol):
         ...
 
     @property
-    def departure(self) -> Departure:
-        """How to learn that the client has left."""
-        ...
-
-    @property
     def scope(self) -> Scope:
         """The ASGI scope."""
+        ...
+
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Sets what is called once when the client leaves; at once if it has left already."""
         ...
 
 

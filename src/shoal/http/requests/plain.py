@@ -21,6 +21,7 @@ from pydantic_core import PydanticSerializationError, from_json, to_jsonable_pyt
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_PLAIN: Final = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 # Types that both libraries write, whatever the value.
 _ALWAYS_PLAIN: Final = frozenset({float, bool, type(None)})
 # Of characters at which `str.splitlines` ends a line.
@@ -48,9 +49,17 @@ def encoded(value: Any) -> bytes:
     Raises:
         TypeError: The value can't be written.
     """
-    # The first call finds these, without the cost of a call of Python code for each.
+    try:
+        return orjson.dumps(value, None, _PLAIN)
+    except orjson.JSONEncodeError:
+        return _encoded_with_others(value)
+
+
+def _encoded_with_others(value: Any) -> bytes:
+    """Does the same for a value that orjson does not write by itself."""
+    # The first call finds what else is in it, without a call of Python code for each.
     others: list[Any] = []
-    option = orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
+    option = _PLAIN
     try:
         text = orjson.dumps(value, default=others.append, option=option)
         if not others:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from shoal.asgi.header_check import headers_of_code
 from shoal.core.chosen_status import chosen_status, is_declined, is_of_template
 from shoal.errors import (
     BackendUnavailable,
@@ -27,14 +28,13 @@ from shoal.errors import (
     ShutDown,
     SlowReader,
 )
-from shoal.http.requests.header_check import headers_of_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from starlette.exceptions import HTTPException
 
-    from shoal.serving.http_options import HttpOptions
+    from shoal.asgi.http_options import HttpOptions
 
 PROBLEM_JSON: Final = b"application/problem+json"
 

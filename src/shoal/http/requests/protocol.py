@@ -10,15 +10,15 @@ from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shoal.serving.protocol_names import PROTOCOLS
+from shoal.asgi.protocol_names import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.routing import Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.http_options import HttpOptions
 
 
 class ProtocolRoutes(ABC):

@@ -16,8 +16,8 @@ import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.calls.stream import ResultStream
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ShutDown
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.observe.metrics import ItemTimes
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ async def answer_with_stream(
     send_items = partial(_send_items, exchange, stream, messages, heartbeat_s)
     last = b""
     try:
-        last = await run_unless_left(exchange.departure, send_items)
+        last = await run_unless_left(exchange.when_left, send_items)
     except CallerLeft:
         if exchange.status == 0 or not exchange.is_cut_off:
             raise

@@ -15,14 +15,13 @@ from shoal.http.requests.exchange import WITHOUT_BODY, Exchange
 from shoal.http.requests.metadata import HttpMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Awaitable, Iterable, Sequence
 
-    from starlette.types import Message, Receive, Scope, Send
+    from starlette.types import Message
 
     from shoal.core.batch import Batch
     from shoal.core.events import BatchRecord
     from shoal.core.request import Request
-    from shoal.http.requests.exchange import Dispatcher
 
 ASKED: Final = b"x-server-timing"
 
@@ -39,31 +38,20 @@ class TimedExchange(Exchange):
         run_s: How long the handler had it, in seconds; 0 before it has ended.
     """
 
-    __slots__ = ("queue_s", "ran_from", "run_s", "wait_s")
-
-    queue_s: float | None
-    wait_s: float
-    ran_from: float
-    run_s: float
+    queue_s: float | None = None
+    wait_s = ran_from = run_s = 0.0
 
     @override
-    def __init__(self, dispatcher: Dispatcher, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(dispatcher, scope, receive, send)
-        self.queue_s = None
-        self.wait_s = self.ran_from = self.run_s = 0.0
-
-    @override
-    async def answer(
+    def answer(
         self,
         status: int,
         media_type: bytes,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> None:
+    ) -> Awaitable[None]:
         if status in WITHOUT_BODY:
-            await self.answer_without_body(status, headers)
-        else:
-            await super().answer(status, media_type, body, [*headers, *self._timing()])
+            return self.answer_without_body(status, headers)
+        return super().answer(status, media_type, body, [*headers, *self._timing()])
 
     @override
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:

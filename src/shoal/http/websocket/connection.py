@@ -19,13 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import orjson
 
+from shoal.asgi.extensions import TRACE
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.trace import in_this_context
 from shoal.errors import ShutDown
-from shoal.http.extensions import TRACE
+from shoal.failures.holding import holding
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.plain import encoded
@@ -49,6 +47,8 @@ from shoal.http.websocket.relay import relay
 from shoal.http.websocket.request import ItemHeaders, SocketRequest
 from shoal.http.websocket.signal import Signal
 from shoal.http.websocket.subprotocol import SUBPROTOCOL
+from shoal.loops.event_loop import holds_ctrl_c
+from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

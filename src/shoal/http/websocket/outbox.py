@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Send
 
-    from shoal.batching.loops.parking import Parking
     from shoal.http.websocket.request import SocketRequest
+    from shoal.loops.parking import Parking
 
 # How much may wait: messages, and bytes of results, beyond which no more are read; and bytes of
 # streams.

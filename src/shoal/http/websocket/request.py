@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import anyio
 
 from shoal.http.requests.arrays import NPY
-from shoal.http.requests.call import UNWATCHED
 from shoal.http.requests.exchange import JSON
 from shoal.http.websocket.messages import MOST_CREDIT
 from shoal.http.websocket.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.types import Scope
 
-    from shoal.batching.calls.leaving import Departure
-    from shoal.batching.loops.parking import Parking
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.websocket.messages import NewRequest
-    from shoal.serving.http_options import HttpOptions
+    from shoal.loops.parking import Parking
 
 # How much of one stream may wait to be sent, in messages.
 _MOST_UNSENT: Final = 16
@@ -108,11 +106,6 @@ class SocketRequest:
         return f"{self._connection.id}:{self.id.decode().strip(chr(34))}"
 
     @property
-    def departure(self) -> Departure:
-        """Tells nothing: a task that waits for the call is cancelled when the client leaves."""
-        return UNWATCHED
-
-    @property
     def scope(self) -> Scope:
         """The handshake, as a request over HTTP."""
         return self._connection.http_scope
@@ -121,6 +114,9 @@ class SocketRequest:
     def settings(self) -> HttpOptions:
         """The options of the server."""
         return self._connection.settings
+
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Does nothing: a task that waits for the call is cancelled when the client leaves."""
 
     # The connection's side.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.batching.loops.parking import Parking
+    from shoal.loops.parking import Parking
 
 
 class Signal:

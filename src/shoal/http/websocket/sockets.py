@@ -115,13 +115,13 @@ class _SocketTable:
     def __init__(self, controller: Controller, dispatcher: RouteDispatcher) -> None:
         self._controller = controller
         self._dispatcher = dispatcher
-        self._version = controller.version
+        self._version = controller.registry.version
         self._routes = self._current()
 
     def at(self, path: str) -> Found[SocketRoute] | None:
         """Returns the route for a WebSocket; see `PathTable.at`."""
-        if self._controller.version != self._version:
-            self._version = self._controller.version
+        if self._controller.registry.version != self._version:
+            self._version = self._controller.registry.version
             self._routes = self._current()
         return self._routes.at(path, _METHOD)
 

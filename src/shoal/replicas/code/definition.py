@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from shoal.batching.failures.held import held
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.items_or_lists import MARK
 from shoal.errors import NotAllowed
+from shoal.failures.held import held
 from shoal.replicas.code.given import given_arguments
 from shoal.replicas.code.loggers import loggers_kept_on
 

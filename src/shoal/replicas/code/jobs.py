@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from shoal.batching.handlers.handler import Handler
-    from shoal.batching.loops.parking import Parking
+    from shoal.loops.parking import Parking
 
 DONE: Final[Any] = object()
 """The value that `PlainSteps.next` returns when the generator has ended."""

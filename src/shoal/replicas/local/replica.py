@@ -21,16 +21,16 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from shoal.batching.decorator.block import BatcherBlock
-from shoal.batching.failures.held import held, shown
-from shoal.batching.failures.hints import constructor_hint
 from shoal.batching.handlers.batch_results import advice_on
 from shoal.batching.handlers.own_context import HoldLog, HoldLogs, in_own_context
 from shoal.batching.handlers.stepping import Stepping, running_steps
-from shoal.batching.loops.event_loop import holds_ctrl_c
-from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.batching.loops.unlimited import UNLIMITED
 from shoal.batching.setting import setting
 from shoal.errors import ReplicaNotStarted
+from shoal.failures.held import held, shown
+from shoal.failures.hints import constructor_hint
+from shoal.loops.event_loop import holds_ctrl_c
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainMethod
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.handlers.handler import Handler
-    from shoal.batching.loops.parking import Scope
+    from shoal.loops.parking import Scope
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint

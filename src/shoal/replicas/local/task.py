@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.handlers.handler import Handler
-from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.local.replica import LocalReplica
 
 if TYPE_CHECKING:

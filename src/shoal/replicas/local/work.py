@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from shoal.batching.decorator.block import own_block
-from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
-from shoal.batching.failures.held import shown
-from shoal.batching.failures.holding import holding
 from shoal.errors import ReplicaDied
+from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
+from shoal.failures.held import shown
+from shoal.failures.holding import holding
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.threads import inner_calls
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from shoal.batching.decorator.block import BatcherBlock
-    from shoal.batching.loops.parking import Parking, Scope
+    from shoal.loops.parking import Parking, Scope
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.threads import InnerCalls

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
-from shoal.batching.loops.unlimited import UNLIMITED
+from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.cancelled_work import until_overdue
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.endpoint_calls import FROM_CODE, EndpointCalls

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.batching.trace import continued
+from shoal.failures.holding import holding
+from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled

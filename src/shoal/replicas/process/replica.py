@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.batching.failures.hints import constructor_hint
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.failures.hints import constructor_hint
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.frames import Kind
 
 if TYPE_CHECKING:

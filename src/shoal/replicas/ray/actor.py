@@ -32,10 +32,10 @@ from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.current import running_batch
 from shoal.batching.decorator.block import BatcherBlock
-from shoal.batching.failures.exceptions import ends_the_program
-from shoal.batching.failures.held import shown
 from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.trace import continued
+from shoal.failures.exceptions import ends_the_program
+from shoal.failures.held import shown
 from shoal.replicas.code.current import Identity, running_replica
 from shoal.replicas.code.instance import Instance, is_async_class
 from shoal.replicas.code.jobs import DONE, PlainMethod

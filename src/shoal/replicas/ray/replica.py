@@ -20,8 +20,8 @@ import anyio
 import anyio.to_thread
 
 from shoal.batching.current import running_batch
-from shoal.batching.failures.hints import constructor_hint
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.failures.hints import constructor_hint
 from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+from shoal.asgi.http_options import FILE_OPTIONS
+from shoal.asgi.security import check_known
 from shoal.core.options.checks import one_of, whole
 from shoal.core.options.option import Option
-from shoal.serving.http_options import FILE_OPTIONS
-from shoal.serving.security import check_known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

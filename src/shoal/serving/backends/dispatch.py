@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import running_batch
-from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.handlers.binding import Binding
 from shoal.batching.handlers.handler import Handler
 from shoal.errors import ReplicaDied
+from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

@@ -19,7 +19,6 @@ from shoal.batching.batcher import Batcher
 from shoal.batching.handlers.array_types import array_check
 from shoal.batching.options.checks import checked_options
 from shoal.batching.options.opens import refuse_change
-from shoal.errors import BatcherClosed
 from shoal.serving.replica_set.pool import PoolRoom
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from shoal.batching.calls.entry import Entry
     from shoal.batching.handlers.handler import Handler
     from shoal.core.events import Observers
     from shoal.replicas.code.description import Method
@@ -100,18 +98,6 @@ class MethodBatcher:
         # An open batch begins with one request.
         is_closed = self.batcher.fill == "closed"
         self._room.size = self.batcher.options.max_batch_size if is_closed else 1
-
-    def entry(self) -> Entry:
-        """Returns the entry through which calls are made.
-
-        Raises:
-            NotOpen: The current event loop is not the one in which the batcher runs.
-            BatcherClosed: The batcher broke; the exception's cause is the reason.
-        """
-        failure = self.batcher.failure
-        if failure is not None:
-            raise BatcherClosed(f"{self.batcher.name} broke") from failure
-        return self.batcher.find()
 
     def forget_results(self) -> None:
         """Empties the cache of results, which other code or another user config has made."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.batching.failures.held import held
 from shoal.batching.handlers.handler import Fill
 from shoal.core.options.checks import mapping, more_than_0, named_values, whole, yes_or_no
 from shoal.core.options.option import (
@@ -26,6 +25,7 @@ from shoal.core.options.option import (
 )
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
+from shoal.failures.held import held
 from shoal.replicas.contract import ReplicaOptions
 from shoal.replicas.gpus.visible import VISIBLE
 from shoal.replicas.placements import (

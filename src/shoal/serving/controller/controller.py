@@ -65,6 +65,7 @@ class Controller(Client):
     Attributes:
         observers: As above; add a `shoal.BatchObserver`.
         devices: The GPUs of this server.
+        registry: The endpoints, with a number that changes whenever one is added or removed.
         url: The URL at which it is served over HTTP; None if it is not.
         is_draining: Whether it is about to end.
     """
@@ -82,7 +83,7 @@ class Controller(Client):
         self._declarations = Journal(state, imports, program)
         self._declaring = anyio.Lock()
         self._lifetime = Lifetime(self._restore, self._drained, self._declarations.close)
-        self._endpoints = Endpoints()
+        self.registry = Endpoints()
         self.devices = Devices()
         self._backends = Backends(
             self._lifetime, self._prepare, self._enter, self.observers, self.devices
@@ -113,17 +114,12 @@ class Controller(Client):
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
         """The endpoints, by name."""
-        return self._endpoints.by_name
+        return self.registry.by_name
 
     @property
     def times(self) -> RequestTimes:
         """How long calls by handles took; those by HTTP are counted by what serves them."""
-        return self._endpoints.times
-
-    @property
-    def version(self) -> int:
-        """A number that changes whenever an endpoint is added or removed."""
-        return self._endpoints.version
+        return self.registry.times
 
     @property
     def threads(self) -> Bridge:
@@ -216,7 +212,7 @@ class Controller(Client):
     async def _begin_deletion(self, tag: str, *, at_once: bool) -> Deletion:
         async with self._backends.changing(tag), self._declaring:
             self.check_open()
-            if users := self._endpoints.users_of(tag):
+            if users := self.registry.users_of(tag):
                 raise InUse(
                     f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
                     "elsewhere first, or delete the endpoint"
@@ -262,7 +258,7 @@ class Controller(Client):
         endpoint = Endpoint(name, path, checked_methods(methods), self._lifetime.start_soon)
         async with self._declaring:
             self.check_open()
-            self._endpoints.check_free(endpoint)
+            self.registry.check_free(endpoint)
             if weights is not None:
                 traffic = Traffic.checked(weights, self.backends)
                 endpoint.set_traffic(traffic, self._backends.among(traffic.weights))
@@ -272,7 +268,7 @@ class Controller(Client):
                 if proportion:
                     endpoint.shadows[tag] = flow
             await self._declarations.put_endpoint(endpoint)
-            self._endpoints.add(endpoint)
+            self.registry.add(endpoint)
 
     async def list_endpoints(self) -> dict[str, dict[str, Any]]:
         self.check_open()
@@ -292,7 +288,7 @@ class Controller(Client):
             self.check_open()
             endpoint = self.endpoint(name)
             await self._declarations.delete_endpoint(name)
-            self._endpoints.remove(endpoint)
+            self.registry.remove(endpoint)
 
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         self.check_open()
@@ -331,7 +327,7 @@ class Controller(Client):
             checked_tag("an endpoint's name", endpoint)
         else:
             self.endpoint(endpoint)
-        return EndpointHandle(endpoint, self._lifetime, self._endpoints)
+        return EndpointHandle(endpoint, self._lifetime, self.registry)
 
     async def status(self) -> Status:
         self.check_open()
@@ -356,7 +352,7 @@ class Controller(Client):
 
     def announce_endpoints(self, names: Sequence[str]) -> None:
         """Says which endpoints a program creates once its backends have started; for messages."""
-        self._endpoints.coming = names
+        self.registry.coming = names
 
     def status_now(self, readings: Mapping[str, GpuReading] | None = None) -> Status:
         """Returns the status of all backends and endpoints, and of GPUs.
@@ -376,7 +372,7 @@ class Controller(Client):
         Raises:
             NoSuchName: There is no endpoint of that name.
         """
-        return self._endpoints.find(name)
+        return self.registry.find(name)
 
     def check_open(self) -> None:
         """Checks that the controller is open.
@@ -399,13 +395,13 @@ class Controller(Client):
         Calls are still accepted.
         """
         self.is_draining = True
-        self._endpoints.drain()
+        self.registry.drain()
         self._backends.drain()
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> EndpointHandle:
         """Makes a handle for code in a replica of this controller."""
         return EndpointHandle(
-            endpoint, self._lifetime, self._endpoints, True, handle_options=handle_options
+            endpoint, self._lifetime, self.registry, True, handle_options=handle_options
         )
 
     async def answer_call_out(self, call: CallOut) -> Any:
@@ -439,7 +435,7 @@ class Controller(Client):
                 endpoint.shadows[tag] = ShadowFlow.restored(
                     self.backends[tag], shadow.proportion, shadow.compare
                 )
-            self._endpoints.add(endpoint)
+            self.registry.add(endpoint)
 
     def _enter(self) -> None:
         """Sets this controller in the context of a task that may run code of its backends."""

@@ -135,7 +135,7 @@ class EndpointHandle(AsyncHandle):
                 else "answers by a stream; write\n    async with handle.stream(item) as stream: ..."
             )
             raise TypeError(f"{batcher.name} {advice}")
-        entry, item = method_batcher.entry(), None
+        entry, item = method_batcher.batcher.find(), None
         if not args:
             item = item_without_data(
                 batcher.signature, chosen.http_method, chosen.http_headers, kwargs

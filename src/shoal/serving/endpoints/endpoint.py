@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.handlers.binding import Binding
 from shoal.errors import DeadlineExceeded, Overloaded
+from shoal.failures.exceptions import own_copy
 from shoal.serving.endpoints.shadow import PrimaryAnswer
 from shoal.serving.names import found
 from shoal.serving.status import EndpointStatus

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
-from shoal.batching.failures.held import held
-from shoal.batching.failures.holding import holding
-from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.traffic import Shadow
+from shoal.failures.held import held
+from shoal.failures.holding import holding
+from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.code.definition import imported, qualified_name
 from shoal.serving.status import ShadowStatus
 
@@ -163,7 +163,7 @@ class ShadowFlow:
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions
     ) -> Any:
         method_batcher = await self.backend.method_batcher(method)
-        entry = method_batcher.entry()
+        entry = method_batcher.batcher.find()
         item = entry.item(args, kwargs)
         if not method_batcher.streams:
             return await entry.call(item, call_options)

@@ -15,11 +15,11 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
-from shoal.batching.failures.exceptions import goes_on
-from shoal.batching.failures.held import held, shown
-from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.replicas.life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.failures.exceptions import goes_on
+from shoal.failures.held import held, shown
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica

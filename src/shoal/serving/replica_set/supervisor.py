@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.batching.failures.held import held
 from shoal.core.replicas.life import LifeState
 from shoal.core.replicas.rollout import Seen, decide
 from shoal.errors import BatcherClosed
+from shoal.failures.held import held
 from shoal.replicas.code.current import Identity
 from shoal.serving.config.batching import DEFAULTS
 from shoal.serving.config.config import same_user_config

@@ -15,10 +15,10 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from shoal.batching.failures.exceptions import goes_on, own_copy
 from shoal.batching.handlers.own_context import HoldLogs, in_own_context
-from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.batching.loops.unlimited import UNLIMITED
+from shoal.failures.exceptions import goes_on, own_copy
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job

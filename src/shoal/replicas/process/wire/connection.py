@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic
 
 import anyio
 
-from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.frames import FrameReader, K, rest_of
 
 if TYPE_CHECKING:

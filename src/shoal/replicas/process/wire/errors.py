@@ -18,10 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shoal.batching.failures.exceptions import slots_of
-from shoal.batching.failures.frames import users_part
 from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
+from shoal.failures.exceptions import slots_of
+from shoal.failures.frames import users_part
 from shoal.replicas.code import jobs
 from shoal.replicas.process.wire.messages import unpickled
 

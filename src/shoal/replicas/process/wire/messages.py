@@ -12,7 +12,7 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.batching.failures.held import held
+from shoal.failures.held import held
 from shoal.replicas.process.wire.frames import MOST_GIVEN_BACK, encoded
 
 if TYPE_CHECKING:

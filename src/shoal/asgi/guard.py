@@ -1,0 +1,124 @@
+"""Which hosts and origins a server answers for.
+
+A page in a browser can send requests to a server on the same machine: to an address that its own
+name resolves to (DNS rebinding), or by a form or a script (cross-site requests). The first names
+the page's host in ``Host``, the second names the page in ``Origin``. So a server at a loopback
+address answers only for loopback names, and refuses what another origin sends with a method that
+may change something, or by a WebSocket. Elsewhere the operator says which hosts and origins may.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.asgi.bad_request import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.asgi.http_options import HttpOptions
+
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_MOST_KNOWN: Final = 256
+_MOST_SHOWN: Final = 253
+
+_log: Final = logging.getLogger("shoal.server")
+_HOST: Final = re.compile(r"(?:\[([^\]]*)\]|([^:\[]*))(?::[0-9]*)?")
+
+
+class RequestGuard:
+    """Refuses requests for other hosts, and from other origins.
+
+    Args:
+        options: The options of the server.
+        name: The address that it listens at, as a socket has it.
+
+    Attributes:
+        is_local: Whether that is a loopback address or a UNIX socket.
+    """
+
+    def __init__(self, options: HttpOptions, name: Any) -> None:
+        is_unix = isinstance(name, (str, bytes))
+        is_loopback = not is_unix and _is_loopback(name[0])
+        self.is_local = is_unix or is_loopback
+        self._hosts = _names(options.allowed_hosts, _LOOPBACK if is_loopback else ("*",))
+        self._origins = _names(options.allowed_origins, () if is_loopback else ("*",))
+        # Hosts and pairs that were found to be allowed, as sent.
+        self._known: set[tuple[bytes, bytes | None]] = set()
+        self._logged: set[int] = set()
+
+    @property
+    def allows_all(self) -> bool:
+        """Whether it refuses nothing."""
+        return self._hosts is None and self._origins is None
+
+    def check(self, method: str, host: bytes, origin: bytes | None) -> None:
+        """Checks a request; a WebSocket's method is empty.
+
+        Raises:
+            BadRequest: It is for another host (421), or from another origin (403).
+        """
+        if origin is not None and method in _SAFE_METHODS:
+            origin = None
+        if (host, origin) in self._known:
+            return
+        if self._hosts is not None and _host_of(host) not in self._hosts:
+            self._log_once(421, "host", host, "allowed_hosts (--allow-host)")
+            raise BadRequest(
+                421,
+                "This server does not answer for that host. Its operator can allow more hosts "
+                "with allowed_hosts (--allow-host).",
+            )
+        if origin is not None and self._origins is not None and not self._is_from(origin, host):
+            self._log_once(403, "origin", origin, "allowed_origins (--allow-origin)")
+            raise BadRequest(
+                403,
+                "Requests from that origin are refused. The operator can allow more origins with "
+                "allowed_origins (--allow-origin).",
+            )
+        if len(self._known) < _MOST_KNOWN:
+            self._known.add((host, origin))
+
+    def _log_once(self, status: int, what: str, sent: bytes, option: str) -> None:
+        if status not in self._logged:
+            self._logged.add(status)
+            shown = sent[:_MOST_SHOWN].decode("latin-1")
+            _log.warning(
+                "a request was refused with %d for its %s %r; to allow it, name it in %s. This is "
+                "logged once.",
+                *(status, what, shown, option),
+            )
+
+    def check_headers(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Checks a request by its headers; see `check`. Two different hosts are none."""
+        found: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name in (b"host", b"origin") and found.setdefault(name, value) != value:
+                found[name] = b""
+        self.check(method, found.get(b"host", b""), found.get(b"origin"))
+
+    def _is_from(self, origin: bytes, host: bytes) -> bool:
+        assert self._origins is not None
+        given = origin.decode("latin-1").lower()
+        return given.partition("://")[2] == host.decode("latin-1").lower() or given in self._origins
+
+
+def _names(given: Iterable[str], default: Iterable[str]) -> frozenset[str] | None:
+    """Returns the allowed names in lower case; None if any is."""
+    names = frozenset(name.lower().rstrip("/") for name in given) or frozenset(default)
+    return None if "*" in names else names
+
+
+def _host_of(given: bytes) -> str:
+    """Returns a host without its port and brackets, in lower case; empty if it is malformed."""
+    found = _HOST.fullmatch(given.decode("latin-1").lower())
+    return "" if found is None else found[1] or found[2]
+
+
+def _is_loopback(host: str) -> bool:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback

@@ -1,0 +1,438 @@
+"""The options of an HTTP server: one frozen record, checked when it is made.
+
+All that take them read this table: `shoal.start`, an `App`, the table ``[server]`` of a file, and
+the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, get_args
+
+from shoal.asgi.allowed_names import checked_hosts, checked_origins
+from shoal.asgi.protocol_names import checked_protocols
+from shoal.asgi.proxy_options import checked_peers, checked_proxy_headers, checked_root_path
+from shoal.asgi.security import (
+    SecurityRequirements,
+    check_known,
+    checked_requirements,
+    checked_schemes,
+)
+from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
+from shoal.core.options.names import suggested
+from shoal.core.options.option import check_options, option, options_of, table
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+OverloadStatus = Literal[503, 429]
+ServerTiming = Literal["never", "asked", "always"]
+
+# Its user must be able to open it.
+_MODE: Final = re.compile("0?[67][0-7][0-7]")
+
+
+class AppKeywords(TypedDict, total=False):
+    """The options of `HttpOptions` that an `App` takes."""
+
+    allowed_hosts: Sequence[str]
+    allowed_origins: Sequence[str]
+    max_body_bytes: int
+    max_incomplete_bytes: int
+    max_json_elements: int
+    send_timeout_s: float
+    answer_timeout_s: float | None
+    heartbeat_s: float
+    max_websocket_requests: int
+    sse_done: bool
+    overload_status: OverloadStatus
+    retry_after_s: int
+    server_timing: ServerTiming
+    debug: bool
+    compress_from_bytes: int | None
+    protocols: Sequence[Any]
+    openapi: bool
+    landing_page: bool
+    dashboard: bool | None
+    title: str
+    version: str
+    security_schemes: Mapping[str, Mapping[str, Any]]
+    security: SecurityRequirements
+
+
+class ServerKeywords(TypedDict, total=False):
+    """The options of `HttpOptions` that are about the server, for any application."""
+
+    host: str
+    port: int
+    uds: str | None
+    uds_mode: str
+    fd: int | None
+    allowed_hosts: Sequence[str]
+    allowed_origins: Sequence[str]
+    graceful_timeout_s: float
+    max_connections: int
+    keep_alive_timeout_s: float
+    head_timeout_s: float
+    max_head_bytes: int
+    max_headers: int
+    max_target_bytes: int
+    body_timeout_s: float
+    send_timeout_s: float
+    ping_interval_s: float
+    max_message_bytes: int
+    certfile: str | None
+    keyfile: str | None
+    access_log: bool
+    root_path: str
+    trusted_peers: Sequence[str]
+    proxy_headers: Sequence[str]
+
+
+def _text(name: str, value: Any, example: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f'{name} must be text, such as "{example}", not {value!r}')
+    return value
+
+
+def _host(name: str, value: Any) -> str:
+    host = _text(name, value, example="127.0.0.1")
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
+
+
+def _port(name: str, value: Any) -> int:
+    found = whole(name, value, least=0)
+    if found > 65535:
+        raise ValueError(f"{name} must be from 0 to 65535, not {value!r}")
+    return found
+
+
+def _mode(name: str, value: Any) -> str:
+    found = _text(name, value, "660")
+    if not _MODE.fullmatch(found):
+        raise ValueError(f'{name} must be three octal digits, such as "660", not {value!r}')
+    return found
+
+
+def _overload_status(name: str, value: Any) -> int:
+    if value not in (503, 429):
+        raise ValueError(f"{name} must be 503 or 429, not {value!r}")
+    return int(value)
+
+
+def _server_timing(name: str, value: Any) -> str:
+    if value not in get_args(ServerTiming):
+        raise ValueError(f'{name} must be "never", "asked" or "always", not {value!r}')
+    return str(value)
+
+
+def _list(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, not {value!r}")
+    return tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
+    """Checks a list of middleware, and returns it as a tuple.
+
+    Raises:
+        TypeError: It is not a list of middleware.
+    """
+    found = _list(name, value)
+    for one in found:
+        if not callable(getattr(one, "cls", one)):
+            raise TypeError(
+                f"{name} takes Starlette's, such as Middleware(CORSMiddleware, allow_origins=[...])"
+                f", or functions that take an application and return another, not {one!r}"
+            )
+    return found
+
+
+def _check_names(what: str, given: Iterable[str], names: list[str]) -> None:
+    for name in given:
+        if name not in names:
+            hint = suggested(name, names) or f"it has {', '.join(names)}"
+            raise TypeError(f"{what} has no option {name!r}; {hint}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """How an application, or a controller, is served over HTTP.
+
+    Attributes:
+        host: The address to listen at: IPv4, IPv6, or a name, at all of whose addresses the server
+            listens.
+        port: The port, or 0 for a free one.
+        uds: The path of a UNIX socket to listen at in place of host and port.
+        uds_mode: Who can open that socket, in octal: ``"600"`` for this user only, ``"660"`` for
+            its group as well, as a proxy with another user needs.
+        fd: The file descriptor of an inherited socket to listen at in place of host and port. The
+            server closes it at the end.
+        middlewares: Middleware around the endpoints: functions that take an ASGI application and
+            return another, or Starlette's `Middleware`; the first is the outermost.
+        token: The token for the admin API at `host` and `port`. Without a token the API is not
+            served there, even at a loopback address, since a relay may forward requests from
+            anywhere. At `uds`, if only this user can open it, it is always served.
+        admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
+        allowed_modules: The modules that import paths sent to the admin API may name, with their
+            submodules; ``["*"]`` for all.
+        graceful_timeout_s: How long running requests may take at the end, in seconds.
+        max_connections: How many connections may be open at once at one address; further ones wait
+            to be accepted.
+        keep_alive_timeout_s: How long a connection may be idle, in seconds.
+        head_timeout_s: How long the head of a request may take to arrive, in seconds.
+        max_head_bytes: The largest head that a request may have: its request line and its headers,
+            in bytes.
+        max_headers: How many headers a request may have.
+        max_target_bytes: The longest target, a path with its query, that a request may have, in
+            bytes.
+        body_timeout_s: How long the body of a request may take to arrive, in seconds, or each 16
+            KiB of it.
+        ping_interval_s: How long the client of a WebSocket may be silent before it is pinged, and
+            then again before it is disconnected, in seconds.
+        max_message_bytes: The largest message that the client of a WebSocket may send, in bytes.
+        certfile: The file with the server's certificate and those that vouch for it, in PEM; the
+            server then speaks TLS at host and port.
+        keyfile: The file with the certificate's private key, in PEM; None if it is in `certfile`.
+        access_log: Whether each request is logged, by the logger ``shoal.access``.
+        root_path: The prefix that a proxy removes from the paths of requests, such as
+            ``"/models"``. Applications get it by ASGI, for the URLs that they write.
+        trusted_peers: The peers whose `proxy_headers` are believed: addresses, networks such as
+            ``"10.0.0.0/8"``, and ``"unix"`` for those at a UNIX socket. If none is given, no
+            header is.
+        proxy_headers: The headers that these peers set or remove, whatever their clients send:
+            of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``, or ``Forwarded``.
+        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. If
+            none is given: ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback
+            address, else all. Behind a proxy on the same machine that passes ``Host`` on, name the
+            public hosts here.
+        allowed_origins: The origins, such as ``"https://example.com"``, whose pages may send
+            requests with other methods than ``GET``, and open WebSockets; ``["*"]`` for all. The
+            requests' own host always may. If none is given: no other at a loopback address, else
+            all.
+        max_body_bytes: The largest body that a request may have, in bytes.
+        max_incomplete_bytes: How many bytes may be held of bodies that are incomplete, in total,
+            and a quarter of it for one connection; further ones are refused with 503.
+        max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
+            are containers, since their memory may be no more than 12 times the body's size, plus
+            32 bytes for each permitted element, plus 1 MiB.
+        send_timeout_s: How long a client may take to accept one message of an answer, or each 256
+            KiB of it, in seconds; a slower client is disconnected.
+        answer_timeout_s: How long a call with one result may take if its endpoint has no
+            ``request_timeout_s``, in seconds; None for no limit. A server does not always notice
+            that a client is gone, so every call should have a time limit.
+        heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
+            seconds.
+        max_websocket_requests: How many requests may run at once on one WebSocket to an endpoint;
+            further ones are refused.
+        sse_done: Whether server-sent events end with ``data: [DONE]``, as OpenAI's do, in place of
+            ``event: end``.
+        overload_status: The status of the answer to a call that met a full queue, 503 or 429.
+        retry_after_s: The ``Retry-After`` of such an answer, in seconds.
+        server_timing: Which answers of endpoints say, in the header ``Server-Timing``, how long the
+            request waited for a worker slot (``queue``), then for others to fill its batch
+            (``wait``), and how long the handler took (``run``), in milliseconds: ``"never"`` any,
+            those whose clients have ``"asked"`` by the header ``X-Server-Timing: 1``, or
+            ``"always"`` all. It tells clients how busy the server is.
+        debug: Whether an answer to an internal error shows the traceback.
+        compress_from_bytes: Answers of so many bytes or more, and all streams, are compressed for
+            clients that accept zstd or gzip; None for no compression. Leave it off where an answer
+            has a secret beside text that a client chooses: by the length of a compressed answer the
+            secret can be guessed (BREACH).
+        protocols: The protocols in which endpoints are called, besides Shoal's own: their names, or
+            `shoal.http.HttpProtocol` objects.
+        openapi: Whether the endpoints are described at ``/-/openapi.json``, by OpenAPI, and shown
+            at ``/-/docs``.
+        landing_page: Whether ``/`` shows the endpoints, if there is none at that path.
+        dashboard: Whether ``/-/dashboard`` is at the application's own address: a page that shows
+            what the server does, without items and results. None if only this package's server at
+            a loopback address or a UNIX socket has it there, for requests from this machine. The
+            admin listener always has it.
+        title: The name of the application in these.
+        version: Its version in the OpenAPI document.
+        security_schemes: OpenAPI's security schemes, by name: how callers prove who they are. They
+            are only described; middleware checks them.
+        security: The schemes that an endpoint needs which names none itself, each with its scopes:
+            ``{"key": []}``; or a list of such mappings, of which one is needed. Described only,
+            as well.
+    """
+
+    host: str = option("127.0.0.1", _host, flag="address to listen at")
+    port: int = option(8000, _port, flag="port to listen at, 0 for a free one")
+    uds: str | None = option(
+        None,
+        partial(_text, example="/run/shoal.sock"),
+        may_be_none=True,
+        flag="UNIX socket to listen at in place of host and port",
+    )
+    uds_mode: str = option(
+        "600", _mode, flag="who can open that socket, in octal: 660 for its group as well"
+    )
+    fd: int | None = option(None, partial(whole, least=0))
+    middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = option((), checked_middleware)
+    token: str | None = field(default=None, repr=False)
+    admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
+    allowed_modules: Sequence[str] = option((), _list)
+    graceful_timeout_s: float = option(
+        20.0, finite_seconds, flag="how long running requests may take at shutdown"
+    )
+    max_connections: int = option(
+        1000,
+        partial(whole, least=1),
+        flag="how many connections may be open at once; others wait",
+    )
+    keep_alive_timeout_s: float = option(5.0, more_than_0, flag="how long a connection may be idle")
+    head_timeout_s: float = option(
+        10.0, more_than_0, flag="how long the head of a request may take to arrive"
+    )
+    max_head_bytes: int = option(
+        2**15, partial(whole, least=1), flag="largest head of a request, in bytes"
+    )
+    max_headers: int = option(
+        128, partial(whole, least=1), flag="how many headers a request may have"
+    )
+    max_target_bytes: int = option(
+        2**14, partial(whole, least=1), flag="longest path and query of a request, in bytes"
+    )
+    body_timeout_s: float = option(
+        10.0, more_than_0, flag="how long each 16 KiB of a request's body may take to arrive"
+    )
+    ping_interval_s: float = option(
+        7.0, more_than_0, flag="ping the client of a WebSocket that is silent for so long"
+    )
+    max_message_bytes: int = option(
+        16 * 2**20, partial(whole, least=1), flag="largest message on a WebSocket, in bytes"
+    )
+    certfile: str | None = option(
+        None,
+        partial(_text, example="cert.pem"),
+        may_be_none=True,
+        flag="speak TLS, with the certificate in this file",
+    )
+    keyfile: str | None = option(
+        None,
+        partial(_text, example="key.pem"),
+        may_be_none=True,
+        flag="the certificate's private key, if it is in another file",
+    )
+    access_log: bool = option(
+        False, yes_or_no, flag="write a line of JSON for each request to stderr"
+    )
+    root_path: str = option(
+        "", checked_root_path, flag="prefix that a proxy removes from the paths of requests"
+    )
+    trusted_peers: Sequence[str] = option(
+        (),
+        checked_peers,
+        flag='a proxy that is believed: an address, a network, or "unix"; repeatable (none)',
+    )
+    proxy_headers: Sequence[str] = option(
+        ("x-forwarded-for", "x-forwarded-proto"),
+        checked_proxy_headers,
+        flag="a header that these proxies set: X-Forwarded-For, -Proto, -Host, -Prefix, or "
+        "Forwarded; repeatable (X-Forwarded-For and X-Forwarded-Proto)",
+    )
+    allowed_hosts: Sequence[str] = option(
+        (),
+        checked_hosts,
+        flag="a host that requests may be for; repeatable (localhost, at loopback)",
+    )
+    allowed_origins: Sequence[str] = option(
+        (),
+        checked_origins,
+        flag="an origin whose pages may send requests; repeatable (at loopback: none but its own)",
+    )
+    max_body_bytes: int = option(16 * 2**20, partial(whole, least=1))
+    max_incomplete_bytes: int = option(256 * 2**20, partial(whole, least=1))
+    max_json_elements: int = option(2**18, partial(whole, least=1))
+    send_timeout_s: float = option(
+        10.0,
+        more_than_0,
+        flag="disconnect a client that takes longer to read 256 KiB of its response",
+    )
+    answer_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
+    heartbeat_s: float = option(15.0, more_than_0)
+    max_websocket_requests: int = option(64, partial(whole, least=1))
+    sse_done: bool = option(False, yes_or_no)
+    overload_status: OverloadStatus = option(503, _overload_status)
+    retry_after_s: int = option(1, partial(whole, least=1))
+    server_timing: ServerTiming = option("never", _server_timing)
+    debug: bool = option(False, yes_or_no)
+    compress_from_bytes: int | None = option(None, partial(whole, least=1), may_be_none=True)
+    protocols: Sequence[Any] = option((), checked_protocols)
+    openapi: bool = option(True, yes_or_no)
+    landing_page: bool = option(True, yes_or_no)
+    dashboard: bool | None = option(None, yes_or_no, may_be_none=True)
+    title: str = option("Shoal", partial(_text, example="Embeddings"))
+    version: str = option("0.1.0", partial(_text, example="1.2.0"))
+    security_schemes: Mapping[str, Mapping[str, Any]] = table(checked_schemes)
+    security: SecurityRequirements = option((), checked_requirements)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        token: Any = self.token
+        if token is not None and not isinstance(token, str):
+            raise TypeError(f"token must be text, not {type(token).__name__}")
+        if self.uds is not None and self.fd is not None:
+            raise ValueError(
+                f"uds={self.uds!r} and fd={self.fd!r} are two addresses; give one of them"
+            )
+        if self.keyfile is not None and self.certfile is None:
+            raise ValueError(f"keyfile={self.keyfile!r} needs certfile, the certificate of the key")
+        check_known(self.security, self.security_schemes)
+
+    @classmethod
+    def of(cls, given: Any) -> HttpOptions:
+        """Creates the options from a user's argument.
+
+        Args:
+            given: Options, a mapping of them, or True for the defaults.
+
+        Raises:
+            TypeError: The argument is none of these, or an option is unknown.
+        """
+        if isinstance(given, HttpOptions):
+            return given
+        if given is True:
+            return cls()
+        if not isinstance(given, Mapping):
+            raise TypeError(f'http must be options such as {{"port": 8000}}, not {given!r}')
+        keywords = cast("Mapping[str, Any]", given)
+        _check_names("http", keywords, [one.name for one in fields(cls)])
+        return cls(**keywords)
+
+    @classmethod
+    def of_app(cls, given: AppKeywords) -> HttpOptions:
+        """Creates the options of an `App`.
+
+        Raises:
+            TypeError: An option is unknown, or not about an application.
+        """
+        for name in (one for one in given if one not in APP_OPTIONS):
+            known = (*APP_OPTIONS, "middleware")
+            hint = suggested(name, known) or f"there are {', '.join(known)}"
+            raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
+        return cls(**given)
+
+    @classmethod
+    def of_server(cls, given: ServerKeywords) -> HttpOptions:
+        """Creates the options of a server for any application.
+
+        Raises:
+            TypeError: An option is unknown, or not about the server.
+        """
+        _check_names("shoal.serve", given, list(ServerKeywords.__annotations__))
+        return cls(**given)
+
+
+HTTP_OPTIONS: Final = options_of(HttpOptions)
+"""The options by their names, without the token, whose value no message may show."""
+
+APP_OPTIONS: Final = tuple(AppKeywords.__annotations__)
+"""The names of those that an `App` takes."""
+
+FILE_OPTIONS: Final = {n: one for n, one in HTTP_OPTIONS.items() if one.flag or n in APP_OPTIONS}
+"""Those that the table ``[server]`` of a file may have: all of an `App` and of the command line."""

@@ -1,0 +1,138 @@
+"""The server's side of ASGI's lifespan protocol.
+
+Stock Hypercorn treats an application that raises during startup as one that doesn't support the
+protocol, and serves it all the same. Here an application that received the startup message and then
+raised has failed to start. If the lifespan fails later, the failure is logged and the server keeps
+running: the application can still answer, and its readiness page reports the problem.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.errors import LifespanFailed
+from shoal.failures.frames import failure_text
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message
+
+# How long an application that reported a failed startup may take to raise the error itself.
+_RAISE_TIMEOUT_S: Final = 1.0
+
+_log = logging.getLogger("shoal.server")
+
+
+class _Phase(Enum):
+    NEW = auto()  # the application has not received the startup message
+    STARTING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+
+
+class Lifespan:
+    """Runs one application's lifespan.
+
+    Args:
+        app: The ASGI application.
+
+    Attributes:
+        state: What the application put into ``scope["state"]``, for every request's scope.
+        failure: Why the lifespan failed, or None.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.state: dict[str, Any] = {}
+        self.failure: LifespanFailed | None = None
+        self._app = app
+        self._phase = _Phase.NEW
+        self._stop = anyio.Event()
+        self._started = anyio.Event()
+        self._ended = anyio.Event()
+
+    async def run(self) -> None:
+        """Runs the lifespan from start to end, as a task."""
+        scope = {
+            "type": "lifespan",
+            "asgi": {"version": "3.0", "spec_version": "2.0"},
+            "state": self.state,
+        }
+        try:
+            await self._app(scope, self._receive, self._send)
+        except Exception as error:
+            self._failed(error)
+        except BaseExceptionGroup as group:
+            failures, passing = group.split(Exception)
+            if failures is not None:
+                self._failed(failures)
+            if passing is not None:
+                raise passing from None
+        finally:
+            self._started.set()
+            self._ended.set()
+
+    async def wait_started(self) -> None:
+        """Waits until the application has started, or has failed to: see ``failure``."""
+        await self._started.wait()
+        if self.failure is not None:
+            # What it may raise next describes the failure better than its message.
+            with anyio.move_on_after(_RAISE_TIMEOUT_S):
+                await self._ended.wait()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Ends the application; sets ``failure`` if it fails to end, or does not end in time."""
+        self._stop.set()
+        with anyio.move_on_after(timeout_s):
+            await self._ended.wait()
+            return
+        self._fail(f"the application did not shut down within {timeout_s:.1f} s", "")
+
+    async def _receive(self) -> Message:
+        if self._phase is _Phase.NEW:
+            self._phase = _Phase.STARTING
+            return {"type": "lifespan.startup"}
+        await self._stop.wait()
+        if self._phase is not _Phase.STOPPING:
+            self._phase = _Phase.STOPPING
+            return {"type": "lifespan.shutdown"}
+        await anyio.sleep_forever()
+        raise AssertionError("never reached")
+
+    async def _send(self, message: Message) -> None:
+        match message["type"]:
+            case "lifespan.startup.complete":
+                self._phase = _Phase.RUNNING
+                self._started.set()
+            case "lifespan.shutdown.complete":
+                self._ended.set()
+            case "lifespan.startup.failed":
+                self._fail("the application did not start", message.get("message", ""))
+                self._started.set()
+            case "lifespan.shutdown.failed":
+                self._fail("the application's shutdown failed", message.get("message", ""))
+            case unknown:
+                raise ValueError(f"{unknown!r} is not a message of the lifespan protocol")
+
+    def _failed(self, error: Exception) -> None:
+        details = failure_text(error)
+        match self._phase:
+            case _Phase.NEW:
+                _log.debug("the application has no lifespan", exc_info=error)
+            case _Phase.STARTING:
+                self._fail("the application did not start", details)
+            case _Phase.RUNNING:
+                self._fail("the application's lifespan ended early", details)
+                _log.error("the application's lifespan ended early", exc_info=error)
+            case _Phase.STOPPING:
+                self._fail("the application's shutdown failed", details)
+
+    def _fail(self, message: str, details: str) -> None:
+        # Starlette sends its traceback and then raises the error as well; others send one sentence.
+        if self.failure is None or "Traceback" not in self.failure.details:
+            last_line = details.strip().rpartition("\n")[2].strip()
+            self.failure = LifespanFailed(
+                f"{message}: {last_line}" if last_line else message, details=details
+            )

@@ -1,0 +1,156 @@
+"""A copy of a handler's exception for each caller, and the classification of exceptions.
+
+A handler raises one exception, and many callers catch it. If they shared the object, each would add
+its traceback to it, and one caller's ``raise ... from`` or ``add_note`` would show up in another's
+log. So each caller gets an object of the same type, with the original as its cause.
+"""
+
+from __future__ import annotations
+
+import copy
+import signal
+import threading
+from contextlib import suppress
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio
+
+from shoal.errors import HandlerFailed
+from shoal.loops.event_loop import cancellations, holds_ctrl_c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
+    from shoal.loops.parking import Parking
+
+
+@holds_ctrl_c
+def own_copy(error: BaseException, name: str = "the handler") -> Exception:
+    """Returns a copy of an error for one caller.
+
+    Args:
+        error: What the handler raised, or returned in a result position.
+        name: A description of the code that raised the error, for messages.
+
+    Returns:
+        An exception of the same type, arguments and attributes, with `error` as its cause. It is a
+        `HandlerFailed` with that cause if the type can't be copied, or if `error` is no
+        `Exception`: one that is not expected could end the caller's program.
+    """
+    with suppress(BaseException):  # user code may raise anything
+        if isinstance(error, Exception):
+            twin = _copied(error)
+            if twin is not error:
+                assert type(twin) is type(error)
+                twin.__cause__ = error
+                twin.__traceback__ = None
+                return twin
+    said = ""
+    with suppress(BaseException):  # user code may raise anything
+        said = f": {error}" if str(error) else ""
+    if isinstance(error, cancellations()):
+        said += (
+            "; no cancellation was requested, so it awaited something cancelled, or stored or "
+            "created this exception itself"
+        )
+    failure = HandlerFailed(f"{name} raised {type(error).__name__}{said}")
+    failure.__cause__ = error
+    return failure
+
+
+def ends_the_program(error: BaseException) -> bool:
+    """Returns whether an error is `KeyboardInterrupt` or `SystemExit`, or a group with one."""
+    return _holds(error, (KeyboardInterrupt, SystemExit))
+
+
+def is_of_a_signal(error: BaseException) -> bool:
+    """Returns whether a signal handler of the program raised an error that ends the program.
+
+    Such an error can be raised in any code of the main thread, and is no bug of that code.
+    """
+    if threading.current_thread() is not threading.main_thread() or not ends_the_program(error):
+        return False
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {_code_of(handler) for handler in handlers if callable(handler)}
+    return any(frame.f_code in codes for frame in _frames_of(error))
+
+
+def _code_of(handler: Any) -> object:
+    while isinstance(handler, partial):
+        handler = handler.func
+    call = handler if hasattr(handler, "__code__") else getattr(handler, "__func__", None)
+    return getattr(call or type(handler).__call__, "__code__", None)
+
+
+def _frames_of(error: BaseException) -> Iterator[FrameType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+    if isinstance(error, BaseExceptionGroup):
+        for one in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _frames_of(one)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Returns whether an error is this event loop's cancellation, or a group with one."""
+    return _holds(error, anyio.get_cancelled_exc_class())
+
+
+def goes_on(error: BaseException, parking: Parking) -> bool:
+    """Returns whether an error raised by user code must propagate.
+
+    These must: an error that ends the program, a cancellation if a cancel scope was cancelled, and
+    the `GeneratorExit` of a discarded coroutine. All others are errors of the code itself, whatever
+    their class, also a cancellation that was not requested.
+    """
+    if isinstance(error, Exception):
+        return False
+    if ends_the_program(error):
+        return True
+    if isinstance(error, GeneratorExit):
+        return not parking.is_in_task()
+    if not is_cancellation(error):
+        return False
+    if parking.is_cancelled():
+        return True
+    parking.uncancel()
+    return False
+
+
+def _holds(
+    error: BaseException, kinds: type[BaseException] | tuple[type[BaseException], ...]
+) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.subgroup(kinds) is not None
+    return isinstance(error, kinds)
+
+
+def _copied(error: Exception) -> Exception:
+    cls = type(error)
+    if not isinstance(cls.__init__, FunctionType):
+        # A builtin, or a plain subclass of one: the constructor sets its fields.
+        twin = copy.copy(error)
+    else:
+        # A user-defined constructor could have any effect, so it is not called again.
+        twin = cls.__new__(cls, *error.args)
+        twin.args = error.args
+        for name in slots_of(cls):
+            if hasattr(error, name):
+                setattr(twin, name, getattr(error, name))
+        twin.__dict__.update(error.__dict__)
+    notes = getattr(error, "__notes__", None)
+    if notes is not None:
+        twin.__notes__ = list(notes)
+    return twin
+
+
+def slots_of(cls: type) -> Iterable[str]:
+    """Yields the names of a class's slots."""
+    for base in cls.__mro__:
+        slots: Any = base.__dict__.get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots

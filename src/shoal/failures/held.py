@@ -1,0 +1,58 @@
+"""Limits user code to raising `Exception`s, where others would end unrelated requests too.
+
+A function that runs such code is marked with `holds_ctrl_c`, so that a Ctrl-C at the terminal is
+not mistaken for an error of the code.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from shoal.failures.exceptions import is_of_a_signal, own_copy
+from shoal.loops.event_loop import holds_ctrl_c
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def held(function: F, name: str = "the code") -> F:
+    """Wraps a plain function so that it raises nothing but `Exception`s.
+
+    Args:
+        function: The function.
+        name: A description of it, for messages.
+    """
+
+    @functools.wraps(function, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _call(function, name, args, kwargs)
+
+    return cast("F", call)
+
+
+@holds_ctrl_c
+def _call(
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except Exception:
+        raise
+    except BaseException as error:
+        if is_of_a_signal(error):
+            raise
+        raise own_copy(error, name) from error
+
+
+@holds_ctrl_c
+def shown(value: object) -> str:
+    """Returns the `repr` of a user's object, or its type's name if `repr` fails."""
+    try:
+        return repr(value)
+    except BaseException as error:  # user code may raise anything
+        if is_of_a_signal(error):
+            raise
+        return f"<{type(value).__name__}>"

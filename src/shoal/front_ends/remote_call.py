@@ -1,0 +1,361 @@
+"""One request that a front end has passed on, in the server's process.
+
+To the application it is the three arguments of ASGI. What it is asked to send goes to the front end
+as frames. No more is sent ahead of the client than a window, so that a client that does not read
+holds up its own call only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from pickle import dumps
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.lowlevel
+
+from shoal.asgi.connections import SERVER
+from shoal.front_ends.wire import (
+    HEARTBEATS,
+    MESSAGES_AHEAD,
+    NUMBER,
+    SECONDS,
+    WINDOW,
+    FrontKind,
+    size_of,
+)
+from shoal.server.log_errors import contained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from starlette.types import Message, Scope
+
+    from shoal.front_ends.channel import Channel
+    from shoal.front_ends.wire import RequestHead
+    from shoal.server.shared import Shared
+
+_SENDS_WITHOUT_CHECKPOINT: Final = 16
+_FAILED: Final = "a callback of the application failed"
+_GONE: Final = 1006  # WebSocket's code for a connection that was lost
+
+# How far the answer is; the head is kept until the body begins.
+_NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
+
+
+class RemoteCall:
+    """One request, its answer, and the application's end of both.
+
+    Args:
+        shared: What the requests of all front ends share.
+        channel: The channel to the front end.
+        id_: The number of the request there.
+        head: The head.
+        body: The whole body; None if it comes in messages.
+        ended: Called with it when the application has returned.
+
+    Attributes:
+        shared: As above.
+        has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
+        refused_with: The status that the server has answered with in place of the application.
+    """
+
+    has_left = was_left = False
+    refused_with = 0
+    _answer = _NOT_BEGUN
+    _begun: tuple[int, list[tuple[bytes, bytes]]] | None = None
+    _gave_disconnect = False
+    _is_cut_off = False
+    _on_left: Callable[[], object] | None = None
+    _on_drain: Callable[[], object] | None = None
+    _is_draining = False
+    _take: Callable[[Message], bool] | None = None
+    _sends = 0
+    _unread = 0  # bytes of the answer that the client has not taken
+    _wanted = 0  # messages of the client that may come
+    _waiters: Sequence[Any] = ()
+
+    def __init__(
+        self,
+        shared: Shared,
+        channel: Channel,
+        id_: int,
+        head: RequestHead,
+        body: bytes | None,
+        ended: Callable[[RemoteCall], object],
+    ) -> None:
+        self.id = id_
+        self.shared = shared
+        self._channel = channel
+        self._head = head
+        self._body = body
+        self._has_more = body is None  # messages of the client may come
+        self._messages: deque[Message] = deque()
+        self._ended = ended
+
+    # The application's side: ASGI.
+
+    def scope(self) -> Scope:
+        """Returns a new scope of ASGI."""
+        scope: Scope = dict(self._head.scope)
+        scope["headers"] = list(scope["headers"])
+        scope["state"] = self.shared.state.copy()
+        offered: dict[str, Any] = {
+            "when_left": self.when_left,
+            "is_cut_off": self.is_cut_off,
+            "send_timeout_s": self.shared.send_timeout_s,
+            "is_local": self.shared.is_local,
+            "note_trace": self.note_trace,
+            "refused_with": partial(getattr, self, "refused_with"),
+        }
+        if HEARTBEATS in self._head.offers:
+            offered |= {"heartbeat": self.heartbeat, "send": self.send}
+            offered |= {"has_room": self.has_room, "put": self.put}
+        if self._head.is_websocket:
+            offered["when_draining"] = self._when_draining
+            offered["when_received"] = self._when_received
+            offered["send_texts"] = self._send_texts
+        # Extensions of the front end's server are not passed on, but those that ASGI requires.
+        known: dict[str, Any] = {name: {} for name in self._head.offers if name != HEARTBEATS}
+        scope["extensions"] = {**known, "shoal.disconnect": offered, SERVER: self.shared.counts}
+        return scope
+
+    def note_trace(self, ids: tuple[str, str]) -> None:
+        """Tells the front end the ids of the request's trace and span, if it logs the request."""
+        if self.shared.options.access_log:
+            self._post(FrontKind.TRACE, " ".join(ids).encode("ascii"))
+
+    async def receive(self) -> Message:
+        """Returns the next message of the client; see ASGI."""
+        body, self._body = self._body, None
+        if body is not None:
+            return {"type": "http.request", "body": body, "more_body": False}
+        while not self._messages and not self.has_left and self._answer != _COMPLETE:
+            if self._has_more and not self._wanted:
+                self._want(MESSAGES_AHEAD)
+            await self._change()
+        if self._messages:
+            message = self._messages.popleft()
+            self._taken(message)
+            return message
+        if self._gave_disconnect:
+            # An application that ignores the disconnect must not block the event loop.
+            await anyio.lowlevel.checkpoint()
+        self._gave_disconnect = True
+        if self._head.is_websocket:
+            return {"type": "websocket.disconnect", "code": _GONE}
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Sends the next part of the answer; see ASGI.
+
+        Raises:
+            RuntimeError: The message does not come next.
+
+        Cancellation: The message is sent whole, or not at all.
+        """
+        if self.has_left:
+            await anyio.lowlevel.checkpoint()
+            return
+        kind = message["type"]
+        if self._head.is_websocket:
+            await self._room()
+            self._post(FrontKind.SEND, dumps(message, 5), size=size_of(message))
+        elif kind == "http.response.start":
+            if self._answer != _NOT_BEGUN:
+                raise RuntimeError("the answer has begun already")
+            headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            self._begun = message["status"], headers
+            self._answer = _STARTED
+        elif kind != "http.response.body" or self._answer == _NOT_BEGUN:
+            raise RuntimeError(f"{kind!r} is not a message that can come here")
+        elif self._answer == _COMPLETE:
+            raise RuntimeError("the answer is complete already")
+        else:
+            await self._send_body(
+                bytes(message.get("body", b"")), is_last=not message.get("more_body", False)
+            )
+
+    async def _send_body(self, data: bytes, *, is_last: bool) -> None:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            self._answer = _SENDING
+            told = dumps((*begun, is_last), 5)
+            self._post(FrontKind.BEGIN, NUMBER.pack(len(told)) + told, data)
+        else:
+            await self._room()
+            if self.has_left:
+                return
+            self._post(FrontKind.LAST if is_last else FrontKind.PART, data=data)
+        if is_last:
+            self._complete()
+
+    # What it offers beyond ASGI.
+
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Sets what is called once when the client leaves, or the call is cut off."""
+        self._on_left = callback
+        if callback is not None and (self.has_left or self._is_cut_off):
+            self._on_left = None
+            callback()
+
+    def is_cut_off(self) -> bool:
+        """Whether the server ends, and waits a moment for the end of the answer."""
+        return self._is_cut_off and not self.has_left
+
+    def heartbeat(self, after_s: float, data: bytes) -> None:
+        """Sends data whenever the answer was silent for a time."""
+        self._post(FrontKind.HEARTBEAT, SECONDS.pack(after_s), data, size=0)
+
+    def has_room(self) -> bool:
+        """Whether the client takes a part of the body at once."""
+        return self._unread < WINDOW
+
+    def put(self, data: bytes) -> None:
+        """Sends a part of a body at once."""
+        if not self.has_left:
+            self._post(FrontKind.PART, data=data, size=len(data))
+
+    # Of WebSockets.
+
+    def _when_draining(self, callback: Callable[[], object] | None) -> None:
+        self._on_drain = callback
+        if callback is None:
+            return
+        if self._is_draining:
+            callback()
+        else:
+            self._post(FrontKind.WATCH_DRAIN)
+
+    def _when_received(self, take: Callable[[Message], bool] | None) -> None:
+        self._take = take
+
+    async def _send_texts(self, texts: Iterable[str]) -> None:
+        if self.has_left:
+            await anyio.lowlevel.checkpoint()
+            return
+        await self._room()
+        texts = list(texts)
+        self._post(FrontKind.TEXTS, dumps(texts, 5), size=sum(map(len, texts)))
+
+    # The server's side.
+
+    async def run(self) -> bool:
+        """Calls the application; see `run_contained`."""
+        shared = self.shared
+        shared.started += 1
+        path: bytes = self._head.scope.get("raw_path", b"")
+        try:
+            with contained("the application failed on %r", path, has_left=lambda: self.was_left):
+                await shared.app(self.scope(), self.receive, self.send)
+        except BaseException:
+            self._post(FrontKind.ENDED)
+            raise
+        return True
+
+    def ended(self, *, is_reusable: bool) -> None:
+        """Handles that the application has returned; see `run_contained`."""
+        del is_reusable  # its task has made this call only
+        if self._answer != _COMPLETE and not self.has_left:
+            is_refused = self._answer != _SENDING and self._is_cut_off
+            self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
+        self.has_left = True
+        self.shared.finished += 1
+        self._ended(self)
+
+    # What the front end reports.
+
+    def message_came(self, message: Message) -> None:
+        """Takes a message of the client."""
+        self._wanted -= 1
+        if message["type"] == "http.request":
+            self._has_more = message.get("more_body", False)
+        elif message["type"] == "websocket.disconnect":
+            self._has_more = False
+        if self._take is not None and message["type"] == "websocket.receive":
+            with contained(_FAILED):
+                if self._take(message):
+                    self._taken(message)
+                    return
+        self._messages.append(message)
+        self._wake()
+
+    def taken(self, size: int) -> None:
+        """Handles that the client has taken so many bytes."""
+        self._unread -= size
+        self._wake()
+
+    def drained(self) -> None:
+        """Tells the application of a WebSocket that the server drains."""
+        self._is_draining = True
+        callback, self._on_drain = self._on_drain, None
+        if callback is not None:
+            with contained(_FAILED):
+                callback()
+
+    def leave(self, status: int = 0) -> None:
+        """Handles that the client is gone; or was answered by the server, with this status."""
+        self.refused_with = status or self.refused_with
+        self.has_left, self.was_left = True, self.was_left or self._answer != _COMPLETE
+        self._call_back()
+        self._wake()
+
+    def end_early(self) -> None:
+        """Asks the application to end its answer; refuses the request if that can't be asked."""
+        if self._is_cut_off or self.has_left:
+            return
+        self._is_cut_off = True
+        if not self._call_back() and self._answer <= _STARTED:
+            self._post(FrontKind.CUT)
+            self.leave(503)
+
+    # All sides.
+
+    def _want(self, count: int) -> None:
+        self._wanted += count
+        self._post(FrontKind.WANT, NUMBER.pack(count))
+
+    def _taken(self, message: Message) -> None:
+        """Asks for more of the client's messages, once half of those asked for have come."""
+        if self._has_more and self._wanted + len(self._messages) <= MESSAGES_AHEAD // 2:
+            self._want(MESSAGES_AHEAD // 2)
+
+    def _post(
+        self, kind: FrontKind, body: bytes = b"", data: bytes = b"", size: int | None = None
+    ) -> None:
+        self._unread += len(data) if size is None else size
+        self._channel.post(kind, self.id, body, data)
+
+    async def _room(self) -> None:
+        """Waits until the client has taken enough of what was sent before."""
+        self._sends += 1
+        if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
+            await anyio.lowlevel.checkpoint()
+        while not (self.has_room() or self.has_left):
+            await self._change()
+
+    def _complete(self) -> None:
+        self._answer = _COMPLETE
+        self._on_left = None
+        if self._waiters:
+            self._wake()
+
+    def _call_back(self) -> bool:
+        on_left, self._on_left = self._on_left, None
+        if on_left is None or self._answer == _COMPLETE:
+            return False
+        with contained(_FAILED):
+            on_left()
+        return True
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            self.shared.wake(waiter)
+
+    async def _change(self) -> None:
+        waiter = self.shared.new_waiter()
+        self._waiters = [*self._waiters, waiter]
+        try:
+            await waiter
+        finally:
+            self._waiters = [one for one in self._waiters if one is not waiter]

@@ -1,0 +1,265 @@
+"""One front end, in the server's process: its process, and the requests that it has passed on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.asgi.connections import ConnectionTotals
+from shoal.front_ends.channel import Channel
+from shoal.front_ends.remote_call import RemoteCall
+from shoal.front_ends.wire import MEMORY, NUMBER, REFUSAL, FrontKind
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
+from shoal.replicas.process.wire.messages import unpickled
+from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
+from shoal.replicas.process.worker import wait_ended
+from shoal.server.connection_task import run_contained
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.front_ends.wire import RequestHead
+    from shoal.server.shared import Shared
+
+_log: Final = logging.getLogger("shoal.server")
+
+_SOCKET_BUFFER: Final = 2**20
+
+_ASKED_EVERY_S: Final = 2.0
+"""How often a process is asked for a sign of life."""
+_LOOKS: Final = 10
+_LOOKS_AT_START: Final = 120
+_LOOK_S: Final = 0.5
+"""How often the answer is looked for, and for how long. A single long wait would be wrong: if this
+event loop is held, the wait is over before the loop has read the answer."""
+
+
+async def _is_set_within(event: anyio.Event, looks: int) -> bool:
+    for _ in range(looks):
+        with anyio.move_on_after(_LOOK_S):
+            await event.wait()
+            return True
+    return False
+
+
+class RemoteFrontEnd:
+    """A front end: like a connection of the server, but one for the clients of a process.
+
+    Args:
+        number: Its number among the front ends of the server, from 1 on.
+        shared: What the requests of all front ends share.
+        command: What starts a front end; file descriptors are appended.
+        listening: The file descriptor that it accepts clients from.
+        start: The content of the first frame.
+
+    Attributes:
+        number: As above.
+        pid: The id of its process.
+        is_ready: Set when it can serve, or has ended.
+        was_ready: Whether it could ever serve.
+        connections: The counts of its connections, as it has told them last.
+
+    Raises:
+        OSError: The process can't be started.
+    """
+
+    def __init__(
+        self, number: int, shared: Shared, command: Sequence[str], listening: int, start: bytes
+    ) -> None:
+        self.number = number
+        self._shared = shared
+        self.is_ready = anyio.Event()
+        self.was_ready = False
+        self.connections = ConnectionTotals(0, 0, 0, None, None)
+        self._asked: anyio.Event | None = None
+        self._is_draining = False
+        self._heads: dict[int, RequestHead] = {}
+        self._calls: dict[int, RemoteCall] = {}
+        ours, theirs = socket.socketpair()
+        memory = new_memory(MEMORY)
+        try:
+            for end in (ours, theirs):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+            passed = [listening, theirs.fileno(), *([] if memory is None else [memory])]
+            regions = None if memory is None else SharedMemory(memory, MEMORY)
+            send(ours, encoded(FrontKind.START, 0, [start]))
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - ours
+                [*command, *map(str, (PROTOCOL, *passed))],
+                stdin=subprocess.DEVNULL,
+                pass_fds=passed,
+                process_group=0,  # Ctrl-C is for this process
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            if memory is not None:
+                os.close(memory)
+        self.pid = self._process.pid
+        self._channel = Channel(
+            ours,
+            FrameReader[FrontKind](FrontKind),
+            None if regions is None else regions.requests,
+            None if regions is None else regions.replies,
+            self._invalid,
+        )
+        shared.connections.add(self)
+
+    async def run(self) -> None:
+        """Serves its requests until its process has ended.
+
+        Cancellation: kills the process.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._channel.run, self._take)
+                tasks.start_soon(self._kill_at_end)
+                tasks.start_soon(self._kill_if_silent)
+                await wait_ended(self.pid)
+                tasks.cancel_scope.cancel()
+        finally:
+            self._process.wait()
+            self._channel.close()
+            for call in tuple(self._calls.values()):
+                call.leave()
+            self.is_ready.set()
+            self._told()
+            self._shared.remove(self)
+
+    async def _kill_at_end(self) -> None:
+        """Kills the process when `run` is cancelled, which waits for it."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.kill()
+
+    async def _kill_if_silent(self) -> None:
+        """Kills the process if it does not run: if it is stopped, or stuck in C code."""
+        answered, looks = self.is_ready, _LOOKS_AT_START
+        while await _is_set_within(answered, looks):
+            await anyio.sleep(_ASKED_EVERY_S)
+            answered, looks = self.ask_connections(), _LOOKS
+        silent_s = looks * _LOOK_S
+        _log.error("the worker %d did not answer for %g s, and is killed", self.pid, silent_s)
+        self.kill()
+
+    def how_it_ended(self) -> str:
+        """Returns how its process ended, for messages."""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            with suppress(ValueError):
+                return f"was killed by {signal.Signals(-code).name}"
+        return f"exited with code {code}"
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended its process."""
+        code = self._process.returncode
+        return code is not None and code < 0
+
+    def serve(self) -> None:
+        """Has it accept clients."""
+        self._channel.post(FrontKind.SERVE)
+
+    def ask_connections(self) -> anyio.Event:
+        """Asks for the counts of its connections; returns what is set once it has told or ended."""
+        if self._asked is None:
+            self._asked = anyio.Event()
+            self._channel.post(FrontKind.COUNT)
+        return self._asked
+
+    def _told(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.set()
+
+    # As the server's connections.
+
+    def drain(self) -> None:
+        """Has it end after the requests that are being answered."""
+        if not self._is_draining:
+            self._is_draining = True
+            if not self.was_ready:  # it has no clients, and may never read this
+                self.kill()
+            self._channel.post(FrontKind.DRAIN)
+            self._channel.flush()
+
+    def end_early(self) -> None:
+        """Asks for the end of all answers."""
+        for call in tuple(self._calls.values()):
+            call.end_early()
+
+    def abort(self) -> None:
+        """Has it close all connections by force, and end."""
+        self._channel.post(FrontKind.ABORT)
+        self._channel.flush()
+
+    def kill(self) -> None:
+        """Kills its process, unless that has ended."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    # What it sends.
+
+    def _take(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
+        if kind is FrontKind.REQUEST:
+            self._begin(id_, NUMBER.unpack_from(body)[0], data or body[NUMBER.size :])
+        elif kind is FrontKind.OPEN:
+            self._begin(id_, NUMBER.unpack(body)[0], None)
+        elif kind is FrontKind.HEAD:
+            self._heads[id_] = unpickled(body)
+        elif kind is FrontKind.FORGET:
+            self._heads.clear()
+        elif kind is FrontKind.READY:
+            self.was_ready = True
+            self.is_ready.set()
+        elif kind is FrontKind.REFUSED:
+            self._shared.refusals.count(*REFUSAL.unpack(body))
+        elif kind is FrontKind.CONNECTIONS:
+            self.connections = ConnectionTotals(*unpickled(body))
+            self._told()
+        else:
+            call = self._calls.get(id_)
+            if call is not None:
+                self._tell(call, kind, body)
+
+    def _begin(self, id_: int, number: int, body: bytes | None) -> None:
+        head = self._heads[number]
+        if not head.is_kept:
+            del self._heads[number]
+        call = RemoteCall(self._shared, self._channel, id_, head, body, self._ended)
+        self._calls[id_] = call
+        # Not in the context of what has made the server's process read.
+        self._shared.context.run(self._shared.tasks.start_soon, run_contained, call)
+
+    def _tell(self, call: RemoteCall, kind: FrontKind, body: bytes) -> None:
+        match kind:
+            case FrontKind.LEFT:
+                call.leave(NUMBER.unpack(body)[0])
+            case FrontKind.CUT:
+                call.end_early()
+            case FrontKind.TAKEN:
+                call.taken(NUMBER.unpack(body)[0])
+            case FrontKind.MESSAGE:
+                message: Any = unpickled(body)
+                call.message_came(message)
+            case FrontKind.DRAINING:
+                call.drained()
+            case _:
+                raise ValueError(f"a frame of kind {kind} can't come here")
+
+    def _ended(self, call: RemoteCall) -> None:
+        self._calls.pop(call.id, None)
+
+    def _invalid(self, error: Exception) -> None:
+        _log.error("a worker has sent what is no frame, and is killed", exc_info=error)
+        self.kill()

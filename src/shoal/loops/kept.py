@@ -1,0 +1,140 @@
+"""Blocks of an event loop that plain code opens in a thread of their own.
+
+Another thread, the keeper, enters and leaves what the block opens. Python raises a Ctrl-C in the
+main thread alone. So it interrupts the wait for the keeper, and never an entering or leaving that
+is under way. Leaving a block waits for the keeper. One case must not wait: a generator that is
+dropped inside of such a block may be closed by the garbage collector in any thread. If an event
+loop runs there, waiting could block it for ever (the block may be waiting for callers in that
+loop). Then the keeper gets a signal to leave, and nobody waits for it. The same holds for a block
+that was entered by hand and dropped.
+
+A process that was forked inside of the block has a copy of it, but not of its threads. There
+leaving the block does nothing: the block belongs to the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from concurrent.futures import Future
+from contextlib import ExitStack
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from anyio.from_thread import start_blocking_portal
+
+from shoal.errors import WouldDeadlock
+from shoal.loops.event_loop import EventLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from anyio.from_thread import BlockingPortal
+
+T = TypeVar("T")
+
+
+class KeptBlock(Generic[T]):
+    """A block that a keeper has entered.
+
+    Args:
+        opened: What is entered in the event loop. It must not refer to this object, which would
+            never be dropped then.
+        backend: The kind of event loop.
+
+    Attributes:
+        closing: Set when the block is left or dropped.
+        portal: The portal to the event loop.
+        value: What entering gave.
+
+    Raises:
+        BaseException: What entering raised; or a `KeyboardInterrupt` during the wait.
+    """
+
+    def __init__(self, opened: AbstractAsyncContextManager[T], backend: str) -> None:
+        self._process = os.getpid()
+        self.closing = closing = threading.Event()
+        # Ends the keeper if the block is dropped. It starts no thread: it may run while the
+        # interpreter shuts down, when a new thread would never begin.
+        weakref.finalize(self, closing.set).atexit = False
+        self._keeper = keeper = _Keeper(opened, backend, closing)
+        try:
+            keeper.start()
+            self.portal, self.value = keeper.entered.result()
+        except BaseException:  # a Ctrl-C, too
+            closing.set()
+            del self._keeper, keeper  # its error's traceback holds this frame
+            raise
+
+    def leave(
+        self, name: str, kind: type[BaseException] | None, waits_for_caller: Callable[[], bool]
+    ) -> None:
+        """Leaves the block, and waits for that unless the block is dropped.
+
+        Args:
+            name: What makes such a block, for the message.
+            kind: The class of the exception with which it is left.
+            waits_for_caller: Returns whether leaving would wait for a handler that is the caller.
+
+        Raises:
+            WouldDeadlock: Leaving would wait for the caller.
+            BaseException: What leaving raised.
+        """
+        if os.getpid() != self._process:
+            return
+        is_own = threading.get_ident() == self._keeper.loop_thread or waits_for_caller()
+        is_dropped = kind is not None and issubclass(kind, GeneratorExit)
+        if is_own and not is_dropped:
+            raise WouldDeadlock(
+                f"a handler leaves the block of {name} in which it runs: the block waits "
+                "for the handler; leave it in another thread, or when the call has returned"
+            )
+        self.closing.set()
+        if is_dropped and (is_own or EventLoop.is_in_thread()):
+            return
+        left = self._keeper.left
+        try:
+            left.result()
+        finally:
+            del left, self._keeper  # its error's traceback holds this frame
+
+
+class _Keeper(Generic[T]):
+    """A thread that enters the event loop and the block, and leaves them on a signal.
+
+    Attributes:
+        entered: The portal and what entering gave, or the error of entering.
+        left: Done when all is left, with the error of leaving.
+        loop_thread: The thread of the event loop.
+    """
+
+    def __init__(
+        self, opened: AbstractAsyncContextManager[T], backend: str, closing: threading.Event
+    ) -> None:
+        self._opened = opened
+        self._backend = backend
+        self._closing = closing
+        self.loop_thread: int | None = None
+        self.entered: Future[tuple[BlockingPortal, T]] = Future()
+        self.left: Future[None] = Future()
+
+    def start(self) -> None:
+        """Starts the thread, in a copy of the caller's context."""
+        target = partial(copy_context().run, self._run)
+        threading.Thread(target=target, name="shoal keeps a block", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            with ExitStack() as stack:
+                portal = stack.enter_context(start_blocking_portal(self._backend))
+                self.loop_thread = portal.call(threading.get_ident)
+                value = stack.enter_context(portal.wrap_async_context_manager(self._opened))
+                self.entered.set_result((portal, value))
+                self._closing.wait()
+        except BaseException as error:
+            (self.left if self.entered.done() else self.entered).set_exception(error)
+        else:
+            self.left.set_result(None)

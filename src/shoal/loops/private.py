@@ -1,0 +1,77 @@
+"""All that Shoal reads of other libraries although they don't document it. It replaces nothing.
+
+- ``Task._cancel_status`` of trio: the innermost cancel scope of a task, to notice a handler that
+  has left one open. A public ``trio.lowlevel.current_cancel_scope()`` would do.
+- ``_task_states`` and ``_parent_scope`` of anyio's asyncio backend: the same, and to leave the
+  scope for the handler. A public way to the current scope and the one around it would do.
+- ``Future._callbacks`` of asyncio, ``TaskGroup._parent_task``, and what the callbacks of ``gather``
+  refer to: which task awaits a future, to refuse a call that waits for itself. From Python 3.14 on,
+  `asyncio.capture_call_graph` tells.
+- ``Future._asyncio_future_blocking`` of asyncio: whether a trio task, as asyncio's guest, awaits a
+  future of asyncio. A public name for it would do.
+
+Where a library has none of that, each function returns what its docstring says. Then Shoal notices
+less of what handlers do wrong: on asyncio one that never leaves a scope breaks its batcher, rather
+than its batch. `tests/batching/test_private.py` takes each away.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator
+
+    import trio
+
+OF_TRIO_TASKS: Final = "_cancel_status"
+OF_ANYIO: Final = "_task_states"
+OF_ANYIO_SCOPES: Final = "_parent_scope"
+OF_FUTURES: Final = "_callbacks"
+OF_AWAITED_FUTURES: Final = "_asyncio_future_blocking"
+
+
+def scope_of_trio_task(task: trio.lowlevel.Task) -> Callable[[], object]:
+    """Returns what tells the innermost scope of a task; else what tells None, as for no change."""
+    return partial(getattr, task, OF_TRIO_TASKS, None)
+
+
+def scopes_of_anyio() -> Callable[[asyncio.Task[Any] | None], Any]:
+    """Returns the function that tells anyio's record of a task, with its ``cancel_scope``.
+
+    Without it, all tasks have no record.
+    """
+    states: Any = getattr(import_module("anyio._backends._asyncio"), OF_ANYIO, {})
+    found: Callable[[asyncio.Task[Any] | None], Any] = states.get
+    return found
+
+
+def scope_around(scope: object) -> object:
+    """Returns the scope of anyio that was entered before one, in the same task; else None."""
+    return getattr(scope, OF_ANYIO_SCOPES, None)
+
+
+def is_not_taken_up(future: object) -> bool:
+    """Returns whether a future was awaited by something else than a task of asyncio; else False."""
+    return bool(getattr(future, OF_AWAITED_FUTURES, False))
+
+
+def tasks_that_await(future: object) -> Iterator[Any]:
+    """Yields the tasks that await a future, or gather it with others; else none."""
+    loaded = sys.modules["asyncio"]  # not imported, since a program on trio has none
+    for callback, *_ in getattr(future, OF_FUTURES, None) or ():
+        owner = getattr(callback, "__self__", None)
+        if isinstance(owner, loaded.Task):
+            yield owner
+        elif isinstance(owner, loaded.TaskGroup):
+            yield getattr(owner, "_parent_task", None)
+        elif getattr(callback, "__module__", "") == "asyncio.tasks":  # of gather(), or of shield()
+            for name, waiter in zip(
+                callback.__code__.co_freevars, callback.__closure__ or (), strict=True
+            ):
+                if name == "outer":
+                    yield from tasks_that_await(waiter.cell_contents)

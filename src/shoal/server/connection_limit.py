@@ -1,0 +1,174 @@
+"""A limit on the number of open connections.
+
+The limit is applied before ``accept``. A connection beyond it waits in the kernel's backlog, where
+it uses no file descriptor, task or buffer of this process. It is accepted when another connection
+ends. Accepting it and answering 503 would use the resources that the limit protects.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+import resource
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+if TYPE_CHECKING:
+    import socket
+
+    from shoal.server.listeners import BoundSocket
+
+_log = logging.getLogger("shoal.server")
+
+# `accept` fails with these when the process or the machine is short of a resource; it is retried.
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RETRY_S: Final = 0.1
+# `accept` fails with these when no client waits, or when the waiting client is gone: Linux reports
+# network errors of that client, or that a firewall has refused it.
+_NOBODY: Final = frozenset(
+    {
+        *(errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR, errno.ECONNABORTED, errno.ECONNRESET),
+        *(errno.EPERM, errno.EPROTO, errno.ENOPROTOOPT, errno.EOPNOTSUPP, errno.ETIMEDOUT),
+        *(errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    }
+)
+_BACKLOG: Final = 1024
+_SAID_EVERY_S: Final = 60.0
+
+
+class Exhaustion:
+    """Logs that no connection can be accepted, once a minute for all addresses of a server."""
+
+    def __init__(self) -> None:
+        self._said_at = -math.inf
+
+    def note(self, error: OSError) -> None:
+        """Notes that a connection could not be accepted."""
+        now = anyio.current_time()
+        if now - self._said_at >= _SAID_EVERY_S:
+            self._said_at = now
+            _log.error(
+                "can't accept connections at the moment: %s; new connections wait. This is logged"
+                " once a minute.",
+                error.strerror or error,
+            )
+
+
+def check_descriptors(max_connections: int) -> None:
+    """Logs a warning if this process may not open as many files as its connections need."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max_connections + len(os.listdir("/dev/fd"))
+    if most != resource.RLIM_INFINITY and most < needed:
+        _log.warning(
+            "this process may open %d files, but --max-connections %d needs %d: raise the limit"
+            " (ulimit -n), or lower --max-connections",
+            most,
+            max_connections,
+            needed,
+        )
+
+
+class LimitedListener:
+    """A bound socket that accepts connections up to a limit.
+
+    Invariant: ``permits in use == sockets returned and not yet released``.
+
+    Args:
+        bound: A bound socket, which this object owns from now on.
+        max_connections: How many connections may be open at once.
+        exhaustion: Logs that no connection can be accepted.
+    """
+
+    def __init__(self, bound: BoundSocket, max_connections: int, exhaustion: Exhaustion) -> None:
+        self._exhaustion = exhaustion
+        self._bound = bound
+        self._max_connections = max_connections
+        self._permits = anyio.Semaphore(max_connections, max_value=max_connections)
+        self._has_warned = False
+
+    @property
+    def url(self) -> str:
+        """The URL that clients connect to."""
+        return self._bound.url
+
+    @property
+    def name(self) -> Any:
+        """The address, as a socket has it."""
+        return self._bound.socket.getsockname()
+
+    @property
+    def fileno(self) -> int:
+        """The file descriptor."""
+        return self._bound.socket.fileno()
+
+    def listen(self) -> None:
+        """Starts to listen; clients can connect from now on.
+
+        Raises:
+            OSError: Another process listens at this address.
+        """
+        self._bound.socket.listen(_BACKLOG)
+
+    async def accept(self) -> socket.socket:
+        """Waits until the limit allows a connection, then for a client; see `release`."""
+        while True:
+            await self._acquire()
+            try:
+                return await self._accept()
+            except OSError as error:
+                self.release()
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._exhaustion.note(error)
+                await anyio.sleep(_RETRY_S)
+            except BaseException:
+                self.release()
+                raise
+
+    def accept_waiting(self) -> socket.socket | None:
+        """Returns a client that has connected already; None if none has or the limit is reached.
+
+        Does not wait.
+        """
+        try:
+            self._permits.acquire_nowait()
+        except anyio.WouldBlock:
+            return None
+        try:
+            accepted, _ = self._bound.socket.accept()
+        except OSError:
+            self.release()
+            return None
+        return accepted
+
+    def release(self) -> None:
+        """Allows one more connection, once an accepted one has ended."""
+        self._permits.release()
+
+    def close(self) -> None:
+        """Stops listening; the kernel refuses connections from now on."""
+        self._bound.close()
+
+    async def _accept(self) -> socket.socket:
+        while True:
+            try:
+                accepted, _ = self._bound.socket.accept()
+            except OSError as error:
+                if error.errno not in _NOBODY:
+                    raise
+                await anyio.wait_readable(self._bound.socket)
+            else:
+                return accepted
+
+    async def _acquire(self) -> None:
+        if self._permits.value == 0 and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the connection limit of %d is reached (--max-connections); more connections will"
+                " wait. This is logged once.",
+                self._max_connections,
+            )
+        await self._permits.acquire()

@@ -1,0 +1,146 @@
+"""The body of an HTTP/1.1 request, found in the bytes after its head.
+
+A chunked body is read here rather than by llhttp, which accepts chunk extensions: nobody uses them,
+and servers and proxies have disagreed on where they end.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from typing import Final
+
+from typing_extensions import override
+
+from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.header_check import is_sendable
+
+# A size may have leading zeros; how many is bounded here.
+_SIZE_LINE: Final = re.compile(rb"0{0,64}([0-9A-Fa-f]{1,15})\r\n")
+_START_OF_SIZE_LINE: Final = re.compile(rb"(?:0{0,64}[0-9A-Fa-f]{1,15}\r?)?")
+MAX_TRAILERS: Final = 2**13
+"""How long the trailers of a request may be, in bytes."""
+
+
+class BodyReader(ABC):
+    """Separates the body of one request from what follows it.
+
+    Attributes:
+        is_complete: Whether the body has ended.
+    """
+
+    is_complete: bool
+
+    @abstractmethod
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        """Takes data.
+
+        Returns:
+            The part that belongs to the body, and what follows the body.
+
+        Raises:
+            BadRequest: The body is malformed.
+        """
+
+
+class SizedBody(BodyReader):
+    """A body whose length is known.
+
+    Args:
+        length: Its length in bytes; more than 0.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._left = length
+        self.is_complete = False
+
+    @override
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        if len(data) < self._left:
+            self._left -= len(data)
+            return data, b""
+        self.is_complete = True
+        return data[: self._left], data[self._left :]
+
+
+class ChunkedBody(BodyReader):
+    """A body in chunks. Its trailers are checked and dropped."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._kept = b""  # of a line that is incomplete
+        self._left = 0  # bytes of the current chunk
+        self._needs_break = False  # the line break after a chunk comes next
+        self._trailers = -1  # how many bytes of them came; negative before the last chunk
+
+    @override
+    def feed(self, data: bytes) -> tuple[bytes, bytes]:
+        if self._kept:
+            data, self._kept = self._kept + data, b""
+        pieces: list[bytes] = []
+        at = 0
+        while self._trailers < 0:
+            if self._left:
+                piece = data[at : at + self._left]
+                pieces.append(piece)
+                at += len(piece)
+                self._left -= len(piece)
+                if self._left:
+                    return b"".join(pieces), b""
+                self._needs_break = True
+            if self._needs_break:
+                line_break = data[at : at + 2]
+                if line_break in (b"", b"\r"):
+                    self._kept = line_break
+                    return b"".join(pieces), b""
+                if line_break != b"\r\n":
+                    raise BadRequest(400, "a chunk that is longer than it says")
+                at += 2
+                self._needs_break = False
+            found = _SIZE_LINE.match(data, at)
+            if found is None:
+                self._kept = data[at:]
+                if not _START_OF_SIZE_LINE.fullmatch(self._kept):
+                    raise BadRequest(400, "a malformed chunk, or one with an extension")
+                return b"".join(pieces), b""
+            at = found.end()
+            self._left = int(found[1], 16)
+            if not self._left:
+                self._trailers = 0
+        return b"".join(pieces), self._take_trailers(data, at)
+
+    def _take_trailers(self, data: bytes, at: int) -> bytes:
+        while True:
+            end = data.find(b"\n", at)
+            if end < 0:
+                self._kept = data[at:]
+                if self._trailers + len(self._kept) > MAX_TRAILERS:
+                    raise BadRequest(431, "too many trailers")
+                return b""
+            line = data[at : end + 1]
+            at = end + 1
+            if line == b"\r\n":
+                self.is_complete = True
+                return data[at:]
+            self._trailers += len(line)
+            name, colon, value = line[:-2].partition(b":")
+            if not (colon and line.endswith(b"\r\n")):
+                raise BadRequest(400, "a malformed trailer")
+            check_trailer(name, value)
+            if self._trailers > MAX_TRAILERS:
+                raise BadRequest(431, "too many trailers")
+
+
+def check_trailer(name: bytes, value: bytes) -> None:
+    """Checks a trailer of a request; raises `BadRequest`."""
+    if not is_sendable(name, value):
+        raise BadRequest(400, "a malformed trailer")
+
+
+def reader_of(length: int | None) -> BodyReader:
+    """Returns the reader for a body.
+
+    Args:
+        length: Its length; None if it is chunked.
+    """
+    return ChunkedBody() if length is None else SizedBody(length)

@@ -1,0 +1,450 @@
+"""A connection that speaks HTTP/1.1: one task, which answers one request after the other.
+
+The task reads the head of a request, calls the application, and reads the next head. What arrives
+is put into one buffer by the server's poller, and taken from it by the task, or by the application
+as the body of its request. So what a client sends beyond the request that is being answered stays
+where it is, and at most `_MOST_HELD` bytes of it leave the kernel.
+
+Whatever is waited for has a deadline: a head, a body, the next request of an idle connection, the
+client's reading of an answer, and its end, when the server has ended its side. They are timers of
+the server and not cancel scopes, of which each request would enter three: see `timeouts`.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from shoal.asgi.bad_request import BadRequest
+from shoal.server.access_log import AccessLog
+from shoal.server.change import Change
+from shoal.server.connection_task import run_contained
+from shoal.server.http1.answer import error_answer
+from shoal.server.http1.call import Call
+from shoal.server.http1.head import HeadParser, find_end
+from shoal.server.http1.scope import scope_at, scope_of_refused
+from shoal.server.listeners import host_and_port
+from shoal.server.log_errors import log_failure
+from shoal.server.sockets.timeouts import Timeout, time_to_send_s
+from shoal.server.sockets.transport import Receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Scope
+
+    from shoal.server.shared import Shared
+    from shoal.server.sockets.tls import TlsTransport
+    from shoal.server.sockets.transport import Transport
+
+_log = logging.getLogger("shoal.server")
+
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
+_MOST_HELD: Final = 2**16
+
+
+class Switch(Protocol):
+    """Continues with a connection that speaks another protocol, at the same transport."""
+
+    def switch_to_http2(self, received: bytes) -> None:
+        """Goes on with HTTP/2, after what was received."""
+        ...
+
+    def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None:
+        """Goes on with WebSocket, after a request to upgrade and what was received after it."""
+        ...
+
+
+class Http1Connection(Receiver):
+    """Serves one client until either side closes the connection.
+
+    Args:
+        shared: The state of the address.
+        transport: The client's socket.
+        released: Called once, when the connection is closed and no call of it is running.
+        client: Continues with another protocol.
+
+    Attributes:
+        shared: As above.
+        changed: Signals that something has arrived, that the kernel has room, or an end.
+        peer: The client's host and port.
+        name: The server's host and port.
+        scope: The scope of ASGI of the last request, which each call copies.
+
+    Raises:
+        OSError: The client is gone.
+    """
+
+    __slots__ = (
+        *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending", "_is_new"),
+        *("_known_host", "_parser", "_received", "_released", "_tasks", "_timeout", "_transport"),
+        *("changed", "name", "peer", "scope", "shared"),
+    )
+
+    def __init__(
+        self,
+        shared: Shared,
+        transport: Transport | TlsTransport,
+        released: Callable[[], object],
+        client: Switch,
+    ) -> None:
+        self.shared = shared
+        self._transport = transport
+        self._released: Callable[[], object] | None = released
+        self._client = client
+        self.changed = Change(shared)
+        self._parser = HeadParser(shared.options)
+        self._received: bytes | bytearray = b""  # and neither parsed nor given to the application
+        self._is_new = True  # no request has come
+        self._known_host: bytes | None = None  # of a request that the guard has allowed
+        self._call: Call | None = None  # the last one, until the next head is waited for
+        self._tasks = 0
+        self._awaited = ""  # what the client is to send until the deadline; empty for nothing
+        self._began_at = 0.0  # when an incomplete head did; 0 while none has
+        self._is_ending = False  # the server's side is about to end, or has ended
+        self._is_closed = False
+        self._timeout = Timeout(shared.timeouts, self._expire)
+        self.scope: Scope = {}
+        self.peer = host_and_port(transport.peer)
+        self.name = host_and_port(transport.name)
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self.shared.connections.add(self)
+        self._transport.receiver = self
+        self._transport.start()
+        self._start_task()
+
+    def drain(self) -> None:
+        """Closes after the current answer, or after a request that arrives very soon."""
+        if self._is_ending:
+            return
+        if self._call is None:
+            self._timeout.set(self.shared.late_request_s)
+        elif self._call.is_answered:
+            self._leave_behind(self._call)
+
+    def end_early(self) -> None:
+        """Asks for the end of the answer; answers 503 where the application can't be asked."""
+        if self._call is not None and not self._call.end_early():
+            self._answer_with_error(503)
+
+    def abort(self) -> None:
+        """Closes by force; data that the client has not received is discarded."""
+        self._transport.abort()
+        self._close()
+
+    # What the transport reports.
+
+    def data_received(self, data: bytes) -> None:
+        """Handles bytes from the client."""
+        if self._is_ending:
+            return
+        self._awaited = ""
+        if not self._received:
+            self._received = data
+        else:
+            if type(self._received) is bytes:
+                self._received = bytearray(self._received)
+            self._received += data
+        if len(self._received) >= _MOST_HELD:
+            self._transport.pause()
+        if self._call is not None and self._call.is_answered:
+            self._leave_behind(self._call)
+        self.changed.signal()
+
+    def client_ended(self) -> None:
+        """Handles that the client has ended its side: it counts as gone."""
+        call = self._call
+        if call is None or not (self._transport.is_paused and call.reads_body):
+            self._close()
+
+    def all_sent(self) -> None:
+        """Handles that the kernel has taken all that was sent."""
+        self.changed.signal()
+
+    def connection_lost(self) -> None:
+        """See `Receiver`."""
+        self._close()
+
+    # What a call uses.
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the kernel has not taken all that was sent."""
+        return bool(self._transport.unsent)
+
+    def send(self, data: bytes) -> bool:
+        """Sends bytes; returns whether the kernel has taken all of them."""
+        if self._transport.send(data):
+            return True
+        unsent = len(self._transport.unsent)
+        self._timeout.set(time_to_send_s(unsent, self.shared.send_timeout_s))
+        return False
+
+    def take(self) -> bytes:
+        """Returns what has arrived, which is not given again."""
+        data, self._received = bytes(self._received), b""
+        return data
+
+    def put_back(self, data: bytes) -> None:
+        """Takes back the end of what `take` has returned."""
+        self._received = data
+
+    def more(self, awaited: str, limit_s: float) -> Awaitable[None]:
+        """Returns what waits until something has changed, such as that the client has sent more.
+
+        Args:
+            awaited: What it is to send: "a request", "a head" or "a body".
+            limit_s: How long it may take, in seconds.
+        """
+        self._awaited = awaited
+        if not self._transport.unsent:  # else the deadline is that of the send
+            self._timeout.set(limit_s)
+        self._transport.resume()
+        return self.changed.wait()
+
+    def refuse(self, error: BadRequest) -> None:
+        """Ends the connection of a client that sends what is no request."""
+        if self._call is not None and self._call.has_begun:
+            self.abort()
+        else:
+            self._answer_with_error(error.status, str(error))
+
+    def answered(self, call: Call) -> None:
+        """Handles that the whole answer was sent, or waits for the client to read."""
+        if self._received or not call.keeps_alive:
+            self.shared.tasks.start_soon(self._go_on_without, call)
+
+    # The tasks: one, and those of applications that go on after their answers.
+
+    def _start_task(self) -> None:
+        self._tasks += 1
+        # Not in the context of the application, which may have changed that of its task.
+        self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
+
+    async def run(self) -> bool:
+        """Serves the client, as `run_contained` has it."""
+        innermost_scope = self.shared.parking.innermost_scope()
+        context, outermost = copy_context(), innermost_scope()
+        while await self._head_came():
+            # In a coroutine of its own, so that nothing refers to a call while this one waits.
+            if await self._answer():
+                return True
+            try:
+                if copy_context() != context or innermost_scope() is not outermost:
+                    return False
+            except Exception:  # a value of a variable can't be compared with another
+                return False
+        while not self._is_closed:
+            await self.changed.wait()
+        return True
+
+    def ended(self, *, is_reusable: bool) -> None:
+        """Handles that a task has ended; see `run_contained`."""
+        self._tasks -= 1
+        if not is_reusable:
+            self._start_task()
+        elif not self._tasks:
+            if not self._is_closed:  # it was cancelled
+                self.abort()
+            if self._released is not None:
+                self._released()
+
+    async def _go_on_without(self, call: Call) -> None:
+        await self.shared.parking.checkpoint()  # most applications have returned after it
+        if call is self._call:
+            self._leave_behind(call)
+
+    def _leave_behind(self, call: Call) -> None:
+        """Goes on without the application, which has answered and may take long to return."""
+        if not call.is_left_behind:
+            call.is_left_behind = True
+            self._start_task()
+
+    async def _head_came(self) -> bool:
+        """Waits for the head of the next request; returns False if there is none."""
+        shared, parser = self.shared, self._parser
+        while self._transport.unsent and not self._is_ending:
+            await self.changed.wait()
+        last, self._call = self._call, None
+        if last is not None and not last.keeps_alive:
+            await self._finish(is_client_done=not last.reads_body)
+        if self._received:  # the client did not wait for the last answer
+            await shared.parking.checkpoint()
+        self._began_at = 0.0
+        searched = 0
+        try:
+            while not self._is_ending:
+                data = self._received
+                if len(data) != searched:
+                    if parser.last and not searched and data.startswith(parser.last):
+                        self._received = data[len(parser.last) :]
+                        return True
+                    if not searched:
+                        parser.forget()
+                    end = find_end(data, parser.options.max_head_bytes, searched)
+                    if end >= 0:
+                        return self._is_request(bytes(data), end)
+                    searched = len(data)
+                    self._began_at = self._began_at or shared.timeouts.now()
+                if not searched:
+                    await self.more("a request", shared.idle_s)
+                else:
+                    left_s = self._began_at + shared.head_timeout_s - shared.timeouts.now()
+                    await self.more("a head", left_s)
+        except BadRequest as error:
+            self.refuse(error)
+        return False
+
+    def _is_request(self, data: bytes, end: int) -> bool:
+        """Parses the head that is the data up to `end`.
+
+        A head that is the same as the last one passes again, so it is not given to this method.
+
+        Returns:
+            Whether this connection answers it; else it goes on with another protocol.
+
+        Raises:
+            BadRequest: It is malformed, or is refused by its host or origin.
+        """
+        shared, parser = self.shared, self._parser
+        if self._is_new and data.startswith(_HTTP2_PREFACE):
+            self._switch(partial(self._client.switch_to_http2, data))
+            return False
+        self._is_new = False
+        parser.parse(data[:end])
+        self._received = data[end:]
+        host, origin = parser.host, parser.origin
+        is_websocket = parser.is_websocket()
+        if shared.guard is not None and (origin is not None or host != self._known_host):
+            shared.guard.check("" if is_websocket else parser.line.method, host, origin)
+            if origin is None:
+                self._known_host = host
+        if is_websocket:
+            self._switch(partial(self._client.switch_to_websocket, parser, self.take()))
+            return False
+        line = parser.line
+        version = "1.1" if line.is_http_1_1 else "1.0"
+        self.scope = scope_at(shared, self.peer, self.name, "http", version, line, parser.headers)
+        return True
+
+    def _switch(self, switch: Callable[[], None]) -> None:
+        """Hands the transport over to a connection that speaks another protocol."""
+        try:
+            switch()
+        except OSError:  # the client is gone
+            self._close()
+        else:
+            self._leave_transport()
+            self._released = None  # it keeps its place
+
+    async def _answer(self) -> bool:
+        """Calls the application for the request whose head was parsed last.
+
+        Returns:
+            Whether another task has gone on since.
+        """
+        shared = self.shared
+        self._awaited = ""
+        self._call = call = Call(self, self._parser)
+        app = shared.app
+        if shared.options.access_log:
+            app = AccessLog(app, lambda: call.has_left, lambda: call.refused_size)
+        shared.started += 1
+        try:
+            await app(call.scope(), call.receive, call.send)
+        except Exception as error:
+            # The raw path is printable ASCII, so it can't forge a line of the log.
+            path, has_left = call.line.raw_path, call.was_left
+            log_failure(error, "the application failed on %r", path, has_left=has_left)
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            shared.finished += 1
+            if not (call.is_answered or call.has_left):
+                if call.has_begun:
+                    self.abort()  # the client must not take it for the whole answer
+                else:
+                    self._answer_with_error(503 if call.is_cut_off() else 500)
+        return call.is_left_behind
+
+    # Ends.
+
+    def _answer_with_error(self, status: int, text: str = "") -> None:
+        """Answers in place of the application, and ends the connection."""
+        call, self._call = self._call, None
+        self.send(error_answer(status, text, self.shared.date_now()))
+        size = len(text) + 1 if text else 0
+        if call is not None:
+            call.refuse(status, size)
+        else:
+            took_s = self.shared.timeouts.now() - self._began_at if self._began_at else 0.0
+            scope = scope_of_refused(self._parser, self.peer)
+            self.shared.refusals.note(scope, status, size, took_s)
+        is_client_done = call is not None and not call.reads_body
+        if not self._is_ending:
+            self._is_ending = True
+            # The application may go on for a while.
+            self.shared.tasks.start_soon(self._finish, is_client_done)
+        self.changed.signal()
+
+    async def _finish(self, is_client_done: bool) -> None:
+        """Ends the connection once all was sent."""
+        self._is_ending = True
+        self._received = b""
+        self._transport.resume()
+        while self._transport.unsent and not self._is_closed:
+            await self.changed.wait()
+        # Closing at once while there is unread input would make the kernel discard the answer, so
+        # that a client whose upload is refused would not see why.
+        if not self._is_closed and (not is_client_done or self._transport.has_unread()):
+            self._transport.end_sending()
+            self._timeout.set(self.shared.linger_s)
+            while not self._is_closed:
+                await self.changed.wait()
+        self._close()
+
+    def _close(self) -> None:
+        """Closes the socket, and tells the call that is being answered that the client is gone."""
+        if self._is_closed:
+            return
+        self._transport.close()
+        self._leave_transport()
+        call, self._call = self._call, None
+        if call is not None:
+            call.leave()
+        self.changed.signal()
+
+    def _leave_transport(self) -> None:
+        """Ends what refers to the transport."""
+        self._is_ending = self._is_closed = True
+        self._received = b""
+        self._timeout.close()
+        self.shared.remove(self)
+
+    def _expire(self) -> None:
+        """Handles that the deadline has passed."""
+        if self._transport.unsent:
+            _log.info("closed a connection by force: its client does not read")
+            self.abort()
+        elif self._is_ending:
+            self._close()
+        elif not self._awaited:
+            pass  # the application has the request
+        elif self._has_late_data():
+            pass  # whoever waits for it sets another deadline, if it is not all
+        elif self._awaited == "a request":
+            self._close()
+        else:
+            self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
+
+    def _has_late_data(self) -> bool:
+        """Reads what arrived before the deadline, which a busy event loop may not have read yet."""
+        if not self._transport.has_unread():
+            return False
+        self._transport.read_now()
+        return not self._awaited or self._is_closed

@@ -1,0 +1,346 @@
+"""The head of an HTTP/1.1 request: parsed by llhttp, and checked for what could be read two ways.
+
+llhttp parses one head at a time, and never sees a body: bodies are delimited here (see `body`), so
+that what is refused is decided in one place. What other servers and proxies might read differently
+is refused, since a request that two of them delimit differently can hide another one: see
+`HeadParser.parse`.
+
+Many clients repeat the head of their last request: polls, calls without a body or with one of a
+fixed size. Such a head is not parsed again, which saves a tenth of a small request. A head that
+differs costs one comparison, and `HeadParser.last` finds the end of such a head without a search.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from shoal.asgi.bad_request import BadRequest
+from shoal.server.http1.target import in_origin_form
+
+if TYPE_CHECKING:
+    from shoal.asgi.http_options import HttpOptions
+
+_SLASH: Final = ord("/")
+# The last head of each connection is kept, if it is no longer than this.
+_LONGEST_KEPT: Final = 2**11
+END: Final = b"\r\n\r\n"
+
+# llhttp knows some methods only, and treats a few of those in a special way.
+_PLAIN_METHODS: Final = {
+    name.encode("ascii"): name for name in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+}
+_METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
+_HOST: Final = re.compile(
+    rb"(?:\[[0-9A-Za-z:.%]+\]|(?:[A-Za-z0-9\-._~!$&'()*+,;=]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?"
+)
+_HANDSHAKE: Final = frozenset({b"connection", b"sec-websocket-protocol"})
+_SPECIAL: Final = frozenset(
+    {
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"origin",
+        b"proxy-connection",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """What the first line of a head says.
+
+    Attributes:
+        method: The method, as sent.
+        target: The path and query, as sent.
+        path: The path, with what is percent-encoded in it decoded.
+        raw_path: The path, as sent.
+        query: The query, as sent.
+        is_http_1_1: Whether the version is 1.1; it is 1.0 otherwise.
+    """
+
+    method: str
+    target: bytes
+    path: str
+    raw_path: bytes
+    query: bytes
+    is_http_1_1: bool
+
+
+NO_LINE: Final = RequestLine("", b"", "", b"", b"", is_http_1_1=True)
+"""The request line of a head that has none, or none that can be read."""
+
+# The request lines that llhttp takes as they are. Most requests have one of a few.
+_request_lines: Final[dict[bytes, RequestLine]] = {}
+_MOST_LINES: Final = 512
+_LONGEST_LINE: Final = 256
+
+
+class HeadParser:
+    """Parses the heads of one connection's requests, one at a time.
+
+    Args:
+        options: The options of the server, which limit a head.
+
+    Attributes:
+        options: As above.
+        last: The head that the other attributes describe; empty if it is not kept.
+        line: The request line; `NO_LINE` if it could not be read.
+        headers: The names, in lower case, and the values of the headers. Requests with the same
+            head share it, so nobody may change it.
+        by_name: The same by name; of the headers with the same name it has the last one.
+        host: The host that the request is for.
+        origin: The origin of the page that sends it; None if it does not say.
+        length: How many bytes the body has; None if it is chunked.
+        keeps_alive: Whether the client may send another request after this one.
+        expects: Whether the client waits to be asked for its body.
+        upgrade: The protocol that the client wants to switch to, in lower case; empty for none.
+    """
+
+    __slots__ = (
+        "_allowed_host",
+        "_hosts",
+        "_is_spent",
+        "_long",
+        "_parser",
+        "by_name",
+        "expects",
+        "headers",
+        "host",
+        "keeps_alive",
+        "last",
+        "length",
+        "line",
+        "options",
+        "origin",
+        "upgrade",
+    )
+
+    last: bytes
+    line: RequestLine
+    headers: list[tuple[bytes, bytes]]
+    by_name: dict[bytes, bytes]
+    length: int | None
+    _hosts: int
+    origin: bytes | None
+
+    def __init__(self, options: HttpOptions) -> None:
+        self.options = options
+        # A shorter head has no more headers, and no longer target.
+        self._long = min(3 * options.max_headers, options.max_target_bytes)
+        self._parser: HttpRequestParser | None = None
+        self._allowed_host = b""
+        self.forget()
+
+    def forget(self) -> None:
+        """Forgets the last head, since the next one comes in parts."""
+        self.last = b""
+        self.line = NO_LINE
+
+    def parse(self, head: bytes) -> None:
+        """Parses a head.
+
+        Args:
+            head: From the request line to the empty line.
+
+        Raises:
+            BadRequest: It is malformed, too long, or others may read it differently.
+        """
+        if head == self.last:
+            return
+        self.last = b""
+        self.headers = []
+        self.length = self._hosts = 0
+        self.expects = self._is_spent = False
+        self.host = self.upgrade = b""
+        self.origin = None
+        text = head[: head.find(b"\r\n")]
+        line = _request_lines.get(text)
+        if line is not None:
+            self.line = line
+            self.keeps_alive = line.is_http_1_1
+            self._feed(head)
+        else:
+            self._parse_unknown(text, head)
+        self._check_hosts()
+        if len(head) > self._long:
+            self._check_size()
+        if self.length != 0 or self._is_spent or not self.keeps_alive:
+            self._parser = None  # it waits for the body, or may take no further request
+            self._check_length()
+        self.by_name = dict(self.headers)
+        if len(head) <= _LONGEST_KEPT:
+            self.last = head
+
+    def _parse_unknown(self, text: bytes, head: bytes) -> None:
+        """Parses a head whose request line is not known."""
+        self.line = NO_LINE
+        # llhttp accepts more request lines: with two spaces, after empty lines, of other versions.
+        try:
+            given, target, version = text.split(b" ")
+        except ValueError:
+            raise BadRequest(400, "a malformed request line") from None
+        method = _PLAIN_METHODS.get(given)
+        is_plain = method is not None
+        if method is None:
+            if not _METHOD.fullmatch(given):
+                raise BadRequest(400, "a malformed method")
+            method = given.decode("ascii")
+            # ASGI has methods in capitals, but "head" is not "HEAD": whoever sent it may expect
+            # another framing of the answer.
+            if method != method.upper():
+                raise BadRequest(501, "a method in small letters")
+            head = b"POST" + head[len(given) :]
+        if b"\n" in target or b"\r" in target:
+            raise BadRequest(400, "a line break in the request line")
+        if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+            raise BadRequest(400, "another version than HTTP/1.1 or HTTP/1.0")
+        self.keeps_alive = is_http_1_1 = version == b"HTTP/1.1"
+        self.line = _line(method, target, is_http_1_1=is_http_1_1)
+        self._feed(head)
+        if target[0] != _SLASH:
+            target, self.headers = in_origin_form(method, target, self.headers)
+            self.line = _line(method, target, is_http_1_1=is_http_1_1)
+            self.host = dict(self.headers).get(b"host", b"")
+        elif is_plain and len(text) <= _LONGEST_LINE:
+            if len(_request_lines) >= _MOST_LINES:
+                _request_lines.clear()
+            _request_lines[text] = self.line
+
+    def _feed(self, head: bytes) -> None:
+        """Has llhttp parse a head."""
+        parser = self._parser
+        if parser is None:
+            self._parser = parser = HttpRequestParser(self)
+        try:
+            parser.feed_data(head)
+        except HttpParserUpgrade:
+            self._parser = None
+        except HttpParserError as error:
+            self._parser = None  # HTTP/2 goes on after it
+            if isinstance(error.__context__, BadRequest):
+                raise error.__context__ from None
+            raise BadRequest(400, str(error)) from None
+
+    def is_websocket(self) -> bool:
+        """Returns whether the request is one to speak WebSocket.
+
+        Raises:
+            BadRequest: Its handshake is malformed.
+        """
+        if self.upgrade != b"websocket" or self.line.method != "GET" or self.length != 0:
+            return False
+        self.check_handshake()
+        return self.line.is_http_1_1
+
+    def check_handshake(self) -> None:
+        """Checks the headers of a WebSocket's handshake; raises `BadRequest`."""
+        for name, value in self.headers:
+            if name in _HANDSHAKE and not value.isascii():
+                raise BadRequest(400, "a WebSocket handshake that is not ASCII")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header from llhttp."""
+        name = name.lower()
+        value = value.rstrip(b" \t")
+        self.headers.append((name, value))
+        if name in _SPECIAL:
+            if name == b"host":
+                self._hosts += 1
+                self.host = value
+            else:
+                self._take_special(name, value)
+
+    def _check_hosts(self) -> None:
+        if self._hosts != 1 and (self._hosts or self.line.is_http_1_1):
+            raise BadRequest(400, f"{self._hosts} Host headers")
+        if self.host != self._allowed_host:
+            if not _HOST.fullmatch(self.host):
+                raise BadRequest(400, "a malformed host")
+            self._allowed_host = self.host
+
+    def _check_length(self) -> None:
+        if self.length is None and not self.line.is_http_1_1:
+            raise BadRequest(400, "a chunked body in HTTP/1.0")
+
+    def _check_size(self) -> None:
+        options = self.options
+        if len(self.line.target) > options.max_target_bytes:
+            raise BadRequest(414, f"a target of more than {options.max_target_bytes} bytes")
+        if len(self.headers) > options.max_headers:
+            raise BadRequest(431, f"more than {options.max_headers} headers")
+
+    def _take_special(self, name: bytes, value: bytes) -> None:
+        match name:
+            case b"content-length":  # llhttp refuses a second one
+                try:
+                    self.length = int(value)
+                except ValueError:  # of thousands of zeros
+                    raise BadRequest(400, "a Content-Length of too many digits") from None
+            case b"connection":
+                # HTTP/1.0 clients that want to keep the connection are not supported.
+                self._is_spent = self._is_spent or value != b"keep-alive"
+                if b"close" in _tokens(value):
+                    self.keeps_alive = False
+            case b"proxy-connection":
+                # llhttp reads it as Connection. It is not one: RFC 9112, C.2.2.
+                self._is_spent = True
+            case b"transfer-encoding":
+                # llhttp refuses it beside a Content-Length.
+                if value.lower() != b"chunked" or self.length is None:
+                    raise BadRequest(501, "a transfer coding other than chunked")
+                self.length = None
+            case b"origin":
+                self.origin = value
+            case b"expect":
+                self.expects = self.line.is_http_1_1 and value.lower() == b"100-continue"
+            case _:
+                self.upgrade = value.lower()
+
+
+def _line(method: str, target: bytes, *, is_http_1_1: bool) -> RequestLine:
+    raw_path, _, query = target.partition(b"?")
+    # What is not ASCII is refused by llhttp.
+    path = raw_path.decode("latin-1")
+    return RequestLine(
+        method, target, unquote(path) if "%" in path else path, raw_path, query, is_http_1_1
+    )
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip(b" \t") for token in value.lower().split(b",")]
+
+
+def find_end(data: bytes | bytearray, longest: int, searched: int = 0) -> int:
+    """Returns where a head ends in data, after its empty line; -1 if it does not.
+
+    Args:
+        data: The data.
+        longest: How long a head may be, in bytes.
+        searched: How many of its bytes have been searched in vain.
+
+    Raises:
+        BadRequest: The head is too long already, or can't be one.
+    """
+    end = data.find(END, max(0, searched - 3))
+    if 0 <= end < longest:
+        return end + 4
+    if end >= 0 or len(data) > longest:
+        line = data.find(b"\r\n", 0, longest)
+        if line < 0:
+            raise BadRequest(414, f"a request line of more than {longest} bytes")
+        raise BadRequest(431, f"a head of more than {longest} bytes")
+    # A line break may have been torn in two.
+    new = data[searched - data.endswith(b"\r", 0, searched) :] if searched else data
+    if new.count(b"\n") > new.count(b"\r\n"):
+        raise BadRequest(400, "a line that ends without a carriage return")
+    if not _METHOD.match(data):
+        raise BadRequest(400, "a malformed method")
+    return -1

@@ -1,0 +1,73 @@
+"""The scope by which ASGI describes a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.asgi.connections import SERVER
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from shoal.server.http1.head import HeadParser, RequestLine
+    from shoal.server.shared import Shared
+
+
+def scope_at(
+    shared: Shared,
+    peer: tuple[str, int] | None,
+    name: tuple[str, int] | None,
+    kind: str,
+    version: str,
+    line: RequestLine,
+    headers: list[tuple[bytes, bytes]],
+) -> Scope:
+    """Returns a new scope, without what the server offers for the call.
+
+    Args:
+        shared: The state of the address.
+        peer: The client's host and port.
+        name: The server's host and port.
+        kind: The type of the scope.
+        version: The version of HTTP.
+        line: The request line.
+        headers: A list of the headers, which the application may change.
+    """
+    return {
+        "type": kind,
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": version,
+        "method": line.method,
+        "scheme": shared.scheme,
+        "path": line.path,
+        "raw_path": line.raw_path,
+        "query_string": line.query,
+        "root_path": "",
+        "headers": headers,
+        "client": peer,
+        "server": name,
+        "state": shared.state.copy(),
+        "extensions": {SERVER: shared.counts},
+    }
+
+
+def scope_of_refused(parser: HeadParser, peer: tuple[str, int] | None) -> Scope:
+    """Returns what is known of a request that never reaches the application, as a scope.
+
+    ``method`` and ``path`` are None if its head could not be read.
+
+    Args:
+        parser: Has parsed its head, as far as that was possible.
+        peer: The client's host and port.
+    """
+    line = parser.line
+    return {
+        "type": "http",
+        "http_version": "1.1" if line.is_http_1_1 else "1.0",
+        "method": line.method or None,
+        "path": line.path or None,
+        "raw_path": line.raw_path,
+        "headers": parser.headers if line.method else [],
+        "client": peer,
+        "scheme": "http",
+    }

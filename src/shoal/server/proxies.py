@@ -1,0 +1,191 @@
+"""What proxies in front of the server say of a request: its client, scheme, host and prefix.
+
+A proxy connects in its own name, and tells in headers who its client is. Any client can send the
+same headers. So they are read only from peers that the operator trusts, and only those headers that
+the operator names, since a proxy passes on the headers that it does not know.
+
+Each proxy appends its own peer to ``X-Forwarded-For``. The list is read from its end: the first
+address that is no trusted peer is the client. What is before it was written by that client, and
+counts for nothing. Of the other headers the last value counts, which the nearest proxy has written;
+of ``Forwarded``, what the proxy says that the client is connected to.
+
+The middleware of other servers was not taken: uvicorn's reads two of the headers, Hypercorn's
+believes any peer, and behind middleware a `shoal.App` could not be called directly. What is done
+here is done when a scope of ASGI is made, which most direct calls do without.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING, Final
+
+from shoal.asgi.proxy_options import FORWARDED, UNIX, is_prefix, network
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from starlette.types import Scope
+
+    from shoal.asgi.http_options import HttpOptions
+
+# How many proxies may be between the client and the server.
+_MOST_HOPS: Final = 32
+_LONGEST_HOP: Final = 1024
+_MOST_KNOWN: Final = 1024
+
+_SCHEMES: Final = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+_OF_WEBSOCKETS: Final = {"http": "ws", "https": "wss"}
+_PORTS: Final = {"http": 80, "https": 443}
+_HOST: Final = re.compile(r"([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(?::([0-9]{1,5}))?")
+_NODE: Final = re.compile(
+    r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([0-9.]{7,15}))(?::([0-9]{1,5}))?|([0-9A-Fa-f:.]{2,45})"
+)
+_PAIR: Final = re.compile(r'\s*([A-Za-z-]{1,32})=(?:([^\s",;=]{1,512})|"([^"\\]{0,512})")\s*')
+
+Peer = tuple[str, int]
+
+
+class ProxyHeaders:
+    """Completes the scopes of requests by what proxies say.
+
+    Args:
+        options: The options of the server.
+    """
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._root_path = options.root_path
+        self._trusts_unix = UNIX in options.trusted_peers
+        self._networks = [network(one) for one in options.trusted_peers if one != UNIX]
+        self._names = {name.encode("ascii"): name for name in options.proxy_headers}
+        self._known: dict[str, bool] = {}
+
+    @classmethod
+    def of(cls, options: HttpOptions) -> ProxyHeaders | None:
+        """Returns the one for these options; None if scopes stay as they are."""
+        return cls(options) if options.root_path or options.trusted_peers else None
+
+    def complete(self, scope: Scope) -> None:
+        """Sets what the proxies say in the scope of a request.
+
+        It sets ``client``, ``scheme``, ``server`` and the header ``host``, ``root_path`` and, so
+        that it begins with ``root_path``, ``path``. What is malformed counts for nothing.
+
+        Args:
+            scope: A scope whose ``path`` is the one that the nearest proxy has sent.
+        """
+        root_path = self._root_path
+        peer: Peer | None = scope["client"]
+        if self._trusts_unix if peer is None else self._trusts(peer[0]):
+            said = self._said(scope["headers"])
+            if FORWARDED in said:
+                hops = [_pairs(hop) for hop in _hops(said[FORWARDED])]
+                client, at = self._client(peer, [hop.get("for", "") for hop in hops])
+                scheme, host = (hops[at].get(name, "") for name in ("proto", "host"))
+            else:
+                client, _ = self._client(peer, _hops(said.get("x-forwarded-for", "")))
+                scheme, host = (
+                    said.get(name, "").rpartition(",")[2].strip()
+                    for name in ("x-forwarded-proto", "x-forwarded-host")
+                )
+            scope["client"] = client
+            _set_scheme(scope, scheme.lower())
+            _set_host(scope, host.lower())
+            prefix = said.get("x-forwarded-prefix", "").rpartition(",")[2].strip().rstrip("/")
+            if is_prefix(prefix):
+                root_path = prefix
+        if root_path and scope["path"].startswith("/"):  # not "*"
+            scope["root_path"] = root_path
+            scope["path"] = root_path + scope["path"]
+            scope["raw_path"] = root_path.encode("ascii") + scope["raw_path"]
+
+    def _said(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+        """Returns the headers of proxies; one that was sent more than once is a longer list."""
+        said: dict[str, str] = {}
+        for name, value in headers:
+            if name in self._names:
+                known = self._names[name]
+                text = value.decode("latin-1")
+                said[known] = f"{said[known]},{text}" if known in said else text
+        return said
+
+    def _client(self, peer: Peer | None, nodes: Sequence[str]) -> tuple[Peer | None, int]:
+        """Returns the client, and the index of what was said of it.
+
+        Args:
+            peer: The nearest proxy.
+            nodes: The peers of the proxies, from the nearest proxy on.
+        """
+        client, at = peer, 0
+        for index, node in enumerate(nodes):
+            found = _peer(node)
+            if found is None:  # nobody knows who is behind the last proxy
+                break
+            client, at = found, index
+            if not self._trusts(found[0]):
+                break
+        return client, at
+
+    def _trusts(self, host: str) -> bool:
+        known = self._known.get(host)
+        if known is None:
+            address = _address(host)
+            known = any(address in network for network in self._networks)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[host] = known
+        return known
+
+
+def _hops(value: str) -> list[str]:
+    """Returns the elements of a list, from the last on; no more than there may be proxies."""
+    # From its end, so that no quote that a client has left open swallows what a proxy has written.
+    hops = value.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]
+    return [hop.strip() if len(hop) <= _LONGEST_HOP else "" for hop in reversed(hops)]
+
+
+def _pairs(hop: str) -> Mapping[str, str]:
+    """Returns what an element of ``Forwarded`` says; nothing if it is malformed."""
+    pairs: dict[str, str] = {}
+    for part in hop.split(";"):
+        found = _PAIR.fullmatch(part)
+        if found is None or found[1].lower() in pairs:
+            return {}
+        pairs[found[1].lower()] = found[2] or found[3] or ""
+    return pairs
+
+
+def _peer(node: str) -> Peer | None:
+    """Returns an address and a port, or 0; None if it is no address."""
+    found = _NODE.fullmatch(node)
+    if found is None:
+        return None
+    port = int(found[3] or 0)
+    try:
+        address = _address(found[1] or found[2] or found[4])
+    except ValueError:
+        return None
+    return (str(address), port) if port <= 65535 else None
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    # A socket for IPv6 that takes clients of IPv4 as well has their addresses in another form.
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _set_scheme(scope: Scope, given: str) -> None:
+    scheme = _SCHEMES.get(given)
+    if scheme is not None:
+        is_websocket = scope["type"] == "websocket"
+        scope["scheme"] = _OF_WEBSOCKETS[scheme] if is_websocket else scheme
+
+
+def _set_host(scope: Scope, given: str) -> None:
+    found = _HOST.fullmatch(given)
+    if found is None or int(found[2] or 0) > 65535:
+        return
+    port = int(found[2] or _PORTS.get(_SCHEMES[scope["scheme"]], 0))
+    scope["server"] = found[1].strip("[]"), port
+    others = [header for header in scope["headers"] if header[0] != b"host"]
+    scope["headers"] = [(b"host", given.encode("ascii")), *others]

@@ -1,0 +1,392 @@
+"""The server: ASGI applications on sockets, on trio or asyncio.
+
+What starts first stops last::
+
+    bind > start the application > listen > serve ... stop accepting > drain > end the application
+
+- An address in use is detected before a model is loaded. Clients can connect once it is loaded,
+  or before that if the application answers early: it then says that it is not ready.
+- Connections that the kernel has accepted before the listeners close are served.
+- Requests that do not end in time are cut off: each is answered with 503, or its stream ends with
+  an error, in a short time for last words. Then connections that are still open are closed by
+  force, and their application calls cancelled, before the lifespan ends. So a call can always use
+  what the lifespan holds open.
+- Each address has its own connection limit, so that the operator can connect when the public
+  address has reached its limit.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+import anyio.to_thread
+
+from shoal.asgi.connections import ConnectionCounts
+from shoal.asgi.guard import RequestGuard
+from shoal.asgi.lifespan import Lifespan
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.server.client import Client, load_stream_protocols
+from shoal.server.config import Drained, ServerRun, WorkersFailed, address_of
+from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
+from shoal.server.listeners import AppListener, bind_all
+from shoal.server.proxies import ProxyHeaders
+from shoal.server.shared import Shared
+from shoal.server.sockets.poller import new_poller
+from shoal.server.sockets.timeouts import Timeouts
+from shoal.server.sockets.tls import TlsTransport, tls_of
+from shoal.server.sockets.transport import Transport
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Sequence
+    from ssl import SSLContext
+
+    from anyio.abc import TaskGroup
+    from starlette.types import ASGIApp
+
+    from shoal.asgi.connections import CountedConnections
+    from shoal.asgi.http_options import HttpOptions
+    from shoal.server.front_end_listener import FrontEndListener, StartFrontEnds
+    from shoal.server.sockets.transport import Poller
+
+__all__ = ["Drained", "serve"]
+
+_log = logging.getLogger("shoal.server")
+
+_ACCEPTED_AT_ONCE: Final = 64
+_LOADED_AFTER_S: Final = 2.0
+
+
+async def serve(
+    app: ASGIApp,
+    options: HttpOptions,
+    *,
+    shutdown: Callable[[], Awaitable[object]],
+    started: Callable[[str], object] = lambda _: None,
+    extra_listeners: Sequence[AppListener] = (),
+    lifespan: bool = True,
+    load_later: Callable[[], object] = lambda: None,
+    accepts_at_once: int = _ACCEPTED_AT_ONCE,
+    front_ends: StartFrontEnds | None = None,
+    counts: ConnectionCounts | None = None,
+    tls: SSLContext | None = None,
+    answers_early: bool = False,
+) -> Drained:
+    """Serves an ASGI application until it is shut down.
+
+    A misbehaving client ends only its own connection. No client can make the shutdown longer than
+    ``graceful_timeout_s``, plus 1 second for the last words of requests that are cut off, plus 2
+    seconds for the application's lifespan. (An application that blocks the event loop can, and so
+    can a thread that can't be interrupted.)
+
+    Args:
+        app: Any ASGI 3 application.
+        options: The options of the server.
+        shutdown: Awaited beside the server; when it returns, the server drains and ends.
+        started: Called with the URL once clients can connect.
+        extra_listeners: Further addresses to listen at, each with its own application.
+        lifespan: Whether to run the application's lifespan; False if it is open already.
+        load_later: Loads what only a later request needs; called in a thread once clients can
+            connect.
+        accepts_at_once: How many clients are accepted in one pass of the event loop.
+        front_ends: Makes the listener whose processes speak HTTP at the address of the options, in
+            place of this one; None for no such processes.
+        counts: Counts the connections to the application; None for a new one.
+        tls: The TLS configuration; None for that of the certificate of the options, if any.
+        answers_early: Whether the application answers requests while its lifespan starts.
+
+    Returns:
+        The outcome of the run.
+
+    Raises:
+        OSError: An address can't be listened at, or a certificate can't be read.
+        LifespanFailed: The application did not start.
+        WorkersFailed: A front end did not start.
+
+    Cancellation: Closes everything at once, without a drain.
+    """
+    main_listener = AppListener(
+        address=address_of(options), app=app, started=started, may_have_tls=True
+    )
+    with ExitStack() as open_sockets:
+        server = _Server(
+            options,
+            Lifespan(app) if lifespan else None,
+            tls or tls_of(options),
+            load_later,
+            accepts_at_once,
+            front_ends,
+            counts or ConnectionCounts(options.max_connections),
+            answers_early=answers_early,
+        )
+        exhaustion = Exhaustion()
+        for listener in (main_listener, *extra_listeners):
+            for number, each in enumerate(bind_all(listener.address)):
+                bound = LimitedListener(each, options.max_connections, exhaustion)
+                open_sockets.callback(bound.close)
+                # Of the addresses of a name, the first is said to have started.
+                server.add(listener if number == 0 else replace(listener, started=_ignore), bound)
+        await server.run(shutdown)
+    return server.drained()
+
+
+def _ignore(_url: str) -> None:
+    pass
+
+
+def _url(bound: LimitedListener, shared: Shared) -> str:
+    return bound.url.replace("http:", f"{shared.scheme}:", 1)
+
+
+class _OpenListener:
+    """One address: its application, its socket, and the state that its connections share."""
+
+    def __init__(
+        self,
+        listener: AppListener,
+        bound: LimitedListener,
+        shared: Shared,
+        poller: Poller,
+        tls: SSLContext | None,
+        counts: ConnectionCounts,
+        accepts_at_once: int,
+    ) -> None:
+        self._tls = tls
+        self._accepts_at_once = accepts_at_once
+        self.started = listener.started
+        self.bound = bound
+        self.shared = shared
+        self._poller = poller
+        self._counts = counts
+
+    @property
+    def url(self) -> str:
+        return _url(self.bound, self.shared)
+
+    async def open(self) -> None:
+        self.bound.listen()
+
+    async def accept(self) -> None:
+        while True:
+            self._open(await self.bound.accept())
+            # In one pass of the event loop: where handlers hold it, there are few.
+            for _ in range(self._accepts_at_once - 1):
+                client = self.bound.accept_waiting()
+                if client is None:
+                    break
+                self._open(client)
+
+    def announce_end(self) -> None:
+        # Every answer from now on says "Connection: close", so that its client does not send the
+        # next request into a connection that is about to end.
+        self.shared.drain()
+
+    def drain(self) -> None:
+        while (client := self.bound.accept_waiting()) is not None:
+            self._open(client)
+        self.bound.close()
+        for connection in tuple(self.shared.connections):
+            connection.drain()
+
+    def abort(self) -> None:
+        for connection in tuple(self.shared.connections):
+            connection.abort()
+
+    def _open(self, client: socket.socket) -> None:
+        transport = Transport(client, self._poller, self._counts)
+        try:
+            top = transport if self._tls is None else TlsTransport(transport, self._tls)
+            Client(self.shared, top, self.bound.release).start()
+        except OSError:  # the client is gone
+            transport.close()
+            self.bound.release()
+
+
+class _Server:
+    """One run of `serve`: its state, and the tasks that share it."""
+
+    def __init__(
+        self,
+        options: HttpOptions,
+        lifespan: Lifespan | None,
+        tls: SSLContext | None,
+        load_later: Callable[[], object],
+        accepts_at_once: int,
+        front_ends: StartFrontEnds | None,
+        counts: ConnectionCounts,
+        *,
+        answers_early: bool,
+    ) -> None:
+        self._answers_early = answers_early
+        self._is_listening = False
+        self._accepts_at_once = accepts_at_once
+        self._to_start = front_ends
+        self._front_ends: FrontEndListener | None = None
+        self._options = options
+        self._load_later = load_later
+        self._tls = tls
+        self._lifespan = lifespan
+        self._to_open: list[tuple[AppListener, LimitedListener]] = []
+        self._listeners: list[_OpenListener | FrontEndListener] = []
+        self._until_shutdown = anyio.CancelScope()
+        self._draining = anyio.Event()
+        self._outcome = ServerRun(lifespan)
+        self._parking = parking_of_this_loop()
+        self._timeouts = Timeouts(self._parking)
+        self._poller = new_poller(self._parking)
+        # By a word for each address; and those of them that this process counts.
+        self._counts: dict[str, CountedConnections] = {}
+        self._own_counts = {"main": counts}
+
+    def add(self, listener: AppListener, bound: LimitedListener) -> None:
+        """Adds an address; the first is that of the application whose lifespan is run."""
+        self._to_open.append((listener, bound))
+
+    async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
+        drain_began_at = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            if self._lifespan is not None:
+                tasks.start_soon(self._lifespan.run)
+            tasks.start_soon(self._wait_for, shutdown)
+            tasks.start_soon(self._poller.run)
+            tasks.start_soon(self._timeouts.run)
+            async with anyio.create_task_group() as connections:
+                for listener, bound in self._to_open:
+                    self._listeners.append(self._opened(listener, bound, connections))
+                if self._front_ends is not None:
+                    tasks.start_soon(self._front_ends.run)
+                tasks.start_soon(self._cut_off, connections)
+                with self._until_shutdown:
+                    async with anyio.create_task_group() as accepting:
+                        await self._start(tasks, accepting)
+                drain_began_at = anyio.current_time()
+                if self._is_listening:
+                    self._drain()
+                    await self._wait_closed()
+            if self._front_ends is not None and self._is_listening:
+                await self._front_ends.ended.wait()
+            self._outcome.took_s = anyio.current_time() - drain_began_at
+            await self._outcome.end_application(self._options.graceful_timeout_s)
+            tasks.cancel_scope.cancel()
+
+    def drained(self) -> Drained:
+        """Returns the outcome, or raises what prevented the start; see `serve`."""
+        failure = None if self._front_ends is None else self._front_ends.failure
+        if failure is not None and not self._outcome.is_up:
+            raise WorkersFailed(failure)
+        drained = self._outcome.drained(self._finished())
+        return drained if failure is None else replace(drained, failure=failure)
+
+    def _opened(
+        self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
+    ) -> _OpenListener | FrontEndListener:
+        tls = self._tls if listener.may_have_tls else None
+        guard = RequestGuard(self._options, bound.name)
+        is_main = listener.app is self._to_open[0][0].app
+        has_state = self._lifespan is not None and is_main
+        shared = Shared(
+            listener.app,
+            self._options,
+            self._lifespan.state if self._lifespan is not None and has_state else {},
+            self._parking,
+            self._timeouts,
+            connections,
+            "http" if tls is None else "https",
+            None if guard.allows_all else guard,
+            ProxyHeaders.of(self._options) if is_main else None,
+            self._counts,
+            guard.is_local,
+        )
+        # Further addresses of the application are served by this process.
+        if is_main and self._to_start is not None and self._front_ends is None:
+            url = _url(bound, shared)
+            self._front_ends = self._to_start(bound, shared, listener.started, url, self._shut_down)
+            self._counts["main"] = self._front_ends.connections
+            return self._front_ends
+        word = "main" if is_main else "admin"
+        counts = self._own_counts.setdefault(word, ConnectionCounts(self._options.max_connections))
+        self._counts.setdefault(word, counts)
+        at_once = self._accepts_at_once
+        return _OpenListener(listener, bound, shared, self._poller, tls, counts, at_once)
+
+    async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
+        await shutdown()
+        self._shut_down()
+
+    def _shut_down(self) -> None:
+        # At once: requests that the shutdown itself has affected may be answered very soon.
+        self._outcome.finished_before = self._finished()
+        for listener in self._listeners:
+            listener.announce_end()
+        self._until_shutdown.cancel()
+
+    async def _start(self, tasks: TaskGroup, accepting: TaskGroup) -> None:
+        steps: list[Callable[[], Awaitable[bool]]] = [
+            self._outcome.application_started,
+            partial(self._listen, accepting),
+        ]
+        for step in reversed(steps) if self._answers_early else steps:
+            if not await step():
+                self._shut_down()
+                return
+        self._outcome.is_up = True
+        if self._front_ends is None:
+            check_descriptors(self._options.max_connections)
+        for listener in self._listeners:
+            listener.started(listener.url)
+        tasks.start_soon(self._load)
+
+    async def _load(self) -> None:
+        # The clients that waited for the start are answered first.
+        await anyio.sleep(_LOADED_AFTER_S)
+        for load in (load_stream_protocols, self._load_later):
+            try:
+                await anyio.to_thread.run_sync(load)
+            except Exception as error:
+                _log.error("can't load a part of the server: %s; a request will load it", error)
+
+    async def _listen(self, accepting: TaskGroup) -> bool:
+        """Listens at all addresses; returns False if that is not possible."""
+        try:
+            for listener in self._listeners:
+                await listener.open()
+        except OSError as error:
+            self._outcome.refused = error
+            return False
+        self._is_listening = True
+        for listener in self._listeners:
+            accepting.start_soon(listener.accept)
+        return True
+
+    def _drain(self) -> None:
+        self._draining.set()
+        for listener in self._listeners:
+            listener.drain()
+
+    async def _wait_closed(self) -> None:
+        """Waits until all connections are closed; their calls end with the task group."""
+        for listener in self._listeners:
+            await listener.shared.wait_closed()
+
+    async def _cut_off(self, connections: TaskGroup) -> None:
+        """Ends the calls that do not end in time, once their clients were told so if possible."""
+        try:
+            await self._draining.wait()
+            await anyio.sleep(self._options.graceful_timeout_s)
+            self._outcome.cut = sum(listener.shared.running for listener in self._listeners)
+            for listener in self._listeners:
+                listener.shared.end_early()
+            with anyio.move_on_after(Shared.last_words_s):
+                await self._wait_closed()
+        finally:
+            for listener in self._listeners:
+                listener.abort()
+        connections.cancel_scope.cancel()
+
+    def _finished(self) -> int:
+        return sum(listener.shared.finished for listener in self._listeners)

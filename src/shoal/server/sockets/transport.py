@@ -1,0 +1,330 @@
+"""A client's connected socket: passes on what arrives, sends at once, and keeps what is left over.
+
+There is no task for it. The server's `Poller` calls `ready` when the kernel reports something, and
+the transport reads and passes the data to its `Receiver`. A send goes to the kernel at once; what
+the kernel does not take is kept, and sent when it can be. The owner waits for that before it sends
+more, so at most one message is kept.
+
+The kernel reports each change once (edge-triggered). So a transport that may not have read all asks
+for another report.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from typing_extensions import override
+
+if TYPE_CHECKING:
+    from shoal.asgi.connections import ConnectionCounts
+
+_TCP_NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+_READ_SIZE: Final = 2**16
+# How much the kernel takes that it can't send yet. It would take megabytes for each client that
+# does not read, and filling them holds up the others.
+_MOST_NOT_SENT: Final = 2**17
+_ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+
+class Receiver(ABC):
+    """Handles what happens at a transport. No method may wait, or raise for a client's mistake."""
+
+    @abstractmethod
+    def data_received(self, data: bytes) -> None:
+        """Handles bytes from the client; never empty."""
+
+    @abstractmethod
+    def client_ended(self) -> None:
+        """Handles that the client has ended its side. All that it had sent was passed on.
+
+        If reading is paused, there may be more to read; it is passed on after `Transport.resume`.
+        """
+
+    @abstractmethod
+    def all_sent(self) -> None:
+        """Handles that the kernel has taken what was left over from a send, and has room again."""
+
+    @abstractmethod
+    def connection_lost(self) -> None:
+        """Handles that the connection broke. The transport is closed."""
+
+
+class _Nobody(Receiver):
+    """The receiver of a transport that is closed."""
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        pass
+
+    @override
+    def client_ended(self) -> None:
+        pass
+
+    @override
+    def all_sent(self) -> None:
+        pass
+
+    @override
+    def connection_lost(self) -> None:
+        pass
+
+
+NOBODY: Final = _Nobody()
+"""What a closed transport has as its receiver.
+
+A transport and its receiver refer to each other, and would stay until the garbage collector runs.
+"""
+
+
+class Poller(ABC):
+    """Calls `Transport.ready` when something has happened at a transport's socket."""
+
+    @abstractmethod
+    def add(self, transport: Transport) -> None:
+        """Begins to report on a transport."""
+
+    @abstractmethod
+    def remove(self, transport: Transport) -> None:
+        """Ends reporting on a transport, whose socket is still open."""
+
+    @abstractmethod
+    def report_again(self, transport: Transport) -> None:
+        """Reports what there is at a transport now, though it may have been reported before."""
+
+    @abstractmethod
+    def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
+        """Sets whether it is reported that a transport's socket can take more data."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Reports until it is cancelled, as a task."""
+
+
+class Transport:
+    """A connected stream socket, which this object owns from now on.
+
+    Args:
+        connected: The socket.
+        poller: Reports what happens at it.
+        counts: Counts the connection; None for nothing.
+
+    Attributes:
+        receiver: Handles what happens; set it before `start`.
+        is_open: Whether the socket is open.
+        is_paused: Whether reading is paused.
+        unsent: What is left over from a send; empty if nothing is.
+    """
+
+    __slots__ = (
+        "_awaits_room",
+        "_counts",
+        "_later",
+        "_poller",
+        "_socket",
+        "fd",
+        "is_open",
+        "is_paused",
+        "receiver",
+        "unsent",
+    )
+
+    receiver: Receiver
+
+    def __init__(
+        self,
+        connected: socket.socket,
+        poller: Poller,
+        counts: ConnectionCounts | None = None,
+    ) -> None:
+        self._counts = counts
+        if counts is not None:
+            counts.opened(connected)
+        connected.setblocking(False)
+        self._socket = connected
+        self._poller = poller
+        self.fd = connected.fileno()
+        self.is_open = True
+        self.unsent: memoryview | bytes = b""
+        self._later = b""  # what was sent after that
+        self._awaits_room = False
+        self.is_paused = False
+        with suppress(OSError):  # a UNIX socket does not have the option
+            # Otherwise an answer in two parts waits for the client's delayed acknowledgement of
+            # the first one, some 40 ms.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            if _TCP_NOTSENT_LOWAT is not None:
+                connected.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _MOST_NOT_SENT)
+
+    @property
+    def name(self) -> Any:
+        """The server's address.
+
+        Raises:
+            OSError: The connection is gone.
+        """
+        return self._socket.getsockname()
+
+    @property
+    def peer(self) -> Any:
+        """The client's address.
+
+        Raises:
+            OSError: The client is gone.
+        """
+        return self._socket.getpeername()
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something is unsent, or `has_room` was false; `all_sent` tells the end of it."""
+        return bool(self.unsent) or self._awaits_room
+
+    def start(self) -> None:
+        """Starts to read."""
+        self._poller.add(self)
+
+    def ready(self, events: int) -> None:
+        """Handles a report of the poller."""
+        if events & select.POLLOUT and self.is_blocked:
+            self._send_rest()
+        if self.is_paused:
+            if self.is_open and events & _ENDED:
+                self.receiver.client_ended()
+        elif self.is_open:
+            self._read(events & _ENDED)
+
+    def pause(self) -> None:
+        """Stops reading; further input stays in the kernel, but its end is still noticed."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Reads again."""
+        if self.is_paused:
+            self.is_paused = False
+            if self.is_open:
+                self._poller.report_again(self)
+
+    def send(self, data: bytes) -> bool:
+        """Sends data, after what is left over from before.
+
+        Returns:
+            Whether the kernel has taken all of it. If not, the receiver is told when it has.
+        """
+        if self.unsent:
+            self._later += data
+            return False
+        if not self.is_open:
+            return True
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.lose()
+            return True
+        if sent == len(data):
+            return True
+        # `bytes` copies what the application may change later, and nothing else.
+        self.unsent = memoryview(bytes(data))[sent:]
+        self._poller.watch_sending(self, is_wanted=True)
+        return False
+
+    def has_room(self) -> bool:
+        """Returns whether the kernel takes more data, so that little or nothing would be left over.
+
+        If not, the receiver is told when it does, by `Receiver.all_sent`. A connection that is
+        closed has room.
+        """
+        if self.is_open and not self.is_blocked:
+            poll = select.poll()
+            poll.register(self.fd, select.POLLOUT)
+            if not poll.poll(0):
+                self._awaits_room = True
+                self._poller.watch_sending(self, is_wanted=True)
+        return not self.is_blocked
+
+    def end_sending(self) -> None:
+        """Shuts down the sending side; the client sees the end of the data."""
+        with suppress(OSError):  # the client is gone
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def read_now(self) -> None:
+        """Reads what there is, without waiting for a report."""
+        if self.is_open and not self.is_paused:
+            self._read(0)
+
+    def has_unread(self) -> bool:
+        """Returns whether there is something to read, or the client has closed its side."""
+        if not self.is_open:
+            return False
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Closes the socket; what the kernel has taken is still delivered. Idempotent."""
+        if self.is_open:
+            self.is_open = False
+            self.unsent = self._later = b""
+            self._awaits_room = False
+            self._poller.remove(self)
+            if self._counts is not None:
+                self._counts.closing(self._socket)
+            self._socket.close()
+            self.receiver = NOBODY
+
+    def abort(self) -> None:
+        """Closes the socket by force; data that the client has not received is discarded."""
+        if self.is_open:
+            with suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self.close()
+
+    def _read(self, has_ended: int) -> None:
+        try:
+            data = self._socket.recv(_READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.lose()
+            return
+        if not data:
+            self.receiver.client_ended()
+            return
+        self.receiver.data_received(data)
+        if not self.is_open:
+            return
+        if self.is_paused:
+            if has_ended:
+                self.receiver.client_ended()
+        elif has_ended or len(data) == _READ_SIZE:
+            # The rest is read in the next pass, after the others.
+            self._poller.report_again(self)
+
+    def _send_rest(self) -> None:
+        while self.unsent:
+            try:
+                sent = self._socket.send(self.unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.lose()
+                return
+            self.unsent = self.unsent[sent:]
+            if self.unsent:
+                return
+            self.unsent, self._later = self._later, b""
+        self._awaits_room = False
+        self._poller.watch_sending(self, is_wanted=False)
+        self.receiver.all_sent()
+
+    def lose(self) -> None:
+        """Closes the socket, and tells the receiver."""
+        receiver = self.receiver
+        self.abort()
+        receiver.connection_lost()

@@ -1,0 +1,327 @@
+"""One call of the application on an HTTP/2 stream or a WebSocket: plain ASGI over a `Wire`.
+
+The server's side is made of functions that don't wait, so nothing that a client does can stop in
+the middle of a step. Only `receive` and `send` of the application wait.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio.lowlevel
+
+from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, length_of
+from shoal.server.access_log import AccessLog
+from shoal.server.change import Change
+from shoal.server.http1.answer import status_line
+from shoal.server.http1.scope import scope_at
+from shoal.server.log_errors import contained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import Message, Scope
+
+    from shoal.server.http1.head import HeadParser
+    from shoal.server.streams.connection import StreamConnection
+
+Fields = list[tuple[bytes, bytes]]
+
+_SENDS_WITHOUT_CHECKPOINT: Final = 16
+
+
+class Wire(Protocol):
+    """What carries one call: a stream of HTTP/2, or a whole connection.
+
+    Once it has ended, its methods do nothing.
+
+    Attributes:
+        accepts_with: The status that accepts a WebSocket.
+    """
+
+    accepts_with: int
+
+    @property
+    def connection(self) -> StreamConnection:
+        """The connection."""
+        ...
+
+    def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
+        """Sends the head of the response, with what `send` is given next unless it is the last."""
+        ...
+
+    async def ready(self) -> None:
+        """Waits until what was sent before is on its way."""
+        ...
+
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """Sends data, and an end mark if it is the last; waits until it is on its way.
+
+        Cancellation: It is sent all the same.
+        """
+        ...
+
+    def post(self, frame: bytes, *, is_last: bool = False) -> None:
+        """Sends a control frame soon. If it must wait, a later one may replace it."""
+        ...
+
+    def reset(self, *, is_clients_fault: bool = False) -> None:
+        """Ends it without an end mark."""
+        ...
+
+    def taken(self, size: int) -> None:
+        """Lets the client send so many bytes more."""
+        ...
+
+
+class AppCall(ABC):
+    """One call of the application.
+
+    Args:
+        wire: Carries its messages.
+        method: The method of the request.
+        disconnect: The message that tells the application of the end, unless there is a better one.
+
+    Attributes:
+        is_over: Whether the client is gone, or was refused; what the application sends is dropped.
+        is_complete: Whether the application has sent all of its response.
+        has_begun: Whether the application has given a part of it.
+        refused_with: The status that the server has sent in place of the application; or 0.
+    """
+
+    def __init__(self, wire: Wire, method: str, disconnect: Message) -> None:
+        self._wire = wire
+        self._connection = wire.connection
+        self._shared = shared = wire.connection.shared
+        self._method = method
+        self._disconnect = disconnect
+        self._gave_disconnect = False
+        self._changed = Change(shared)
+        self._on_left: Callable[[], object] | None = None
+        self._is_cut_off = False
+        self._has_returned = False
+        self._head: tuple[int, Fields] | None = None
+        self._has_sent_head = False
+        self._length: int | None = None  # of the rest of the body, if that is known
+        self._not_acknowledged = 0
+        self._sends = 0
+        self.is_over = False
+        self.is_complete = False
+        self.has_begun = False
+        self.refused_with = 0
+
+    async def run(self, scope: Scope) -> None:
+        """Calls the application, as a task; ends what it has not ended itself."""
+        shared = self._shared
+        if shared.proxies is not None:
+            shared.proxies.complete(scope)
+        offered = self._offered()
+        scope["extensions"][DISCONNECT] = offered
+        app = shared.app
+        if shared.options.access_log:
+            app = AccessLog(app, lambda: self.is_over)
+        shared.started += 1
+        try:
+            # The raw path is printable ASCII, so it can't forge a line of the log.
+            failed = "the application failed on %r"
+            with contained(failed, scope["raw_path"], has_left=self._was_left):
+                await app(scope, self.receive, self.send)
+        except BaseException:
+            # The server is cancelled: the client must not be told that the call failed.
+            self._connection.close()
+            raise
+        finally:
+            self._has_returned = True
+            self._on_left = None
+            if not (self.is_over or self.is_complete):
+                self._end()
+            self.leave()
+            shared.finished += 1
+            self._connection.call_ended(self)
+
+    # The application's side.
+
+    async def receive(self) -> Message:
+        """Returns the next message; after the last one the disconnect, at each call."""
+        # Not a checkpoint if a message is there: Starlette's `Request.is_disconnected` calls it in
+        # a cancelled scope, where a checkpoint would always result in "nothing".
+        while (message := self._next_message()) is None:
+            if self.is_over or self.is_complete:
+                # An application that ignores the disconnect must not block the event loop.
+                if self._gave_disconnect:
+                    await anyio.lowlevel.checkpoint()
+                self._gave_disconnect = True
+                return self._disconnect
+            await self._changed.wait()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Sends the next message; see ASGI.
+
+        Raises:
+            RuntimeError: The message does not come next, or the body has another length than the
+                head says.
+            ValueError: A header can't be sent.
+
+        Cancellation: The message is sent whole, or not at all.
+        """
+        self._sends += 1
+        if self.is_over or self._has_returned or self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
+            await anyio.lowlevel.checkpoint()
+        else:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+        await self._wire.ready()  # nothing has changed if it is cancelled until here
+        # Otherwise it comes from a task that the application has left behind, or is for nobody.
+        if not (self.is_over or self._has_returned):
+            await self._send(message)
+
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Sets what is called once when the client leaves, or when the call is cut off.
+
+        It is called at once if either has happened already.
+        """
+        self._on_left = callback
+        if callback is not None and (self.is_over or self._is_cut_off):
+            self._on_left = None
+            callback()
+
+    def is_cut_off(self) -> bool:
+        """Whether the server ends, and waits a moment for the end of the response."""
+        return self._is_cut_off and not self.is_over
+
+    # The server's side.
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Handles that the server ends."""
+
+    def ping(self) -> bool:
+        """Asks the client of an open WebSocket for a sign of life; returns whether it is one."""
+        return False
+
+    def leave(self) -> None:
+        """Handles that the client is gone; what came before can still be received."""
+        if not self.is_over:
+            self.is_over = True
+            self._acknowledge()
+            self._call_back()
+        self._changed.signal()
+
+    def refuse(self, status: int) -> None:
+        """Ends the call in place of the application, with this status if that is possible."""
+        if self.is_over or self.is_complete:
+            return
+        if status == 408:
+            self._connection.gave_up()
+        if self.has_begun:
+            self._wire.reset(is_clients_fault=status < 500)
+        else:
+            self.refused_with = status
+            self._wire.head(status, [], is_last=True)
+        self.leave()
+
+    def end_early(self) -> None:
+        """Asks the application to end its response; sends 503 if it can't be asked."""
+        self._is_cut_off = True
+        if not self._call_back() and not self.has_begun:
+            self.refuse(503)
+
+    def _call_back(self) -> bool:
+        on_left, self._on_left = self._on_left, None
+        if on_left is None:
+            return False
+        with contained("a callback for the client's leaving failed"):
+            on_left()
+        return True
+
+    # Parts.
+
+    def _was_left(self) -> bool:
+        return self.is_over and not self.is_complete
+
+    def _offered(self) -> dict[str, Any]:
+        """Returns what the server offers beyond ASGI."""
+        return {
+            "when_left": self.when_left,
+            "is_cut_off": self.is_cut_off,
+            "refused_with": partial(getattr, self, "refused_with"),
+            "send_timeout_s": self._shared.send_timeout_s,
+            "is_local": self._shared.is_local,
+        }
+
+    @abstractmethod
+    def _next_message(self) -> Message | None:
+        """Returns the client's next message; None if there is none yet."""
+
+    @abstractmethod
+    async def _send(self, message: Message) -> None:
+        """Sends a message of the application."""
+
+    def _end(self) -> None:
+        """Ends a response that the application has not ended."""
+        if self.has_begun:  # its client must not take it for the whole response
+            self._wire.reset()
+        elif self._is_cut_off:
+            self.refuse(503)
+        else:
+            self._wire.head(500, [], is_last=True)
+
+    def _begin(self, message: Message) -> None:
+        """Takes the head of a response, which is sent with the first part of its body."""
+        if self._head is not None:
+            raise RuntimeError("the response has begun already")
+        status = message["status"]
+        status_line(status)  # raises for one that no response has
+        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        length = length_of(given)
+        if self._method == "HEAD" or status in (204, 304):
+            length = None
+        self._length = length
+        # With a length beside 204 or 304 some clients fail.
+        dropped = FRAMING | {b"content-length"} if status in (204, 304) else FRAMING
+        fields = [(lower, value) for name, value in given if (lower := name.lower()) not in dropped]
+        self._head = status, fields
+        self.has_begun = True
+
+    async def _send_body(self, message: Message) -> None:
+        """Sends a part of the body, after the head if that was not sent."""
+        if self._head is None or self.is_complete:
+            raise RuntimeError(f"{message['type']!r} is not a message that can come here")
+        data, is_last = message.get("body", b""), not message.get("more_body", False)
+        if type(data) is not bytes:
+            data = bytes(memoryview(data))  # the application may change it later
+        status, fields = self._head
+        if self._method == "HEAD" or status in (204, 304):
+            data = b""
+        if self._length is not None:
+            if len(data) > self._length or (is_last and len(data) < self._length):
+                raise RuntimeError(WRONG_LENGTH)
+            self._length -= len(data)
+        is_whole = is_last and not (data or self._has_sent_head)
+        if not self._has_sent_head:
+            self._has_sent_head = True
+            self._wire.head(status, fields, is_last=is_whole)
+        if is_last:
+            self._complete()
+        if not is_whole:
+            await self._wire.send(data, is_last=is_last)
+
+    def _acknowledge(self) -> None:
+        """Notes that what came from the client was processed."""
+        size, self._not_acknowledged = self._not_acknowledged, 0
+        if size:
+            self._wire.taken(size)
+
+    def _complete(self) -> None:
+        self.is_complete = True
+        self._on_left = None
+        self._changed.signal()
+
+
+def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
+    """Returns a new scope of the request that a parser has parsed last; see `scope_at`."""
+    at = wire.connection
+    return scope_at(at.shared, at.peer, at.name, kind, version, parser.line, list(parser.headers))

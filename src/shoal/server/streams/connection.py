@@ -1,0 +1,431 @@
+"""A connection that speaks HTTP/2 or WebSocket: its socket, its deadlines, and its tasks.
+
+One task reads, and each call of the application has one, all in a nursery that ends with the
+connection. What goes wrong in any of them ends this connection alone, and is logged once.
+
+- The reading task handles some of what was received, in turns with other connections, and never
+  waits for the application of a single stream, so that no stream holds up the others.
+- Every state has a deadline: a send that the client does not read, an idle connection, whatever its
+  client sends without opening a stream, and the end. A WebSocket whose client is silent is pinged,
+  and ended if there is no answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio
+from typing_extensions import override
+
+from shoal.failures.exceptions import goes_on
+from shoal.server.change import Change
+from shoal.server.listeners import host_and_port, spelled
+from shoal.server.sockets.timeouts import Timeout, time_to_send_s
+from shoal.server.sockets.transport import Receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from anyio.abc import TaskGroup
+
+    from shoal.server.shared import Shared
+    from shoal.server.sockets.tls import TlsTransport
+    from shoal.server.sockets.transport import Transport
+
+_log = logging.getLogger("shoal.server")
+
+# How long a connection may be idle whose client has let the time for a request pass.
+_LAST_IDLE_S: Final = 1.0
+# So many large frames are sent in one turn.
+_SENT_AT_ONCE: Final = 4
+_MOST_UNREAD: Final = 2**16
+# How long it may take to handle what is handled in one turn. Small frames take a hundred times as
+# long as large ones of the same size.
+_TURN_S: Final = 0.001
+_LEAST_HANDLED: Final = 2**10
+_MOST_HANDLED: Final = 2**16
+_MOST_COST: Final = 16  # of a turn
+
+
+class RunningCall(Protocol):
+    """What a connection needs of a call of the application; see `AppCall`."""
+
+    def leave(self) -> None:
+        """Handles that the client is gone."""
+        ...
+
+    def end_early(self) -> None:
+        """Asks the application to end its response; sends 503 if it can't be asked."""
+        ...
+
+    def drain(self) -> None:
+        """Handles that the server ends."""
+        ...
+
+    def ping(self) -> bool:
+        """Asks the client of an open WebSocket for a sign of life; returns whether it is one."""
+        ...
+
+
+class StreamConnection(Receiver):
+    """Serves one client until either side closes the connection.
+
+    Invariants: ``_finishing`` implies that the server's side of the socket is shut down: nothing
+    more is sent, and input is discarded. ``_closed`` implies that and that the socket is closed.
+
+    Args:
+        shared: The state of the address.
+        transport: The client's socket.
+        released: Called once, when the connection has ended.
+
+    Attributes:
+        shared: As above.
+        peer: The client's host and port.
+        name: The server's host and port.
+        calls: The running calls of the application.
+
+    Raises:
+        OSError: The client is gone.
+    """
+
+    _is_client_done = False  # it may send more than messages of its WebSocket
+
+    def __init__(
+        self, shared: Shared, transport: Transport | TlsTransport, released: Callable[[], object]
+    ) -> None:
+        self.shared = shared
+        self._transport = transport
+        self._released = released
+        self.peer = host_and_port(transport.peer)
+        self.name = host_and_port(transport.name)
+        self.calls: set[RunningCall] = set()
+        self._tasks: TaskGroup | None = None
+        self._received = bytearray()
+        self._is_in_line = False
+        self._has_turn = False
+        self._at_once = 2**12  # bytes
+        self._client_ended = False
+        self._finishing = False
+        self._closed = False
+        self._changed = Change(shared)
+        self._room = anyio.Lock(fast_acquire=True)
+        self._sent_in_turn = 0
+        self._timeout = Timeout(shared.timeouts, self._expire)
+        self._is_sending = False  # what is unsent has a deadline
+        self._is_pinged = False
+        self._idle_since: float | None = None
+        self._has_late_chance = False
+        self._has_given_up = False
+
+    def start(self, received: bytes) -> None:
+        """Begins to serve.
+
+        Args:
+            received: What the client has sent already, in this protocol.
+        """
+        self.shared.connections.add(self)
+        self._transport.receiver = self
+        self._received += received
+        self.shared.turns.take(self._start_task)
+
+    def drain(self) -> None:
+        """Closes when no stream is open any more; a client may open one very soon."""
+        if self._tasks is not None and not self._closed:
+            self._set_timeout()
+            for call in tuple(self.calls):
+                call.drain()
+
+    def end_early(self) -> None:
+        """Asks for the end of the responses; sends 503 where the application can't be asked."""
+        if not self._finishing:
+            for call in tuple(self.calls):
+                call.end_early()
+
+    def abort(self) -> None:
+        """Closes the socket by force; data that the client has not received is discarded."""
+        self._transport.abort()
+        self.close()
+
+    # What the transport reports.
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        self._is_pinged = False
+        if not self._finishing:
+            self._received += data
+            if len(self._received) >= _MOST_UNREAD:
+                self._transport.pause()
+            self._line_up()
+
+    @override
+    def client_ended(self) -> None:
+        self._client_ended = True
+        if self._finishing:
+            self.close()
+        self._changed.signal()
+
+    @override
+    def all_sent(self) -> None:
+        self._is_sending = False
+        self._set_timeout()
+        if self._finishing:
+            self._end_sending()
+        self._changed.signal()
+
+    @override
+    def connection_lost(self) -> None:
+        self.close()
+
+    # What the protocols are made of.
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begins to speak the protocol."""
+
+    @abstractmethod
+    async def _handle(self, data: bytes) -> None:
+        """Handles data from the client."""
+
+    @abstractmethod
+    def _input_ended(self) -> None:
+        """Handles that all that the client has sent was handled."""
+
+    @abstractmethod
+    def _farewell(self) -> bytes:
+        """Returns what is sent before an idle connection is closed."""
+
+    @property
+    @abstractmethod
+    def _is_idle(self) -> bool:
+        """Whether no stream is open."""
+
+    def _turn_cost(self) -> int:
+        """Returns what the turn costs that handles what was received; see `Turns`."""
+        return _MOST_COST
+
+    # What the protocols use.
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing more is sent."""
+        return self._finishing
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether what was sent waits for the client."""
+        return self._transport.is_blocked
+
+    def write(self, data: bytes) -> None:
+        """Sends data; what the kernel does not take is kept."""
+        if data and not self._finishing and not self._transport.send(data):
+            self._set_timeout()
+
+    async def unblocked(self) -> None:
+        """Waits until the kernel has taken all that was sent."""
+        while self._transport.is_blocked and not self._closed:
+            await self._changed.wait()
+
+    async def room(self) -> None:
+        """Waits until the client takes a large frame, and for a turn to send it."""
+        async with self._room:
+            while not (self._closed or self._transport.has_room()):
+                self._set_timeout()
+                await self._changed.wait()
+            self._sent_in_turn = self._sent_in_turn % _SENT_AT_ONCE + 1
+            if self._sent_in_turn > 1:
+                return
+            turn: list[None] = []
+
+            def take() -> None:
+                turn.append(None)
+                self._changed.signal()
+
+            self.shared.turns.take(take)
+            while not (turn or self._closed):
+                await self._changed.wait()
+
+    def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
+        """Starts a task, which ends with the connection."""
+        assert self._tasks is not None
+        # Not in the context of the caller, where code of the application may have run.
+        self.shared.context.run(self._tasks.start_soon, func, *args)
+
+    def gave_up(self) -> None:
+        """Notes that the client has let the time for a request pass."""
+        self._has_given_up = True
+
+    def finish(self) -> None:
+        """Shuts down the server's side; goes on reading for a moment if the client still sends."""
+        if self._finishing:
+            return
+        self._finishing = True
+        self._received.clear()
+        if self._transport.is_blocked:
+            self._transport.resume()
+        elif self._is_client_done and not self._transport.has_unread():
+            self.close()
+        else:
+            self._transport.resume()
+            self._end_sending()
+
+    def call_ended(self, call: RunningCall) -> None:
+        """Handles that the application has returned."""
+        self.calls.discard(call)
+
+    # The reading task.
+
+    def _start_task(self) -> None:
+        self.shared.context.run(self.shared.tasks.start_soon, self._run)
+
+    async def _run(self) -> None:
+        try:
+            with self.shared.faults.contained(spelled(self.peer or "")):
+                async with anyio.create_task_group() as self._tasks:
+                    try:
+                        if not self._closed:
+                            self._begin()
+                        self._line_up()
+                        await self._read()
+                    except BaseException:
+                        # Before the calls are cancelled, so that they don't answer.
+                        self.close()
+                        raise
+                    finally:
+                        if self.shared.parking.leave_scopes_in(self._tasks.cancel_scope):
+                            _log.warning("the application has left a cancel scope open")
+        except BaseException as error:
+            if goes_on(error, self.shared.parking):
+                raise
+            # Such as a cancellation that nobody has requested.
+            _log.error("the application has ended a connection", exc_info=error)
+        finally:
+            self.close()
+            self._tasks = None
+            self._released()
+
+    async def _read(self) -> None:
+        while not self._closed:
+            self._set_timeout()
+            if self._has_turn:
+                self._has_turn = False
+                await self._handle_some()
+            elif self._client_ended and not self._received:
+                self._input_ended()
+                self._close_socket()
+            else:
+                await self._changed.wait()
+
+    async def _handle_some(self) -> None:
+        """Handles a part of what was received: as much as may be done in one turn."""
+        size = self._at_once
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        if not self._received:
+            self._transport.resume()
+        began = self.shared.timeouts.now()
+        await self._handle(data)
+        took_s = self.shared.timeouts.now() - began
+        if took_s > _TURN_S:
+            self._at_once = max(size // 2, _LEAST_HANDLED)
+        elif len(data) == size and 2 * took_s < _TURN_S:
+            self._at_once = min(2 * size, _MOST_HANDLED)
+        await self.unblocked()  # what a client does not read is not added to
+        self._line_up()
+
+    def _line_up(self) -> None:
+        """Waits for a turn to handle what was received, unless it does so already."""
+        if self._received and self._tasks is not None and not (self._is_in_line or self._has_turn):
+            self._is_in_line = True
+            self.shared.turns.take(self._take_turn, self._turn_cost())
+
+    def _take_turn(self) -> None:
+        self._is_in_line = False
+        if self._received:  # what comes after the end is discarded
+            self._has_turn = True
+            self._changed.signal()
+
+    # Ends.
+
+    def _end_sending(self) -> None:
+        if self._client_ended:
+            self.close()
+        else:
+            self._transport.end_sending()
+            self._timeout.set(self.shared.linger_s)
+
+    def close(self) -> None:
+        """Closes the connection at once."""
+        self._close_socket()
+        for call in tuple(self.calls):
+            call.leave()
+
+    def _close_socket(self) -> None:
+        if not self._closed:
+            self._finishing = self._closed = True
+            self._received.clear()
+            self._timeout.close()
+            self._transport.close()
+            self.shared.remove(self)
+            self._changed.signal()
+
+    # Deadlines.
+
+    def _set_timeout(self) -> None:
+        """Sets the deadline of the current state."""
+        shared = self.shared
+        if self._finishing:
+            return
+        if self._transport.is_blocked:
+            # What is added meanwhile, such as the answer to a ping, does not prolong it.
+            if not self._is_sending:
+                self._is_sending = True
+                self._timeout.set(
+                    time_to_send_s(len(self._transport.unsent), shared.send_timeout_s)
+                )
+        elif not self._is_idle:
+            self._idle_since = None
+            self._has_late_chance = False
+            self._timeout.set(shared.ping_interval_s)
+        else:
+            # What the client sends without opening a stream does not prolong it.
+            now = shared.timeouts.now()
+            if self._idle_since is None:
+                self._idle_since = now
+            idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_given_up else shared.idle_s
+            self._timeout.set(max(0.0, self._idle_since + idle_s - now))
+
+    def _expire(self) -> None:
+        if self._transport.is_blocked:
+            _log.info("closed a connection by force: its client does not read")
+            self.abort()
+        elif self._finishing:
+            self.close()
+        elif not self._is_idle:
+            self._check_websockets()
+        elif not self._has_late_chance and self._has_more():
+            # A busy event loop may not yet have read what arrived before the deadline.
+            self._has_late_chance = True
+            self._timeout.set(self.shared.late_request_s)
+        else:
+            self._transport.send(self._farewell())
+            if self._has_given_up:
+                self.finish()  # the client may still send, and shall read why
+            else:
+                self.close()
+
+    def _has_more(self) -> bool:
+        """Reads what there is; returns whether there was anything."""
+        if self._transport.has_unread():
+            self._transport.read_now()
+        return bool(self._received)
+
+    def _check_websockets(self) -> None:
+        """Ends a connection whose WebSockets' client gives no sign of life when asked for one."""
+        is_silent = self._is_pinged and not self._has_more()
+        self._is_pinged = sum(call.ping() for call in self.calls) > 0  # all are asked
+        if is_silent and self._is_pinged:
+            self.abort()
+        else:
+            self._timeout.set(self.shared.ping_interval_s)

@@ -1,0 +1,157 @@
+"""A connection that was upgraded from HTTP/1.1 to a WebSocket: the `Wire` of its one call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from typing_extensions import override
+
+from shoal.asgi.bad_request import BadRequest
+from shoal.server.http1.answer import LAST_CHUNK, AnswerHead, error_answer
+from shoal.server.http1.scope import scope_of_refused
+from shoal.server.streams.connection import StreamConnection
+from shoal.server.streams.websocket import WebSocketCall, check_handshake, header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.server.http1.head import HeadParser
+    from shoal.server.shared import Shared
+    from shoal.server.sockets.tls import TlsTransport
+    from shoal.server.sockets.transport import Transport
+    from shoal.server.streams.call import Fields
+    from shoal.server.streams.connection import RunningCall
+
+_UPGRADED: Final = b"HTTP/1.1 101 Switching Protocols"
+_UPGRADE: Final = b"\r\nupgrade: WebSocket\r\nconnection: Upgrade\r\n\r\n"
+
+
+class WebSocketConnection(StreamConnection):
+    """Serves one WebSocket.
+
+    Args:
+        shared: The state of the address.
+        transport: The client's socket.
+        released: Called once, when the connection has ended.
+        parser: The request to upgrade.
+    """
+
+    accepts_with = 101
+    _is_client_done = True
+
+    def __init__(
+        self,
+        shared: Shared,
+        transport: Transport | TlsTransport,
+        released: Callable[[], object],
+        parser: HeadParser,
+    ) -> None:
+        super().__init__(shared, transport, released)
+        self._parser = parser
+        self._call: WebSocketCall | None = None
+        self._is_chunked = False
+
+    @override
+    def _begin(self) -> None:
+        parser = self._parser
+        key = header(parser, b"sec-websocket-key")
+        try:
+            tokens = header(parser, b"connection").lower().split(b",")
+            if not key or b"upgrade" not in [token.strip() for token in tokens]:
+                raise BadRequest(400, "an incomplete WebSocket handshake")
+            check_handshake(parser)
+        except BadRequest as error:
+            scope = {**scope_of_refused(parser, self.peer), "type": "websocket"}
+            text = str(error)
+            self.write(error_answer(error.status, text, self.shared.date_now()))
+            self.shared.refusals.note(scope, error.status, len(text) + 1, 0.0)
+            self.finish()
+            return
+        self._call = call = WebSocketCall(self, parser, key)
+        self.calls.add(call)
+        self.spawn(call.run, call.scope("1.1", parser))
+
+    @override
+    async def _handle(self, data: bytes) -> None:
+        if self._call is not None:
+            await self._call.data_received(data, 0)
+            await self._call.has_room()
+
+    @override
+    def _turn_cost(self) -> int:
+        # Clients that are answered together write together. Their small messages make one batch.
+        return min(1 + len(self._received) // 64, super()._turn_cost())
+
+    @override
+    def _input_ended(self) -> None:
+        if self._call is not None:
+            self._call.input_ended()
+
+    @override
+    def _farewell(self) -> bytes:
+        return b""
+
+    @property
+    @override
+    def _is_idle(self) -> bool:
+        return False  # it ends with its only call
+
+    @override
+    def call_ended(self, call: RunningCall) -> None:
+        super().call_ended(call)
+        self._call = None
+        self.finish()
+
+    # As the `Wire` of the call.
+
+    @property
+    def connection(self) -> StreamConnection:
+        """See `Wire`."""
+        return self
+
+    def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
+        """See `Wire`."""
+        if status == self.accepts_with:
+            lines = b"".join(b"\r\n%b: %b" % field for field in fields)
+            self.write(_UPGRADED + lines + _UPGRADE)
+            return
+        answer = AnswerHead(status, fields)
+        framing = b"\r\nconnection: close"
+        if answer.length is None and answer.has_body:
+            self._is_chunked = not is_last
+            framing += b"\r\n" + (
+                b"content-length: 0" if is_last else b"transfer-encoding: chunked"
+            )
+        self.write(answer.encoded(framing, self.shared.date_now()))
+        if is_last:
+            self.finish()
+
+    async def ready(self) -> None:
+        """See `Wire`."""
+        await self.unblocked()
+
+    async def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """See `Wire`."""
+        if self._is_chunked:
+            if data:
+                data = b"%x\r\n%b\r\n" % (len(data), data)
+            if is_last:
+                data += LAST_CHUNK
+        self.write(data)
+        if is_last:
+            self.finish()
+        else:
+            await self.unblocked()
+
+    def post(self, frame: bytes, *, is_last: bool = False) -> None:
+        """See `Wire`; what the client does not read holds up the reading of more."""
+        self.write(frame)
+        if is_last:
+            self.finish()
+
+    def reset(self, *, is_clients_fault: bool = False) -> None:
+        """See `Wire`."""
+        self.abort()
+
+    def taken(self, size: int) -> None:
+        """See `Wire`; the connection reads more once there `has_room`."""

@@ -1,0 +1,313 @@
+"""A connection that speaks HTTP/2: what drives h2, the state machine of the protocol.
+
+h2 is given what was received, and says what that means; it is told what to send, and gives its
+bytes. It knows no sockets, and nothing of it waits. Each stream has a task, which calls the
+application. When that sends data, its own task waits for the client's flow-control windows and for
+the socket, so that a client which reads one stream slowly holds up that one alone.
+
+Some faults end the whole connection, since h2 has no way to end a stream alone for them: trailers
+that do not end their stream, and a head many times over the limit. Wrong lengths are not among
+them; see `HeadDecoder`.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    RemoteSettingsChanged,
+    RequestReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+    WindowUpdated,
+)
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes, Settings
+from typing_extensions import override
+
+from shoal.asgi.bad_request import BadRequest
+from shoal.server.http1.head import HeadParser
+from shoal.server.http1.scope import scope_of_refused
+from shoal.server.streams.call import scope_of
+from shoal.server.streams.connection import StreamConnection
+from shoal.server.streams.http2_call import Http2Call
+from shoal.server.streams.http2_head import HeadDecoder, check_trailers, read_head
+from shoal.server.streams.http2_stream import Http2Stream
+from shoal.server.streams.websocket import WebSocketCall, check_handshake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from h2.events import Event
+
+    from shoal.server.shared import Shared
+    from shoal.server.sockets.tls import TlsTransport
+    from shoal.server.sockets.transport import Transport
+
+_MOST_STREAMS: Final = 100
+# What the windows of all streams allow a client to send, so that one whose application does not
+# read takes nothing from the others.
+_WINDOW: Final = _MOST_STREAMS * 2**16
+# A client that opens streams and resets them at once leaves calls that have not noticed the reset.
+_MOST_CALLS: Final = 2 * _MOST_STREAMS
+# A client may reset so many requests before they are answered, and half of all after that.
+_MOST_RESETS: Final = 100
+
+
+class TooManyResets(Exception):
+    """The client resets most of its requests before they are answered."""
+
+
+class _Open(NamedTuple):
+    """A stream on which more is to be sent, and its call."""
+
+    stream: Http2Stream
+    call: Http2Call | WebSocketCall
+
+
+class Http2Connection(StreamConnection):
+    """Serves one client that speaks HTTP/2 by prior knowledge, or by ALPN.
+
+    Args:
+        shared: The state of the address.
+        transport: The client's socket.
+        released: Called once, when the connection has ended.
+    """
+
+    def __init__(
+        self, shared: Shared, transport: Transport | TlsTransport, released: Callable[[], object]
+    ) -> None:
+        super().__init__(shared, transport, released)
+        self._h2: H2Connection
+        self._parser = HeadParser(shared.options)
+        self._streams: dict[int, _Open] = {}
+        self._requests = 0
+        self._resets = 0  # of requests that were not answered
+
+    @override
+    def _begin(self) -> None:
+        longest = self.shared.options.max_head_bytes
+        # This package checks heads: h2 would end the connection for one that is malformed or large.
+        config = H2Configuration(
+            client_side=False, header_encoding=None, validate_inbound_headers=False
+        )
+        self._h2 = H2Connection(config)
+        self._h2.decoder = HeadDecoder(longest)
+        self._h2.local_settings = Settings(
+            client=False,
+            initial_values={
+                SettingCodes.MAX_CONCURRENT_STREAMS: _MOST_STREAMS,
+                SettingCodes.MAX_HEADER_LIST_SIZE: longest,
+                SettingCodes.ENABLE_CONNECT_PROTOCOL: 1,
+            },
+        )
+        self._h2.initiate_connection()
+        self._h2.increment_flow_control_window(_WINDOW - 2**16 + 1)
+        self._flush()
+
+    @override
+    async def _handle(self, data: bytes) -> None:
+        try:
+            events = self._h2.receive_data(data)
+        except ProtocolError:
+            self._leave()
+            return
+        for event in events:
+            if self.is_closed:
+                return
+            await self._handle_event(event)
+        self._flush()
+
+    async def _handle_event(self, event: Event) -> None:
+        if isinstance(event, RequestReceived):
+            self._open(event)
+        elif isinstance(event, ConnectionTerminated):  # h2 sends nothing after it
+            self._leave()
+        elif isinstance(event, RemoteSettingsChanged):
+            self._window_opened(0)
+        elif isinstance(event, WindowUpdated):
+            self._window_opened(event.stream_id or 0)
+        elif isinstance(event, DataReceived):
+            await self._take_data(event)
+        elif isinstance(event, StreamEnded | StreamReset | TrailersReceived):
+            found = self._streams.get(event.stream_id or 0)
+            if found is not None:
+                self._handle_end(*found, event)
+
+    def _handle_end(
+        self,
+        stream: Http2Stream,
+        call: Http2Call | WebSocketCall,
+        event: StreamEnded | StreamReset | TrailersReceived,
+    ) -> None:
+        if isinstance(event, StreamReset):
+            stream.close()
+            self._count_reset()
+        elif isinstance(event, StreamEnded):
+            call.input_ended()
+        else:
+            try:
+                check_trailers(event.headers or ())
+            except BadRequest as error:
+                call.refuse(error.status)
+
+    async def _take_data(self, event: DataReceived) -> None:
+        found = self._streams.get(event.stream_id or 0)
+        data, size = event.data or b"", event.flow_controlled_length or 0
+        if found is None:
+            # A body may go on after its response was complete (an early 413). The client is told to
+            # stop, and what is under way is acknowledged, so that its other streams go on.
+            with suppress(ProtocolError):
+                self._h2.acknowledge_received_data(size, event.stream_id or 0)
+            self._reset(event.stream_id or 0, ErrorCodes.NO_ERROR)
+        else:
+            await found.call.data_received(data, size)
+
+    def _count_reset(self) -> None:
+        self._resets += 1
+        if self._resets > _MOST_RESETS and 2 * self._resets > self._requests:
+            self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
+            self._flush()
+            # It also cancels the calls that ignore that their client has left.
+            raise TooManyResets(self._resets)
+
+    def _window_opened(self, stream_id: int) -> None:
+        if stream_id:
+            found = self._streams.get(stream_id)
+            if found is not None:
+                found.stream.window_opened()
+        else:
+            for each in self._streams.values():
+                each.stream.window_opened()
+
+    # Requests.
+
+    def _open(self, event: RequestReceived) -> None:
+        """Begins to answer a request."""
+        self._requests += 1
+        stream_id = event.stream_id or 0
+        if self.shared.is_draining:
+            # The error code tells the client that it may safely retry, elsewhere.
+            self._reset(stream_id, ErrorCodes.REFUSED_STREAM)
+            return
+        if len(self.calls) >= _MOST_CALLS:
+            raise RuntimeError(f"{len(self.calls)} calls are running on one connection")
+        parser = self._parser
+        has_body = event.stream_ended is None
+        try:
+            is_websocket = read_head(parser, event.headers or ())
+            if self.shared.guard is not None:
+                method = "" if is_websocket else parser.line.method
+                self.shared.guard.check(method, parser.host, parser.origin)
+            if is_websocket:
+                check_handshake(parser)
+        except BadRequest as error:
+            self._refuse(stream_id, error, has_body=has_body)
+            return
+        ended = partial(self._stream_ended, stream_id)
+        stream = Http2Stream(self, self._h2, stream_id, ended)
+        call: Http2Call | WebSocketCall
+        if is_websocket:
+            call = WebSocketCall(stream, parser)
+            scope = call.scope("2", parser)
+        else:
+            has_length = b"content-length" in parser.by_name
+            length = parser.length if has_length else None
+            call = Http2Call(stream, parser.line.method, length, has_body=has_body)
+            scope = scope_of("http", "2", parser, stream)
+        self._streams[stream_id] = _Open(stream, call)
+        self.calls.add(call)
+        self.spawn(call.run, scope)
+
+    def _refuse(self, stream_id: int, error: BadRequest, *, has_body: bool) -> None:
+        """Answers a request that the application does not see."""
+        body = f"{error}\n".encode()
+        fields = [
+            (b":status", b"%d" % error.status),
+            (b"content-type", b"text/plain; charset=utf-8"),
+        ]
+        has_room = False
+        with suppress(ProtocolError):  # the client has reset it, or has ended its body since
+            has_room = self._h2.local_flow_control_window(stream_id) >= len(body)
+            self._h2.send_headers(stream_id, fields, end_stream=not has_room)
+            if has_room:
+                self._h2.send_data(stream_id, body, end_stream=True)
+            if has_body:
+                self._h2.reset_stream(stream_id, ErrorCodes.NO_ERROR)
+        scope = {**scope_of_refused(self._parser, self.peer), "http_version": "2"}
+        self.shared.refusals.note(scope, error.status, len(body) if has_room else 0, 0.0)
+
+    def _reset(self, stream_id: int, code: ErrorCodes) -> None:
+        with suppress(ProtocolError):  # the client has reset it first
+            self._h2.reset_stream(stream_id, code)
+
+    def _stream_ended(self, stream_id: int) -> None:
+        """Handles that nothing more is sent on a stream."""
+        ended = self._streams.pop(stream_id, None)
+        if ended is None or self.is_closed:
+            return
+        if not ended.call.is_complete:
+            ended.call.leave()
+        if self.shared.is_draining and not self._streams:
+            self.write(self._farewell())
+        self._set_timeout()
+
+    def _flush(self) -> None:
+        self.write(self._h2.data_to_send())
+
+    # Ends.
+
+    def _leave(self) -> None:
+        """Ends the connection, after h2 has said that nothing more can be sent on it."""
+        self._flush()
+        self.finish()
+        for call in tuple(self.calls):
+            call.leave()
+
+    @override
+    def finish(self) -> None:
+        super().finish()
+        self._close_streams()
+
+    @override
+    def _close_socket(self) -> None:
+        super()._close_socket()
+        self._close_streams()
+
+    def _close_streams(self) -> None:
+        for stream, _ in tuple(self._streams.values()):
+            stream.close()
+
+    @override
+    def _input_ended(self) -> None:
+        for call in tuple(self.calls):
+            if isinstance(call, WebSocketCall):
+                call.input_ended()  # after its messages
+            else:
+                call.leave()
+
+    @override
+    def client_ended(self) -> None:
+        for call in tuple(self.calls):
+            if isinstance(call, Http2Call):
+                call.leave()
+        super().client_ended()
+
+    @override
+    def _farewell(self) -> bytes:
+        with suppress(ProtocolError):
+            self._h2.close_connection()
+        return self._h2.data_to_send()
+
+    @property
+    @override
+    def _is_idle(self) -> bool:
+        return not self._streams

@@ -1,0 +1,361 @@
+"""One WebSocket, on any `Wire`: wsproto's state machine between the client and the application.
+
+Compression is not negotiated: a message of 199 KiB can inflate to 200 MiB before its size is
+checked.
+
+Of what the client sends, few messages wait for the application. What follows them stays in wsproto,
+unread, and is not acknowledged to the wire, so that the client can't send much more.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections import deque
+from hashlib import sha1
+from io import BytesIO, StringIO
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.lowlevel
+from typing_extensions import override
+from wsproto.connection import Connection, ConnectionState, ConnectionType
+from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
+from wsproto.frame_protocol import CloseReason
+
+from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.header_check import FRAMING, check_headers
+from shoal.server.log_errors import contained, log_failure
+from shoal.server.streams.call import AppCall, scope_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from starlette.types import Message, Scope
+    from wsproto.events import Event
+
+    from shoal.server.http1.head import HeadParser
+    from shoal.server.streams.call import Wire
+
+# Of the messages that wait for the application.
+_MOST_MESSAGES: Final = 16
+_MOST_BYTES: Final = 2**16
+_AT_ONCE: Final = 32
+"""After so many frames the other clients have their turn: one read may bring 10,000 of them."""
+_ACCEPT: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
+_OF_THE_SERVER: Final = FRAMING | {
+    *(b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"),
+}
+
+
+def header(parser: HeadParser, name: bytes) -> bytes:
+    """Returns the values of a header, as one list; empty if there is none."""
+    return b",".join(value for given, value in parser.headers if given == name)
+
+
+def check_handshake(parser: HeadParser) -> None:
+    """Checks a request to speak WebSocket; raises `BadRequest`."""
+    if header(parser, b"sec-websocket-version") != b"13":
+        raise BadRequest(400, "another version of WebSocket than 13")
+
+
+class WebSocketCall(AppCall):
+    """One WebSocket.
+
+    Args:
+        wire: Carries its frames.
+        parser: The request.
+        key: The key of the handshake, which the answer to it proves; HTTP/2 has none.
+    """
+
+    def __init__(self, wire: Wire, parser: HeadParser, key: bytes = b"") -> None:
+        lost = CloseReason.ABNORMAL_CLOSURE.value
+        super().__init__(wire, "GET", {"type": "websocket.disconnect", "code": lost})
+        self._key = key
+        offered = header(parser, b"sec-websocket-protocol").decode("ascii")
+        self._subprotocols = [name.strip() for name in offered.split(",") if name.strip()]
+        self._frames: Connection | None = None  # from when it is accepted
+        self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
+        self._size = 0  # bytes of them
+        self._message: StringIO | BytesIO | None = None  # one that is not all there
+        self._has_input_ended = False
+        self._take: Callable[[Message], bool] | None = None
+        self._on_drain: Callable[[], object] | None = None
+
+    def scope(self, version: str, parser: HeadParser) -> Scope:
+        """Returns the scope of the call, for a version of HTTP."""
+        scope = scope_of("websocket", version, parser, self._wire)
+        del scope["method"]
+        scope["scheme"] = "wss" if scope["scheme"] == "https" else "ws"
+        scope["subprotocols"] = self._subprotocols
+        dropped = b"sec-websocket-extensions"
+        scope["headers"] = [field for field in scope["headers"] if field[0] != dropped]
+        scope["extensions"]["websocket.http.response"] = {}
+        return scope
+
+    # The server's side.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages can be sent."""
+        frames = self._frames
+        is_over = self.is_over or self.is_complete
+        return frames is not None and not is_over and frames.state is ConnectionState.OPEN
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the application must receive messages before more are read."""
+        return len(self._messages) >= _MOST_MESSAGES or self._size >= _MOST_BYTES
+
+    def _takes_more(self) -> bool:
+        return not (self.is_over or self.is_full)
+
+    async def data_received(self, data: bytes, size: int) -> None:
+        """Takes what the client has sent; `size` is what that takes of the flow-control window."""
+        self._not_acknowledged += size
+        frames = self._frames
+        if frames is None:
+            self.refuse(400)
+            return
+        if self.is_over or self.is_complete:
+            self._acknowledge()
+            return
+        frames.receive_data(data)
+        await self._read()
+
+    async def has_room(self) -> None:
+        """Waits until the application has received enough of the messages."""
+        while self.is_full and not self.is_over:
+            await self._changed.wait()
+
+    def input_ended(self) -> None:
+        """Handles that the client sends no more; the application is told after the messages."""
+        self._has_input_ended = True
+        self._read_on()
+
+    @override
+    def ping(self) -> bool:
+        if self.is_open:
+            self._post(Ping())
+        # While it closes, the client's closing frame is the sign of life.
+        return not (self._frames is None or self.is_over or self.is_complete)
+
+    @override
+    def drain(self) -> None:
+        """Closes it with the reason that the server restarts, or lets the application do so."""
+        if self._on_drain is not None:
+            with contained("a callback for the server's end failed"):
+                self._on_drain()
+        elif self.is_open:
+            self._post(CloseConnection(code=CloseReason.SERVICE_RESTART))
+
+    # What comes from the client.
+
+    def _read_on(self) -> None:
+        """Handles what is unread, where the connection does not wait for that."""
+        if self._frames is None:
+            if self._has_input_ended:
+                self.leave()
+        elif self._read_some():
+            self._connection.spawn(self._read)
+
+    async def _read(self) -> None:
+        while self._read_some():
+            await anyio.lowlevel.checkpoint()
+
+    def _read_some(self) -> bool:
+        """Handles some frames; returns whether there may be more to handle now."""
+        assert self._frames is not None
+        if not self._takes_more():
+            return False
+        for count, event in enumerate(self._frames.events(), 1):
+            self._handle(event)
+            if not self._takes_more():
+                return False
+            if count == _AT_ONCE:
+                return True
+        self._acknowledge()
+        if self._has_input_ended:
+            self.leave()
+        return False
+
+    def _handle(self, event: Event) -> None:
+        assert self._frames is not None
+        if isinstance(event, TextMessage | BytesMessage):
+            self._add(event)
+        elif isinstance(event, Ping):
+            if self.is_open:
+                self._post(event.response())
+        elif isinstance(event, CloseConnection):
+            state = self._frames.state
+            if state is ConnectionState.REMOTE_CLOSING:
+                reply = self._frames.send(event.response())
+            elif state is ConnectionState.OPEN:  # its frames are broken
+                reply = self._frames.send(CloseConnection(code=event.code, reason=event.reason))
+            else:
+                reply = b""
+            self._closed(reply, int(event.code), event.reason or "")
+
+    def _closed(self, reply: bytes, code: int, reason: str) -> None:
+        """Ends it, for this reason."""
+        self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
+        self._wire.post(reply, is_last=True)
+        self.leave()
+
+    def _add(self, event: TextMessage | BytesMessage) -> None:
+        assert self._frames is not None
+        parts = self._message
+        is_text = isinstance(event, TextMessage)
+        if parts is None:
+            parts = self._message = StringIO() if is_text else BytesIO()
+        parts.write(event.data)  # type: ignore[arg-type]  # wsproto does not mix them
+        if parts.tell() > self._shared.options.max_message_bytes:
+            self._message = None
+            code = CloseReason.MESSAGE_TOO_BIG
+            reply = self._frames.send(CloseConnection(code=code)) if self.is_open else b""
+            self._closed(reply, code.value, "")
+        elif event.message_finished:
+            data = parts.getvalue()
+            self._message = None
+            kinds: dict[str, Any] = {"bytes": None, "text": None}
+            kinds["text" if is_text else "bytes"] = data
+            self._pass_on({"type": "websocket.receive", **kinds}, len(data))
+
+    def _pass_on(self, message: Message, size: int) -> None:
+        try:
+            is_taken = self._take is not None and self._take(message)
+        except Exception as error:
+            log_failure(error, "the application failed on a message of a WebSocket")
+            self._wire.reset()
+            self.leave()
+            return
+        if not is_taken:
+            self._messages.append(message)
+            self._size += size
+            self._changed.signal()
+
+    @override
+    def _next_message(self) -> Message | None:
+        if not self._messages:
+            return None
+        was_full = self.is_full
+        message = self._messages.popleft()
+        self._size -= len(message.get("text") or message.get("bytes") or b"")
+        if was_full and not self.is_full:
+            self._changed.signal()
+            self._read_on()
+        return message
+
+    # What the application sends.
+
+    @override
+    async def _send(self, message: Message) -> None:
+        kind = message["type"]
+        if self.is_complete:
+            raise RuntimeError(f"{kind!r} after the end")
+        match kind.removeprefix("websocket."):
+            case "accept" if not self.has_begun:
+                self._accept(message)
+                await self._wire.send(b"")
+                if self._shared.is_draining:
+                    self.drain()
+            case "close" if not self.has_begun:
+                self._complete()
+                self._wire.head(403, [], is_last=True)
+            case "http.response.start" if not self.has_begun:
+                self._begin(message)
+            case "http.response.body" if self._frames is None:
+                await self._send_body(message)
+            case "send" if self._frames is not None:
+                await self._send_message(message)
+            case "close" if self._frames is not None:
+                await self._close(message)
+            case _:
+                raise RuntimeError(f"{kind!r} is not a message that can come here")
+
+    def _accept(self, message: Message) -> None:
+        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        check_headers(given)
+        lower = [(name.lower(), value) for name, value in given]
+        fields = [field for field in lower if field[0] not in _OF_THE_SERVER]
+        if any(name == b"sec-websocket-protocol" for name, _ in fields):
+            raise RuntimeError("a subprotocol is given as such, and not as a header")
+        subprotocol = message.get("subprotocol")
+        if subprotocol is not None:
+            if subprotocol not in self._subprotocols:
+                raise RuntimeError("the client does not offer that subprotocol")
+            fields.append((b"sec-websocket-protocol", subprotocol.encode("ascii")))
+        if self._key:
+            proof = b64encode(sha1(self._key + _ACCEPT, usedforsecurity=False).digest())
+            fields.append((b"sec-websocket-accept", proof))
+        self.has_begun = True
+        self._frames = Connection(ConnectionType.SERVER)
+        self._wire.head(self._wire.accepts_with, fields, is_last=False)
+
+    async def _send_message(self, message: Message) -> None:
+        data, text = message.get("bytes"), message.get("text")
+        if data is not None:
+            await self._send_event(BytesMessage(bytes(data)))
+        elif isinstance(text, str):
+            await self._send_event(TextMessage(text))
+        else:
+            raise TypeError("a message has bytes, or a str as its text")
+
+    async def _send_event(self, event: Event) -> None:
+        if self.is_open:
+            assert self._frames is not None
+            await self._wire.send(self._frames.send(event))
+
+    async def _close(self, message: Message) -> None:
+        assert self._frames is not None
+        code, reason = int(message.get("code") or 1000), message.get("reason") or ""
+        frame = b""
+        if self.is_open:  # and not closed for the drain
+            frame = self._frames.send(CloseConnection(code=code, reason=reason or None))
+        self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
+        self._complete()
+        await self._wire.send(frame, is_last=True)
+
+    def _post(self, event: Event) -> None:
+        assert self._frames is not None
+        self._wire.post(self._frames.send(event))
+
+    @override
+    def _end(self) -> None:
+        self._take = self._on_drain = None
+        if self._frames is None:
+            super()._end()
+        elif self.is_open:
+            closing = CloseConnection(code=CloseReason.INTERNAL_ERROR)
+            self._wire.post(self._frames.send(closing), is_last=True)
+        else:
+            self._wire.post(b"", is_last=True)
+
+    # What it offers beyond ASGI.
+
+    @override
+    def _offered(self) -> dict[str, Any]:
+        return {
+            **super()._offered(),
+            "when_draining": self._when_draining,
+            "when_received": self._when_received,
+            "send_texts": self._send_texts,
+        }
+
+    def _when_draining(self, callback: Callable[[], object] | None) -> None:
+        """Has the application close it itself once the server ends; see `drain`."""
+        self._on_drain = callback
+        if callback is not None and self._shared.is_draining:
+            callback()
+
+    def _when_received(self, take: Callable[[Message], bool] | None) -> None:
+        """Sets what each message is offered to; one that it refuses is queued."""
+        self._take = take
+
+    async def _send_texts(self, texts: Iterable[bytes]) -> None:
+        """Sends messages at once, each valid UTF-8."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        await self._wire.ready()
+        if self.is_open and self._frames is not None:
+            frames = [self._frames.send(TextMessage(str(text, "utf-8"))) for text in texts]
+            await self._wire.send(b"".join(frames))
+        else:
+            await anyio.lowlevel.checkpoint()
