@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from shoal.batching.handlers.handler import Handler
     from shoal.core.counters import BatcherStatistics
     from shoal.core.events import Observers
     from shoal.replicas.code.definition import Definition
@@ -226,7 +225,7 @@ class Backend:
                 raise BatcherClosed(f"the backend {self.tag} is closed")
             if self.config.fill == "closed":
                 retries = lambda: self.config.retries  # noqa: E731 - as it is at each death
-                handler: Handler = BatchDispatcher(self.tag, described, self.pool, retries)
+                handler = BatchDispatcher(self.tag, described, self.pool, retries).handler
             else:
                 managed = await self.supervisor.any_ready()
                 binding = managed.replica.open_binding(method)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class BatchDispatcher(Handler):
+class BatchDispatcher:
     """Runs the batches of one method on the replicas of a backend.
 
     Args:
@@ -37,17 +37,21 @@ class BatchDispatcher(Handler):
         method: The method.
         pool: The replicas.
         retries: Returns how many times a batch may run again after a replica died, at the moment.
+
+    Attributes:
+        handler: The handler to make a batcher with.
     """
 
     def __init__(self, name: str, method: Method, pool: Pool, retries: Callable[[], int]) -> None:
-        run = self.steps if method.streams else self.results
-        super().__init__(run, binding=Binding.of_items(method.signature, "items"))
-        self.name = name
+        self._name = name
         self._method = method.name
         self._pool = pool
         self._retries = retries
+        binding = Binding.of_items(method.signature, "items")
+        self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
+        self.handler.name = name
 
-    async def results(self, items: list[Any]) -> Any:
+    async def _run(self, items: list[Any]) -> Any:
         tries = 0
         size = running_batch.get().size  # with padding there are more items
         while True:
@@ -63,13 +67,13 @@ class BatchDispatcher(Handler):
                 self._pool.end(member, size)
             tries += 1
 
-    async def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+    async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         left = list(range(len(items)))
         tries = 0
         while left:
             size = min(len(left), running_batch.get().size)
             member = self._pool.choose(size) or await self._pool.wait(size)
-            # To watch the steps costs time for each, so a batch that can't run again goes without.
+            # Recording each step costs time, so a batch that can't run again skips it.
             attempt = _Attempt(left, len(items)) if tries or self._retries() else None
             self._pool.begin(member, size)
             try:
@@ -106,7 +110,7 @@ class BatchDispatcher(Handler):
         is_own = self._note(member, death)
         if not is_own or tries >= self._retries():
             return False
-        logger.warning("%s: a batch runs again, since %s", self.name, death)
+        logger.warning("%s: a batch runs again, since %s", self._name, death)
         return True
 
 
