@@ -42,7 +42,7 @@ class UnderWay:
         is_open: Whether work is accepted.
         end: How the replica ended, for messages; None before.
         ended: Set when the replica has ended.
-        jobs: The jobs that threads still run; the replica adds them.
+        jobs: The jobs that threads still run; the replica adds and removes them.
         block: The block in which batchers that the code calls are opened; None before the start.
         parking: The event loop's way to wait; set before any code runs.
     """
@@ -154,12 +154,7 @@ class UnderWay:
             if scope is not None:
                 self._scopes.remove(scope)
             if self._idle is not None:
-                self._look_if_idle()
-
-    def is_done(self, job: Job) -> None:
-        """Removes a job that its thread has finished."""
-        self.jobs.discard(job)
-        self._look_if_idle()
+                self.look_if_idle()
 
     def finish(self, how: str, *, again: bool = False) -> None:
         """Records the end of the replica, and ends all work.
@@ -188,6 +183,7 @@ class UnderWay:
             self._idle = anyio.Event()
             await self._idle.wait()
 
-    def _look_if_idle(self) -> None:
+    def look_if_idle(self) -> None:
+        """Wakes `wait_idle` when nothing runs any more."""
         if self._idle is not None and not self.jobs and not self._scopes:
             self._idle.set()
