@@ -104,31 +104,36 @@ class Call:
         refused_size: The size of the body of that answer, in bytes.
     """
 
-    # Most requests change none of these; an attribute of the class costs them nothing.
-    is_answered = has_returned = has_left = was_left = is_left_behind = False
-    refused_with = refused_size = 0
-    _body: BodyReader | None = None  # while more of the body is to come
-    _received = 0
-    _waited_s = 0.0  # for the body
-    _gave_body = False  # the application has been given the end of it
-    _gave_disconnect = False
-    _answer = _NOT_BEGUN
-    _head: AnswerHead | None = None
-    _sends_body = True
-    _is_chunked = False
-    _to_send: int | None = None  # how many bytes of the body are left, if it has a length
-    _sends = 0
-    _on_left: Callable[[], object] | None = None
-    _is_cut_off = False
-    _heartbeat: Heartbeat | None = None
+    __slots__ = (
+        *("_answer", "_body", "_connection", "_expects", "_gave_body", "_gave_disconnect", "_head"),
+        *("_heartbeat", "_is_chunked", "_is_cut_off", "_on_left", "_received", "_sends"),
+        *("_sends_body", "_shared", "_to_send", "_unread", "_waited_s", "has_left", "has_returned"),
+        *("is_answered", "is_left_behind", "keeps_alive", "line", "refused_size", "refused_with"),
+        "was_left",
+    )
 
     def __init__(self, connection: Carrier, parser: HeadParser) -> None:
         self._connection = connection
         self._shared = connection.shared
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
+        self.is_answered = self.has_returned = self.is_left_behind = False
+        self.has_left = self.was_left = self._is_cut_off = False
+        self.refused_with = self.refused_size = 0
+        self._on_left: Callable[[], object] | None = None
         self._expects = parser.expects
+        self._body: BodyReader | None = None  # while more of the body is to come
         self._unread = b""  # what was taken of the body, and the application has not been given
+        self._received = 0
+        self._waited_s = 0.0  # for the body
+        self._gave_body = self._gave_disconnect = False  # whether their messages were given
+        self._answer = _NOT_BEGUN
+        self._head: AnswerHead | None = None
+        self._sends_body = True
+        self._is_chunked = False
+        self._to_send: int | None = None  # how many bytes of the body are left, if it has a length
+        self._sends = 0
+        self._heartbeat: Heartbeat | None = None
         if len(connection.received) == parser.length:
             self._unread, connection.received = bytes(connection.received), b""
         elif parser.length != 0:
