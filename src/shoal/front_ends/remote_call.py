@@ -8,7 +8,6 @@ holds up its own call only.
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +23,7 @@ from shoal.front_ends.wire import (
     FrontKind,
     size_of,
 )
-from shoal.server.log_errors import contained
+from shoal.server.log_errors import contained, log_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -52,12 +51,11 @@ class RemoteCall:
         id_: The number of the request there.
         head: The head.
         body: The whole body; None if it comes in messages.
-        ended: Called with it when the application has returned.
 
     Attributes:
         shared: As above.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
-        refused_with: The status that the server has answered with in place of the application.
+        refused_with: See `refusal`.
     """
 
     has_left = was_left = False
@@ -82,7 +80,6 @@ class RemoteCall:
         id_: int,
         head: RequestHead,
         body: bytes | None,
-        ended: Callable[[RemoteCall], object],
     ) -> None:
         self.id = id_
         self.shared = shared
@@ -91,7 +88,6 @@ class RemoteCall:
         self._body = body
         self._has_more = body is None  # messages of the client may come
         self._messages: deque[Message] = deque()
-        self._ended = ended
 
     # The application's side: ASGI.
 
@@ -106,7 +102,7 @@ class RemoteCall:
             "send_timeout_s": self.shared.send_timeout_s,
             "is_local": self.shared.is_local,
             "note_trace": self.note_trace,
-            "refused_with": partial(getattr, self, "refused_with"),
+            "refused_with": self.refusal,
         }
         if HEARTBEATS in self._head.offers:
             offered |= {"heartbeat": self.heartbeat, "send": self.send}
@@ -203,6 +199,10 @@ class RemoteCall:
         """Whether the server ends, and waits a moment for the end of the answer."""
         return self._is_cut_off and not self.has_left
 
+    def refusal(self) -> int:
+        """Returns the status that the server has answered with in place of the application."""
+        return self.refused_with
+
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time."""
         self._post(FrontKind.HEARTBEAT, SECONDS.pack(after_s), data, size=0)
@@ -240,28 +240,21 @@ class RemoteCall:
 
     # The server's side.
 
-    async def run(self) -> bool:
-        """Calls the application; see `run_contained`."""
+    async def run(self) -> None:
+        """Calls the application, and tells the front end if it has not answered."""
         shared = self.shared
         shared.started += 1
-        path: bytes = self._head.scope.get("raw_path", b"")
         try:
-            with contained("the application failed on %r", path, has_left=lambda: self.was_left):
-                await shared.app(self.scope(), self.receive, self.send)
-        except BaseException:
-            self._post(FrontKind.ENDED)
-            raise
-        return True
-
-    def ended(self, *, is_reusable: bool) -> None:
-        """Handles that the application has returned; see `run_contained`."""
-        del is_reusable  # its task has made this call only
-        if self._answer != _COMPLETE and not self.has_left:
-            is_refused = self._answer != _SENDING and self._is_cut_off
-            self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
-        self.has_left = True
-        self.shared.finished += 1
-        self._ended(self)
+            await shared.app(self.scope(), self.receive, self.send)
+        except Exception as error:
+            path: bytes = self._head.scope.get("raw_path", b"")
+            log_failure(error, "the application failed on %r", path, has_left=self.was_left)
+        finally:
+            shared.finished += 1
+            if self._answer != _COMPLETE and not self.has_left:
+                is_refused = self._answer != _SENDING and self._is_cut_off
+                self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
+            self.has_left = True
 
     # What the front end reports.
 
