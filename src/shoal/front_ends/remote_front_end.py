@@ -21,6 +21,7 @@ from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, s
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
+from shoal.server.change import Change
 from shoal.server.connection_task import run_contained
 
 if TYPE_CHECKING:
@@ -58,47 +59,53 @@ class _CallTask:
 
     Args:
         front_end: The front end.
-        call: The first request.
+
+    Attributes:
+        shared: What the requests of all front ends share.
+        changed: Signals whatever happens to its request, and that there is another one.
     """
 
-    def __init__(self, front_end: RemoteFrontEnd, call: RemoteCall) -> None:
-        self.shared = call.shared
+    def __init__(self, front_end: RemoteFrontEnd, shared: Shared) -> None:
+        self.shared = shared
+        self.changed = Change(shared)
         self._front_end = front_end
-        self._call: RemoteCall | None = call
-        self._waiter: Any = None
+        self._call: RemoteCall | None = None
+        self._is_running = False
 
-    def start(self) -> None:
-        """Begins."""
-        # Not in the context of what has made the server's process read.
-        self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
-
-    def go_on(self, call: RemoteCall | None) -> None:
-        """Has it answer another request, or end; it was idle."""
+    def answer(self, call: RemoteCall) -> None:
+        """Has it answer a request, as its first one or while it is idle."""
         self._call = call
-        self.shared.wake(self._waiter)
+        if self._is_running:
+            self.changed.signal()
+        else:
+            self._is_running = True
+            # Not in the context of what has made the server's process read.
+            self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
 
     async def run(self) -> bool:
         """Answers requests; see `run_contained`."""
         innermost_scope = self.shared.parking.innermost_scope()
         context, outermost = copy_context(), innermost_scope()
-        while self._call is not None:
+        front_end = self._front_end
+        while True:
             # In a coroutine of its own, so that nothing refers to a call while this one waits.
-            await self._answer(self._call)
+            await self._answer()
             try:
                 if copy_context() != context or innermost_scope() is not outermost:
                     return False
             except Exception:  # a value of a variable can't be compared with another
                 return False
-            idle = self._front_end.idle
-            if self._front_end.is_gone or len(idle) >= _MOST_IDLE:
+            if len(front_end.idle) >= _MOST_IDLE:
                 return True
-            self._waiter = self.shared.new_waiter()
-            idle.append(self)
-            await self._waiter
-        return True
+            front_end.idle.append(self)
+            while self._call is None:
+                if front_end.is_gone:
+                    return True
+                await self.changed.wait()
 
-    async def _answer(self, call: RemoteCall) -> None:
-        self._call = None
+    async def _answer(self) -> None:
+        call, self._call = self._call, None
+        assert call is not None
         try:
             await call.run()
         finally:
@@ -106,11 +113,12 @@ class _CallTask:
 
     def ended(self, *, is_reusable: bool) -> None:
         """Handles that the task has ended; see `run_contained`."""
-        del is_reusable  # another request starts another one
+        del is_reusable  # another request has another one
+        self._is_running = False
         if self in self._front_end.idle:  # it was cancelled
             self._front_end.idle.remove(self)
-        if self._call is not None:  # which came just then
-            self.start()
+        if self._call is not None and not self._front_end.is_gone:  # it was given to it just then
+            self.answer(self._call)
 
 
 class RemoteFrontEnd:
@@ -200,8 +208,7 @@ class RemoteFrontEnd:
             for call in tuple(self.calls.values()):
                 call.leave()
             for task in self.idle:
-                task.go_on(None)
-            self.idle.clear()
+                task.changed.signal()
             self.is_ready.set()
             self._told()
             self._shared.remove(self)
@@ -308,12 +315,10 @@ class RemoteFrontEnd:
         head = self._heads[number]
         if not head.is_kept:
             del self._heads[number]
-        call = RemoteCall(self._shared, self._channel, id_, head, body)
+        task = self.idle.pop() if self.idle else _CallTask(self, self._shared)
+        call = RemoteCall(self._shared, self._channel, id_, head, body, task.changed)
         self.calls[id_] = call
-        if self.idle:
-            self.idle.pop().go_on(call)
-        else:
-            _CallTask(self, call).start()
+        task.answer(call)
 
     def _tell(self, call: RemoteCall, kind: FrontKind, body: bytes) -> None:
         match kind:
