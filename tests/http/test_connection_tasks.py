@@ -375,3 +375,51 @@ async def test_nothing_refers_to_a_request_while_its_connection_is_idle(monkeypa
             assert [item() for item in items] == [None] * 3
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize("changes", [False, True])
+async def test_the_next_request_is_read_once_at_whatever_moment_it_comes(steps, changes):
+    user = ContextVar("user", default="nobody")
+    bodies = []
+
+    async def app(scope, receive, send):
+        if changes:
+            user.set(scope["path"])
+        bodies.append((await receive())["body"])
+        await answer(send)
+
+    async with serving(app) as server:
+        client = server.connect()
+        await settle()
+        for number in range(5):
+            client.ask("/", number)
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+        await settle()
+        assert client.statuses == [200] * 5
+    assert bodies == [b"%d" % number for number in range(5)]
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("steps", range(8))
+async def test_a_body_that_comes_after_its_head_is_never_taken_for_one(steps, changes):
+    user = ContextVar("user", default="nobody")
+
+    async def app(scope, receive, send):
+        if changes:
+            user.set(scope["path"])
+        await answer(send, (await receive())["body"])
+
+    async with serving(app) as server:
+        client = server.connect()
+        head, end, body = asked("/", 7).partition(b"\r\n\r\n")
+        for _ in range(5):
+            client.say(head + end)
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+            client.say(body)
+            for _ in range(steps):
+                await anyio.lowlevel.checkpoint()
+        await settle()
+        assert client.answers == [(200, body)] * 5

@@ -17,9 +17,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 import shoal
 from serving.plain_code import double
+from shoal import embedded_server as embedded
 from shoal import errors
 from shoal.asgi.http_options import HttpOptions
-from shoal.http.app import embedded
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

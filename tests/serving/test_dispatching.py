@@ -12,7 +12,7 @@ from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, set
 from serving.scenes import Gated, Stage, echo, failing, serving, slowly
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policy import Dispatch
-from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied
+from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied, WrongResultType
 from shoal.replicas.code.current import current_replica_tag, running_replica
 
 if TYPE_CHECKING:
@@ -60,6 +60,15 @@ async def read(handle: EndpointHandle, item: Any) -> list[Any]:
     except Exception as error:
         got.append(error)
     return got
+
+
+async def test_an_error_about_results_names_the_backend() -> None:
+    async def five(_: list[int]) -> Any:
+        return 5
+
+    async with serving(shoal.accept_batch(five)) as (_, handle, _):
+        with pytest.raises(WrongResultType, match="the handler b was given 1 items"):
+            await handle.call(1)
 
 
 async def test_batches_go_to_idle_replicas_in_turn() -> None:

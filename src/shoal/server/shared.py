@@ -163,10 +163,6 @@ class Shared:
         await send({"type": f"{kind}.response.start", "status": 503, "headers": headers})
         await send({"type": f"{kind}.response.body", "body": b""})
 
-    def date_now(self) -> bytes:
-        """Returns the header line with the current date; see `date`."""
-        return self.date(self.now())
-
     def remove(self, connection: Any) -> None:
         """Removes a connection that was closed."""
         self.connections.discard(connection)
@@ -174,12 +170,9 @@ class Shared:
             self._closed.set()
             self._closed = None
 
-    def date(self, now: float) -> bytes:
-        """Returns the header line with the current date, and a line break before it.
-
-        Args:
-            now: The reading of `now`.
-        """
+    def date_now(self) -> bytes:
+        """Returns the header line with the current date, and a line break before it."""
+        now = self.now()
         if now >= self._date_until:
             at = time.time()
             second = int(at)

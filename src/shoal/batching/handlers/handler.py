@@ -138,10 +138,11 @@ class Handler:
             self._check_not_awaitable(results)
         else:
             results = await self.function(*args, **kwargs)
-        return [results] if self._is_of_one else results
+        return [results] if self.is_of_one else results
 
     @property
-    def _is_of_one(self) -> bool:
+    def is_of_one(self) -> bool:
+        """Whether it takes one item at a time."""
         return self.binding.gives == "arguments"
 
     def _check_not_awaitable(self, results: Any) -> None:
@@ -182,7 +183,7 @@ class Handler:
         args, kwargs = self.binding.columns(items)
         started = self.function(*args, **kwargs)
         steps = started if self._async_steps else self._threaded_steps(started)
-        return _of_one(steps) if self._is_of_one else steps
+        return _of_one(steps) if self.is_of_one else steps
 
     async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
         # One context for all steps, as for a generator that runs in one thread. It is copied in the

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import math
 import re
-from functools import partial
-from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio
@@ -28,7 +26,7 @@ from shoal.http.requests.content_coding import compressed
 from shoal.http.requests.problem import Problem, Refused, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -41,7 +39,6 @@ JSON: Final = b"application/json"
 WITHOUT_BODY: Final = (204, 304)
 """The statuses of answers that have no body."""
 
-_SENT: Final = object()
 _FREE_PIECES: Final = 1024
 _LEAST_BYTES_PER_PIECE: Final = 64
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
@@ -362,46 +359,13 @@ class Exchange:
             if self.listener is not None and self.listener.scope.cancel_called:
                 # Servers and middleware may take it amiss if one receives at the answer's end.
                 await self.listener.ended.wait()
-            if not await _are_sent_within(self.settings.send_timeout_s, self._send, messages):
+            with anyio.move_on_after(self.settings.send_timeout_s) as scope:
+                for message in messages:
+                    await self._send(message)
+            if scope.cancelled_caught:
                 raise self.gave_up()
         except OSError as error:  # from servers that report a lost connection
             raise CallerLeft("the connection was lost") from error
-
-
-@coroutine
-def _are_sent_within(
-    limit_s: float, send: Send, messages: Iterable[Message]
-) -> Generator[Any, Any, bool]:
-    """Sends messages; returns whether each was taken in time.
-
-    A send has a scope only once it waits. To enter one costs as much as all the rest of an answer,
-    and nearly no send waits.
-    """
-    for message in messages:
-        steps: Any = send(message).__await__()
-        wait = next(steps, _SENT)
-        if wait is not _SENT and not (yield from _ends_within(limit_s, steps, wait)):
-            return False
-    return True
-
-
-def _ends_within(limit_s: float, steps: Any, wait: Any) -> Generator[Any, Any, bool]:
-    """Goes on with a coroutine that waits; returns whether it has ended in time."""
-    with anyio.CancelScope(deadline=anyio.current_time() + limit_s):
-        while True:
-            try:
-                value = yield wait
-            except BaseException as error:
-                resume = partial(steps.throw, error)
-            else:
-                resume = partial(steps.send, value)
-            try:
-                wait = resume()
-            except StopIteration:
-                return True
-            finally:
-                del resume  # it may hold an error
-    return False
 
 
 def split_path(scope: Scope) -> tuple[str, str]:

@@ -133,54 +133,39 @@ class Job:
             del error  # its traceback holds this frame
 
 
-class PlainMethod:
-    """A plain function or generator function of a backend, for calls in a thread.
+def plain_results(handler: Handler, items: list[Any]) -> Any:
+    """Calls a plain function of a backend on a batch, in this thread.
 
-    Args:
-        handler: The method.
-        batched: Whether it takes lists.
+    Raises:
+        WrongResultType: It returned an awaitable.
+        Exception: What the code raised.
     """
-
-    def __init__(self, handler: Handler, *, batched: bool) -> None:
-        self._handler = handler
-        self._batched = batched
-
-    def results(self, items: list[Any]) -> Any:
-        """Calls it.
-
-        Raises:
-            WrongResultType: It returned an awaitable.
-            Exception: What the code raised.
-        """
-        args, kwargs = self._handler.binding.columns(items)
-        # In a context of its own: the thread may run the next call in the same one.
-        results = copy_context().run(self._handler.function, *args, **kwargs)
-        if inspect.isawaitable(results):
-            if inspect.iscoroutine(results):
-                results.close()
-            raise WrongResultType(
-                f"{self._handler.name} is a plain function but returned an awaitable; "
-                "make it an async function"
-            )
-        return results if self._batched else [results]
-
-    def steps(self, items: list[Any]) -> PlainSteps:
-        """Returns the generator's steps; none of its code has run yet."""
-        return PlainSteps(self._handler, items, batched=self._batched)
+    args, kwargs = handler.binding.columns(items)
+    # In a context of its own: the thread may run the next call in the same one.
+    results = copy_context().run(handler.function, *args, **kwargs)
+    if inspect.isawaitable(results):
+        if inspect.iscoroutine(results):
+            results.close()
+        raise WrongResultType(
+            f"{handler.name} is a plain function but returned an awaitable; "
+            "make it an async function"
+        )
+    return [results] if handler.is_of_one else results
 
 
 class PlainSteps:
-    """The steps of a plain generator, which all run in one context.
+    """The steps of a plain generator function of a backend, which all run in one context.
+
+    None of its code runs before the first step.
 
     Attributes:
         is_open: Whether the generator has begun and not ended.
     """
 
-    def __init__(self, handler: Handler, items: list[Any], *, batched: bool) -> None:
+    def __init__(self, handler: Handler, items: list[Any]) -> None:
         self.is_open = False
         self._handler = handler
         self._items = items
-        self._batched = batched
         self._generator: Any = None
         self._context: Context | None = None
 
@@ -189,7 +174,7 @@ class PlainSteps:
         if self._context is None:
             self._context = copy_context()
         step = self._context.run(self._step)
-        return step if step is DONE or self._batched else [step]
+        return [step] if self._handler.is_of_one and step is not DONE else step
 
     def close(self) -> None:
         """Closes the generator, between two steps."""

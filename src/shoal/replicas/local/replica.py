@@ -33,7 +33,7 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance, is_async, is_async_class
-from shoal.replicas.code.jobs import DONE, Job, PlainMethod
+from shoal.replicas.code.jobs import DONE, Job, PlainSteps, plain_results
 from shoal.replicas.contract import Replica
 from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.work import UnderWay
@@ -116,8 +116,7 @@ class LocalReplica(Replica):
     async def run(self, method: str, items: list[Any]) -> Any:
         handler = self._handler(method)
         if handler.threaded:
-            plain = self._plain(method)
-            job = Job(lambda: _as_plain(plain.results(items)))
+            job = Job(lambda: _as_plain(plain_results(handler, items)))
             return await self._in_thread(job, calls=InnerCalls())
         with self._work.within_scope() as scope:
             return await self._work.run(_results(handler, items), scope)
@@ -135,7 +134,7 @@ class LocalReplica(Replica):
                 finally:
                     await self._work.run(steps.aclose())
             return
-        plain = self._plain(method).steps(items)
+        plain = PlainSteps(handler, items)
         stepping = running_steps.get(None) or Stepping()
         may_go_on = False
 
@@ -361,7 +360,8 @@ class LocalReplica(Replica):
                 following.give_up(self._work.died())
             elif job.undo is not None and self._has_threads:
                 self._start_job(Job(job.undo))
-        self._work.is_done(job)
+        self._work.jobs.discard(job)
+        self._work.look_if_idle()
 
     def _start_job(self, job: Job, calls: InnerCalls | None = None) -> None:
         job.has_begun = True
@@ -375,10 +375,6 @@ class LocalReplica(Replica):
             return self.instance.handlers[method]
         except KeyError:
             raise self.instance.description.has_no(method) from None
-
-    def _plain(self, method: str) -> PlainMethod:
-        batched = self.instance.description.methods[method].batched
-        return PlainMethod(self.instance.handlers[method], batched=batched)
 
 
 async def _results(handler: Handler, items: list[Any]) -> Any:

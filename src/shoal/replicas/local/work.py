@@ -42,8 +42,8 @@ class UnderWay:
         is_open: Whether work is accepted.
         end: How the replica ended, for messages; None before.
         ended: Set when the replica has ended.
-        jobs: The jobs that threads still run; added by those who begin them.
-        block: The block in which batchers that the code calls are opened; None before there is one.
+        jobs: The jobs that threads still run; the replica adds and removes them.
+        block: The block in which batchers that the code calls are opened; None before the start.
         parking: The event loop's way to wait; set before any code runs.
     """
 
@@ -78,7 +78,7 @@ class UnderWay:
         """Returns a copy of the current context, for user code in a thread.
 
         Args:
-            calls: The calls that the code waits for; None for those of the current context.
+            calls: Holds the calls that the code waits for; None for the current context's.
         """
         context = copy_context()
         context.run(running_replica.set, self._identity)
@@ -107,7 +107,7 @@ class UnderWay:
     def within_scope(self) -> Generator[Scope]:
         """Runs async code in this block, whole or step by step, in a cancel scope of its own.
 
-        The replica must be open when it begins.
+        The replica must be open at its start.
 
         Raises:
             ReplicaDied: The replica ended while code was in `run`.
@@ -126,12 +126,12 @@ class UnderWay:
             raise self.died()
 
     async def run(self, code: Awaitable[T], scope: Scope | None = None, name: str = HANDLER) -> T:
-        """Awaits async code of the user's, as this replica.
+        """Awaits user code with the context variables of this replica.
 
         Args:
             code: The code.
-            scope: What is cancelled when the replica ends, from `within_scope`; the replica must be
-                open then. None for code that is no work.
+            scope: The scope from `within_scope` to cancel when the replica ends; the replica must
+                be open. None for hooks and clean-up, which that does not cancel.
             name: The name of the code in errors.
 
         Raises:
@@ -154,12 +154,7 @@ class UnderWay:
             if scope is not None:
                 self._scopes.remove(scope)
             if self._idle is not None:
-                self._look_if_idle()
-
-    def is_done(self, job: Job) -> None:
-        """Removes a job that its thread has finished."""
-        self.jobs.discard(job)
-        self._look_if_idle()
+                self.look_if_idle()
 
     def finish(self, how: str, *, again: bool = False) -> None:
         """Records the end of the replica, and ends all work.
@@ -188,6 +183,7 @@ class UnderWay:
             self._idle = anyio.Event()
             await self._idle.wait()
 
-    def _look_if_idle(self) -> None:
+    def look_if_idle(self) -> None:
+        """Wakes `wait_idle` when nothing runs any more."""
         if self._idle is not None and not self.jobs and not self._scopes:
             self._idle.set()

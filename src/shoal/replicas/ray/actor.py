@@ -38,7 +38,7 @@ from shoal.failures.exceptions import ends_the_program
 from shoal.failures.held import shown
 from shoal.replicas.code.current import Identity, running_replica
 from shoal.replicas.code.instance import Instance, is_async_class
-from shoal.replicas.code.jobs import DONE, PlainMethod
+from shoal.replicas.code.jobs import DONE, PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import (
     ParentChannel,
     current_cancel_token,
@@ -144,9 +144,8 @@ class ReplicaActor:
                 else:
                     self._instance = instance = Instance(definition)
                 for name, method in instance.description.methods.items():
-                    plain = PlainMethod(instance.handlers[name], batched=method.batched)
                     defaults = Defaults(method.signature)
-                    self._methods[name] = _Method(instance.handlers[name], plain, defaults)
+                    self._methods[name] = _Method(instance.handlers[name], defaults)
                 if user_config is not None:
                     self._reconfigure(user_config)
                 self._call_hook("warm_up")
@@ -162,7 +161,7 @@ class ReplicaActor:
                 if work.is_cancelled:
                     return None, None
                 if found.handler.threaded:
-                    results = found.plain.results(items)
+                    results = plain_results(found.handler, items)
                 else:
                     results = self._portal.call(work.results, found.handler, items)
                 return found.slots_of(items, results), None
@@ -176,7 +175,7 @@ class ReplicaActor:
             with self._at_work(call) as work:
                 with self._code_context(load, work):
                     if found.handler.threaded:
-                        steps: Any = found.plain.steps(items)
+                        steps: Any = PlainSteps(found.handler, items)
                     else:
                         steps = AsyncSteps(self._portal, found.handler, items, work)
                     step = DONE if work.is_cancelled else steps.next()
@@ -303,9 +302,8 @@ class ReplicaActor:
 class _Method:
     """A method of the code, with what is needed to call it."""
 
-    def __init__(self, handler: Handler, plain: PlainMethod, defaults: Defaults) -> None:
+    def __init__(self, handler: Handler, defaults: Defaults) -> None:
         self.handler = handler
-        self.plain = plain
         self.defaults = defaults
 
     def slots_of(self, items: list[Any], results: Any) -> Any:

@@ -41,6 +41,7 @@ class AnswerHead:
 
     Attributes:
         status: The status.
+        has_body: Whether an answer with this status may have a body.
         length: The body's length in bytes, as the application declares it; None if it does not.
         closes: Whether the application asks to close the connection after this answer.
 
@@ -48,13 +49,14 @@ class AnswerHead:
         ValueError: The status is not one of an answer, or a header would be read as something else.
     """
 
-    __slots__ = ("_has_date", "_text", "closes", "length", "status")
+    __slots__ = ("_has_date", "_text", "closes", "has_body", "length", "status")
 
     def __init__(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.status = status
+        self.has_body = status not in (204, 304)
         self.length: int | None = None
         self.closes = self._has_date = False
-        text = status_line(status)
+        text = _STATUS_LINES.get(status) or status_line(status)
         for header in headers:
             try:
                 line = _lines.get(header)
@@ -62,11 +64,6 @@ class AnswerHead:
                 line = None
             text += line or self._line(*header)
         self._text = text
-
-    @property
-    def has_body(self) -> bool:
-        """Whether an answer with this status may have a body."""
-        return self.status != 204 and self.status != 304
 
     def encoded(self, framing: bytes, date: bytes) -> bytes:
         """Returns its bytes.

@@ -48,8 +48,10 @@ class Carrier(Protocol):
         shared: The state of the address.
         changed: Signals that something has arrived, that the kernel has room, or an end.
         scope: The scope of ASGI of the request, which the call copies.
+        received: What has arrived, and nobody has taken.
     """
 
+    received: bytes | bytearray
     shared: Shared
     changed: Change
     scope: Scope
@@ -61,14 +63,6 @@ class Carrier(Protocol):
 
     def send(self, data: bytes) -> bool:
         """Sends bytes; returns whether the kernel has taken all of them."""
-        ...
-
-    def take(self) -> bytes:
-        """Returns what has arrived, which is not given again."""
-        ...
-
-    def put_back(self, data: bytes) -> None:
-        """Takes back the end of what `take` has returned."""
         ...
 
     def more(self, awaited: str, limit_s: float) -> Awaitable[None]:
@@ -102,6 +96,8 @@ class Call:
     Attributes:
         line: The request line.
         keeps_alive: Whether the client may send another request on the connection.
+        is_answered: Whether the whole answer was sent, or is being sent.
+        has_returned: Whether the application has returned.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         is_left_behind: Whether the connection goes on without waiting for the application.
         refused_with: The status that the server has answered with in place of the application.
@@ -109,7 +105,7 @@ class Call:
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
-    has_left = was_left = is_left_behind = False
+    is_answered = has_returned = has_left = was_left = is_left_behind = False
     refused_with = refused_size = 0
     _body: BodyReader | None = None  # while more of the body is to come
     _received = 0
@@ -132,13 +128,11 @@ class Call:
         self.keeps_alive = parser.keeps_alive
         self.line = parser.line
         self._expects = parser.expects
-        length, data = parser.length, connection.take()
-        # What has come of the body, and the application has not been given: mostly all of it.
-        self._unread = data if len(data) == length else b""
-        if len(data) != length:
-            connection.put_back(data)
-            if length != 0:
-                self._body = reader_of(length)
+        self._unread = b""  # what was taken of the body, and the application has not been given
+        if len(connection.received) == parser.length:
+            self._unread, connection.received = bytes(connection.received), b""
+        elif parser.length != 0:
+            self._body = reader_of(parser.length)
 
     # The application's side.
 
@@ -159,7 +153,7 @@ class Call:
         if self._gave_disconnect:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
-        while not self.has_left and self._answer != _COMPLETE:
+        while not (self.has_left or self.is_answered):
             await connection.changed.wait()
         self._gave_disconnect = True
         return {"type": "http.disconnect"}
@@ -167,7 +161,7 @@ class Call:
     async def _some_body(self) -> None:
         """Waits until a part of the body or its end has come, or no more of it can come."""
         connection, now = self._connection, self._shared.timeouts.now
-        while not self.has_left and self._answer != _COMPLETE:
+        while not (self.has_left or self.is_answered):
             try:
                 self._take_body()
             except BadRequest as error:
@@ -287,11 +281,6 @@ class Call:
         return self._answer > _STARTED
 
     @property
-    def is_answered(self) -> bool:
-        """Whether the whole answer was sent, or is being sent."""
-        return self._answer == _COMPLETE
-
-    @property
     def reads_body(self) -> bool:
         """Whether more of the body is to come."""
         return self._body is not None
@@ -328,14 +317,14 @@ class Call:
     def _take_body(self) -> None:
         """Takes what has come of the body; raises `BadRequest` if it is malformed."""
         body, connection = self._body, self._connection
-        data = connection.take()
+        data, connection.received = bytes(connection.received), b""
         if body is not None and data:
             part, rest = body.feed(data)
             self._received += len(part)
             self._unread += part
             if body.is_complete:
                 self._body = None
-                connection.put_back(rest)
+                connection.received = rest
 
     # Both.
 
@@ -351,7 +340,7 @@ class Call:
             framing = b"\r\ncontent-length: %d" % size
         elif head.length != size:
             raise RuntimeError(WRONG_LENGTH)
-        if head.closes or self._shared.is_draining or not self.keeps_alive or self._lacks_body():
+        if self._ends_connection(head):
             self.keeps_alive = False
             framing += _CLOSE
         self._head = None
@@ -391,8 +380,10 @@ class Call:
 
     def _complete(self) -> None:
         self._answer = _COMPLETE
+        self.is_answered = True
         self._on_left = None
-        self._end_heartbeat()
+        if self._heartbeat is not None:
+            self._end_heartbeat()
         self._connection.answered(self)
 
     def _encoded_head(self) -> bytes:
@@ -412,7 +403,7 @@ class Call:
             self.keeps_alive = False
         # An answer before the end of the request is the last one. A client that is not told so
         # would send its next request, and lose it.
-        if head.closes or self._shared.is_draining or not self.keeps_alive or self._lacks_body():
+        if self._ends_connection(head):
             self.keeps_alive = False
             framing += _CLOSE
         return head.encoded(framing, self._shared.date_now())
@@ -434,8 +425,10 @@ class Call:
             await connection.changed.wait()
         return not self.has_left
 
-    def _lacks_body(self) -> bool:
-        """Returns whether more of the body is to come."""
+    def _ends_connection(self, head: AnswerHead) -> bool:
+        """Returns whether no request is read after this one."""
+        if head.closes or self._shared.is_draining or not self.keeps_alive:
+            return True
         if self._body is not None:
             with suppress(BadRequest):  # the application has not asked for it
                 self._take_body()

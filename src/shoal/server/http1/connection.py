@@ -68,6 +68,7 @@ class Http1Connection(Receiver):
 
     Attributes:
         shared: As above.
+        received: What has arrived, and was neither parsed nor taken by a call.
         changed: Signals that something has arrived, that the kernel has room, or an end.
         peer: The client's host and port.
         name: The server's host and port.
@@ -79,8 +80,8 @@ class Http1Connection(Receiver):
 
     __slots__ = (
         *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending", "_is_new"),
-        *("_known_host", "_parser", "_received", "_released", "_tasks", "_timeout", "_transport"),
-        *("changed", "name", "peer", "scope", "shared"),
+        *("_known_host", "_parser", "_released", "_tasks", "_timeout", "_transport"),
+        *("changed", "name", "peer", "received", "scope", "shared"),
     )
 
     def __init__(
@@ -96,7 +97,7 @@ class Http1Connection(Receiver):
         self._client = client
         self.changed = Change(shared)
         self._parser = HeadParser(shared.options)
-        self._received: bytes | bytearray = b""  # and neither parsed nor given to the application
+        self.received: bytes | bytearray = b""
         self._is_new = True  # no request has come
         self._known_host: bytes | None = None  # of a request that the guard has allowed
         self._call: Call | None = None  # the last one, until the next head is waited for
@@ -143,13 +144,13 @@ class Http1Connection(Receiver):
         if self._is_ending:
             return
         self._awaited = ""
-        if not self._received:
-            self._received = data
+        if not self.received:
+            self.received = data
         else:
-            if type(self._received) is bytes:
-                self._received = bytearray(self._received)
-            self._received += data
-        if len(self._received) >= _MOST_HELD:
+            if type(self.received) is bytes:
+                self.received = bytearray(self.received)
+            self.received += data
+        if len(self.received) >= _MOST_HELD:
             self._transport.pause()
         if self._call is not None and self._call.is_answered:
             self._leave_behind(self._call)
@@ -184,15 +185,6 @@ class Http1Connection(Receiver):
         self._timeout.set(time_to_send_s(unsent, self.shared.send_timeout_s))
         return False
 
-    def take(self) -> bytes:
-        """Returns what has arrived, which is not given again."""
-        data, self._received = bytes(self._received), b""
-        return data
-
-    def put_back(self, data: bytes) -> None:
-        """Takes back the end of what `take` has returned."""
-        self._received = data
-
     def more(self, awaited: str, limit_s: float) -> Awaitable[None]:
         """Returns what waits until something has changed, such as that the client has sent more.
 
@@ -203,7 +195,10 @@ class Http1Connection(Receiver):
         self._awaited = awaited
         if not self._transport.unsent:  # else the deadline is that of the send
             self._timeout.set(limit_s)
-        self._transport.resume()
+        if self._transport.is_paused:
+            self._transport.resume()
+            if not self._awaited:  # over TLS, something comes at once
+                return self.shared.parking.checkpoint()
         return self.changed.wait()
 
     def refuse(self, error: BadRequest) -> None:
@@ -215,7 +210,7 @@ class Http1Connection(Receiver):
 
     def answered(self, call: Call) -> None:
         """Handles that the whole answer was sent, or waits for the client to read."""
-        if self._received or not call.keeps_alive:
+        if self.received or not call.keeps_alive:
             self.shared.tasks.start_soon(self._go_on_without, call)
 
     # The tasks: one, and those of applications that go on after their answers.
@@ -260,7 +255,7 @@ class Http1Connection(Receiver):
 
     def _leave_behind(self, call: Call) -> None:
         """Goes on without the application, which has answered and may take long to return."""
-        if not call.is_left_behind:
+        if not (call.is_left_behind or call.has_returned):
             call.is_left_behind = True
             self._start_task()
 
@@ -272,16 +267,16 @@ class Http1Connection(Receiver):
         last, self._call = self._call, None
         if last is not None and not last.keeps_alive:
             await self._finish(is_client_done=not last.reads_body)
-        if self._received:  # the client did not wait for the last answer
+        if self.received:  # the client did not wait for the last answer
             await shared.parking.checkpoint()
         self._began_at = 0.0
         searched = 0
         try:
             while not self._is_ending:
-                data = self._received
+                data = self.received
                 if len(data) != searched:
                     if parser.last and not searched and data.startswith(parser.last):
-                        self._received = data[len(parser.last) :]
+                        self.received = data[len(parser.last) :]
                         return True
                     if not searched:
                         parser.forget()
@@ -316,7 +311,7 @@ class Http1Connection(Receiver):
             return False
         self._is_new = False
         parser.parse(data[:end])
-        self._received = data[end:]
+        self.received = data[end:]
         host, origin = parser.host, parser.origin
         is_websocket = parser.is_websocket()
         if shared.guard is not None and (origin is not None or host != self._known_host):
@@ -324,7 +319,7 @@ class Http1Connection(Receiver):
             if origin is None:
                 self._known_host = host
         if is_websocket:
-            self._switch(partial(self._client.switch_to_websocket, parser, self.take()))
+            self._switch(partial(self._client.switch_to_websocket, parser, bytes(self.received)))
             return False
         line = parser.line
         version = "1.1" if line.is_http_1_1 else "1.0"
@@ -364,6 +359,7 @@ class Http1Connection(Receiver):
             self.abort()
             raise
         finally:
+            call.has_returned = True
             shared.finished += 1
             if not (call.is_answered or call.has_left):
                 if call.has_begun:
@@ -395,7 +391,7 @@ class Http1Connection(Receiver):
     async def _finish(self, is_client_done: bool) -> None:
         """Ends the connection once all was sent."""
         self._is_ending = True
-        self._received = b""
+        self.received = b""
         self._transport.resume()
         while self._transport.unsent and not self._is_closed:
             await self.changed.wait()
@@ -422,7 +418,8 @@ class Http1Connection(Receiver):
     def _leave_transport(self) -> None:
         """Ends what refers to the transport."""
         self._is_ending = self._is_closed = True
-        self._received = b""
+        self._awaited = ""
+        self.received = b""
         self._timeout.close()
         self.shared.remove(self)
 

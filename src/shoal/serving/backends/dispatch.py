@@ -49,6 +49,7 @@ class BatchDispatcher:
         self._retries = retries
         binding = Binding.of_items(method.signature, "items")
         self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
+        self.handler.name = name
 
     async def _run(self, items: list[Any]) -> Any:
         tries = 0
@@ -72,7 +73,7 @@ class BatchDispatcher:
         while left:
             size = min(len(left), running_batch.get().size)
             member = self._pool.choose(size) or await self._pool.wait(size)
-            # To watch the steps costs time for each, so a batch that can't run again goes without.
+            # Recording each step costs time, so a batch that can't run again skips it.
             attempt = _Attempt(left, len(items)) if tries or self._retries() else None
             self._pool.begin(member, size)
             try:

@@ -5,7 +5,7 @@ A batch is dispatched only when a replica can take it: through `PoolRoom`, the p
 used one. Replicas have no queues of their own, so no request waits for a busy replica while another
 one is idle.
 
-A batcher asks for its room several times a batch, so the pool computes it when it changes.
+A batcher reads its free capacity several times per batch, so the pool computes it at each change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Member:
         open: The open and continuous batches among them.
         total: The number of batches that it has been given so far.
         on_withdrawn: Called when it gets no more work.
-        idle: Set when it runs no batch any more; None while no task waits for that.
+        idle: Set when its last batch ends; None while no task waits for that.
     """
 
     replica: Replica
@@ -80,7 +80,7 @@ class Pool:
 
     Attributes:
         failure: Why there is no replica and none is expected soon; None otherwise.
-        on_batch: Called after each batch with the replica that ran it; None for nothing.
+        on_batch: Called after each batch with the replica that ran it; None to skip that.
         queue: The batchers with a batch that is due, in the order in which they found no room.
     """
 
@@ -130,7 +130,7 @@ class Pool:
     def choose(self, size: int) -> Member | None:
         """Chooses the replica for a batch of some size; None if no replica has room.
 
-        It withdraws replicas that are known to be dead, which their supervisor will notice.
+        It withdraws replicas that are known to be dead before their supervisor does.
         """
         while True:
             best: Member | None = None
@@ -201,12 +201,12 @@ class Pool:
         self.changed()
 
     def enter(self, room: PoolRoom) -> None:
-        """Keeps the room of a batcher up to date from now on."""
+        """Adds a batcher, whose free capacity is kept up to date from now on."""
         self._rooms.append(room)
         self.changed()
 
     def leave(self, room: PoolRoom) -> None:
-        """Forgets the room of a batcher."""
+        """Removes a batcher."""
         self._rooms.remove(room)
         room.rest()
 
@@ -220,7 +220,7 @@ class Pool:
         self._on_wait()
 
     def changed(self) -> None:
-        """Computes the room of each batcher, and tells who waits for a change.
+        """Computes the free capacity of each batcher, and notifies all that wait for a change.
 
         If the backend has failed and has no replica, batches are accepted and fail at once, so that
         their callers learn why. Batches that run again go first, then batchers in the order in
@@ -249,10 +249,10 @@ class PoolRoom:
         size: The size of the batcher's largest batches.
 
     Attributes:
-        size: As passed; it counts from the next change of the pool on.
+        size: As passed; a new value applies from the next change of the pool.
         free: The number of further batches that the replicas can take; infinity for no limit. It is
-            0 until `subscribe`.
-        on_change: Called when `free` was computed.
+            0 before `subscribe`.
+        on_change: Called whenever `free` has been computed.
     """
 
     def __init__(self, pool: Pool, size: int) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.trace import continued
-from shoal.replicas.code.jobs import PlainMethod
+from shoal.replicas.code.jobs import PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
 from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.messages import packed, places_of, unpickled
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
     from shoal.core.batch import Batch, Draining
     from shoal.replicas.code.instance import Instance
-    from shoal.replicas.code.jobs import PlainSteps
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Message, MessageCodec
 
@@ -87,15 +86,12 @@ class Work:
         items: list[Any],
         batch: Batch | None,
         cancel_token: CancelToken,
-        *,
-        batched: bool,
     ) -> None:
         self.method = method
         self.handler = handler
         self.items = items
         self._batch = batch
         self._cancel_token = cancel_token
-        self._batched = batched
 
     def plain_results(self) -> Any:
         """Calls a plain method, in this thread.
@@ -104,11 +100,11 @@ class Work:
             Exception: What the code raises.
         """
         with self.is_running():
-            return PlainMethod(self.handler, batched=self._batched).results(self.items)
+            return plain_results(self.handler, self.items)
 
     def plain_steps(self) -> PlainSteps:
         """Returns the steps of a plain generator method; none of its code has run yet."""
-        return PlainMethod(self.handler, batched=self._batched).steps(self.items)
+        return PlainSteps(self.handler, self.items)
 
     def next_of(self, steps: PlainSteps) -> Any:
         """Runs and returns the next step, in this thread; `jobs.DONE` if there is none."""
@@ -163,14 +159,13 @@ class CallAnswers:
             name, items, batch = self.codec.opened_here(frame)
         except Exception as error:
             raise TypeError(f"the batch can't be unpickled in the process: {error}") from error
-        method = self.instance.description.method(name)
+        self.instance.description.method(name)  # raises NoSuchName
         return Work(
             name,
             self.instance.handlers[name],
             stacked(self._defaults[name].put_into(items), places_of(frame)[: len(frame.buffers)]),
             None if batch is None else batch.as_batch(now, self._draining),
             cancel_token,
-            batched=method.batched,
         )
 
     def packed(self, work: Work, results: Any) -> Message:
