@@ -9,11 +9,13 @@ import signal
 import sys
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import h2.events
 import pytest
 from held_app import answers_counted, counted, statistics
@@ -506,3 +508,77 @@ async def test_the_limit_of_connections_is_shared(app, held):
         await until(lambda: statistics(app).running + statistics(app).queued == 2)
         await anyio.sleep(0.1)
         assert statistics(app).running + statistics(app).queued == 2
+
+
+# The tasks of the server's process, which answer one request after another.
+
+
+async def answered_in_turn(app, paths):
+    """The statuses of requests of one client, to a server with one worker."""
+    async with live(app, workers=1) as server, await server.connect() as client:
+        found = []
+        for path in paths:
+            await client.send_all(request(path))
+            found.append((await read_answer(client))[0])
+    return found
+
+
+async def send_null(send):
+    length = (b"content-length", b"4")
+    await send({"type": "http.response.start", "status": 200, "headers": [length]})
+    await send({"type": "http.response.body", "body": b"null"})
+
+
+async def test_a_context_variable_that_a_request_leaves_is_not_met_by_the_next():
+    user = ContextVar("user", default="nobody")
+    met = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            met.append(user.get())
+            user.set(scope["path"])
+            await send_null(send)
+
+    assert await answered_in_turn(app, ["/one", "/two", "/three"]) == [200] * 3
+    assert met == ["nobody"] * 3
+
+
+async def test_a_cancel_scope_that_a_request_leaves_open_is_not_met_by_the_next():
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await anyio.lowlevel.checkpoint()
+            if scope["path"] == "/leave":
+                left = anyio.CancelScope()
+                left.__enter__()
+                left.cancel()
+            await send_null(send)
+
+    paths = ["/leave", "/", "/leave", "/leave", "/"]
+    assert await answered_in_turn(app, paths) == [200] * 5
+
+
+async def test_a_request_that_fails_is_not_met_by_the_next(caplog):
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await anyio.lowlevel.checkpoint()
+            if scope["path"] == "/fail":
+                raise ValueError
+            await send_null(send)
+
+    async with live(app, workers=1) as server:
+        for path, status in (("/fail", 500), ("/", 200), ("/fail", 500), ("/", 200)):
+            received = await server.talk(request(path, close=True))
+            assert received.startswith(b"HTTP/1.1 %d " % status)
+
+
+async def test_one_task_answers_requests_that_come_one_after_another():
+    """To start one for each would cost much of what a request does."""
+    tasks = set()
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            tasks.add(anyio.get_current_task().id)
+            await send_null(send)
+
+    assert await answered_in_turn(app, ["/"] * 20) == [200] * 20
+    assert len(tasks) < 20

@@ -12,13 +12,11 @@ import anyio
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.passed_request import PassedRequest
 from shoal.front_ends.wire import (
-    HEARTBEATS,
     NUMBER,
     REFUSAL,
     FrontKind,
     Refusal,
     RequestHead,
-    sendable,
 )
 from shoal.http.requests.problem import PROBLEM_JSON, ended
 from shoal.loops.this_loop import parking_of_this_loop
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
 _MOST_DIGITS: Final = 5  # of the length of a small body
-_PASSED_ON: Final = frozenset({"websocket.http.response"})
 _OF_HEADS: Final = (
     *("type", "method", "http_version", "scheme", "path", "raw_path", "query_string", "root_path"),
     *("client", "server"),
@@ -143,11 +140,9 @@ class FrontEnd:
                 self._heads.clear()
                 self._channel.post(FrontKind.FORGET)
             self._heads[key] = number
-        extensions = scope["extensions"]
-        offers = _PASSED_ON.intersection(extensions)
-        if HEARTBEATS in extensions[DISCONNECT]:
-            offers |= {HEARTBEATS}
-        head = RequestHead(sendable(scope), offers, is_kept)
+        has_heartbeats = "heartbeat" in scope["extensions"][DISCONNECT]
+        sent = {name: scope[name] for name in scope if name not in ("state", "extensions")}
+        head = RequestHead(sent, has_heartbeats, scope["type"] == "websocket", is_kept)
         self._channel.post(FrontKind.HEAD, number, dumps(head, 5))
         return number
 

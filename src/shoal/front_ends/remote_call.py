@@ -8,15 +8,15 @@ holds up its own call only.
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
 from shoal.asgi.connections import SERVER
+from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.wire import (
-    HEARTBEATS,
+    DENIAL,
     MESSAGES_AHEAD,
     NUMBER,
     SECONDS,
@@ -24,15 +24,16 @@ from shoal.front_ends.wire import (
     FrontKind,
     size_of,
 )
-from shoal.server.log_errors import contained
+from shoal.server.log_errors import contained, log_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from starlette.types import Message, Scope
 
     from shoal.front_ends.channel import Channel
     from shoal.front_ends.wire import RequestHead
+    from shoal.server.change import Change
     from shoal.server.shared import Shared
 
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
@@ -52,12 +53,12 @@ class RemoteCall:
         id_: The number of the request there.
         head: The head.
         body: The whole body; None if it comes in messages.
-        ended: Called with it when the application has returned.
+        changed: Signals whatever happens to it.
 
     Attributes:
         shared: As above.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
-        refused_with: The status that the server has answered with in place of the application.
+        refused_with: See `refusal`.
     """
 
     has_left = was_left = False
@@ -73,7 +74,6 @@ class RemoteCall:
     _sends = 0
     _unread = 0  # bytes of the answer that the client has not taken
     _wanted = 0  # messages of the client that may come
-    _waiters: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RemoteCall:
         id_: int,
         head: RequestHead,
         body: bytes | None,
-        ended: Callable[[RemoteCall], object],
+        changed: Change,
     ) -> None:
         self.id = id_
         self.shared = shared
@@ -91,7 +91,7 @@ class RemoteCall:
         self._body = body
         self._has_more = body is None  # messages of the client may come
         self._messages: deque[Message] = deque()
-        self._ended = ended
+        self._changed = changed
 
     # The application's side: ASGI.
 
@@ -106,18 +106,18 @@ class RemoteCall:
             "send_timeout_s": self.shared.send_timeout_s,
             "is_local": self.shared.is_local,
             "note_trace": self.note_trace,
-            "refused_with": partial(getattr, self, "refused_with"),
+            "refused_with": self.refusal,
         }
-        if HEARTBEATS in self._head.offers:
+        scope["extensions"] = {DISCONNECT: offered, SERVER: self.shared.counts}
+        if self._head.has_heartbeats:
             offered |= {"heartbeat": self.heartbeat, "send": self.send}
             offered |= {"has_room": self.has_room, "put": self.put}
         if self._head.is_websocket:
             offered["when_draining"] = self._when_draining
             offered["when_received"] = self._when_received
             offered["send_texts"] = self._send_texts
-        # Extensions of the front end's server are not passed on, but those that ASGI requires.
-        known: dict[str, Any] = {name: {} for name in self._head.offers if name != HEARTBEATS}
-        scope["extensions"] = {**known, "shoal.disconnect": offered, SERVER: self.shared.counts}
+            # Of the extensions of the front end's server, ASGI requires this one.
+            scope["extensions"][DENIAL] = {}
         return scope
 
     def note_trace(self, ids: tuple[str, str]) -> None:
@@ -133,7 +133,7 @@ class RemoteCall:
         while not self._messages and not self.has_left and self._answer != _COMPLETE:
             if self._has_more and not self._wanted:
                 self._want(MESSAGES_AHEAD)
-            await self._change()
+            await self._changed.wait()
         if self._messages:
             message = self._messages.popleft()
             self._taken(message)
@@ -203,6 +203,10 @@ class RemoteCall:
         """Whether the server ends, and waits a moment for the end of the answer."""
         return self._is_cut_off and not self.has_left
 
+    def refusal(self) -> int:
+        """Returns the status that the server has answered with in place of the application."""
+        return self.refused_with
+
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time."""
         self._post(FrontKind.HEARTBEAT, SECONDS.pack(after_s), data, size=0)
@@ -240,28 +244,21 @@ class RemoteCall:
 
     # The server's side.
 
-    async def run(self) -> bool:
-        """Calls the application; see `run_contained`."""
+    async def run(self) -> None:
+        """Calls the application, and tells the front end if it has not answered."""
         shared = self.shared
         shared.started += 1
-        path: bytes = self._head.scope.get("raw_path", b"")
         try:
-            with contained("the application failed on %r", path, has_left=lambda: self.was_left):
-                await shared.app(self.scope(), self.receive, self.send)
-        except BaseException:
-            self._post(FrontKind.ENDED)
-            raise
-        return True
-
-    def ended(self, *, is_reusable: bool) -> None:
-        """Handles that the application has returned; see `run_contained`."""
-        del is_reusable  # its task has made this call only
-        if self._answer != _COMPLETE and not self.has_left:
-            is_refused = self._answer != _SENDING and self._is_cut_off
-            self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
-        self.has_left = True
-        self.shared.finished += 1
-        self._ended(self)
+            await shared.app(self.scope(), self.receive, self.send)
+        except Exception as error:
+            path: bytes = self._head.scope.get("raw_path", b"")
+            log_failure(error, "the application failed on %r", path, has_left=self.was_left)
+        finally:
+            shared.finished += 1
+            if self._answer != _COMPLETE and not self.has_left:
+                is_refused = self._answer != _SENDING and self._is_cut_off
+                self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
+            self.has_left = True
 
     # What the front end reports.
 
@@ -278,12 +275,12 @@ class RemoteCall:
                     self._taken(message)
                     return
         self._messages.append(message)
-        self._wake()
+        self._changed.signal()
 
     def taken(self, size: int) -> None:
         """Handles that the client has taken so many bytes."""
         self._unread -= size
-        self._wake()
+        self._changed.signal()
 
     def drained(self) -> None:
         """Tells the application of a WebSocket that the server drains."""
@@ -298,7 +295,7 @@ class RemoteCall:
         self.refused_with = status or self.refused_with
         self.has_left, self.was_left = True, self.was_left or self._answer != _COMPLETE
         self._call_back()
-        self._wake()
+        self._changed.signal()
 
     def end_early(self) -> None:
         """Asks the application to end its answer; refuses the request if that can't be asked."""
@@ -332,13 +329,12 @@ class RemoteCall:
         if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         while not (self.has_room() or self.has_left):
-            await self._change()
+            await self._changed.wait()
 
     def _complete(self) -> None:
         self._answer = _COMPLETE
         self._on_left = None
-        if self._waiters:
-            self._wake()
+        self._changed.signal()
 
     def _call_back(self) -> bool:
         on_left, self._on_left = self._on_left, None
@@ -347,15 +343,3 @@ class RemoteCall:
         with contained(_FAILED):
             on_left()
         return True
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            self.shared.wake(waiter)
-
-    async def _change(self) -> None:
-        waiter = self.shared.new_waiter()
-        self._waiters = [*self._waiters, waiter]
-        try:
-            await waiter
-        finally:
-            self._waiters = [one for one in self._waiters if one is not waiter]

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -20,6 +21,7 @@ from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, s
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
+from shoal.server.change import Change
 from shoal.server.connection_task import run_contained
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("shoal.server")
 
 _SOCKET_BUFFER: Final = 2**20
+_MOST_IDLE: Final = 256
 
 _ASKED_EVERY_S: Final = 2.0
 """How often a process is asked for a sign of life."""
@@ -49,6 +52,75 @@ async def _is_set_within(event: anyio.Event, looks: int) -> bool:
     return False
 
 
+class _CallTask:
+    """A task that answers one request of a front end after another, as that of a connection does.
+
+    To start one for each request would cost a fourth of all that this process does for it.
+
+    Args:
+        front_end: The front end.
+
+    Attributes:
+        shared: What the requests of all front ends share.
+        changed: Signals whatever happens to its request, and that there is another one.
+    """
+
+    def __init__(self, front_end: RemoteFrontEnd, shared: Shared) -> None:
+        self.shared = shared
+        self.changed = Change(shared)
+        self._front_end = front_end
+        self._call: RemoteCall | None = None
+        self._is_running = False
+
+    def answer(self, call: RemoteCall) -> None:
+        """Has it answer a request, as its first one or while it is idle."""
+        self._call = call
+        if self._is_running:
+            self.changed.signal()
+        else:
+            self._is_running = True
+            # Not in the context of what has made the server's process read.
+            self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
+
+    async def run(self) -> bool:
+        """Answers requests; see `run_contained`."""
+        innermost_scope = self.shared.parking.innermost_scope()
+        context, outermost = copy_context(), innermost_scope()
+        front_end = self._front_end
+        while True:
+            # In a coroutine of its own, so that nothing refers to a call while this one waits.
+            await self._answer()
+            try:
+                if copy_context() != context or innermost_scope() is not outermost:
+                    return False
+            except Exception:  # a value of a variable can't be compared with another
+                return False
+            if len(front_end.idle) >= _MOST_IDLE:
+                return True
+            front_end.idle.append(self)
+            while self._call is None:
+                if front_end.is_gone:
+                    return True
+                await self.changed.wait()
+
+    async def _answer(self) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            await call.run()
+        finally:
+            self._front_end.calls.pop(call.id, None)
+
+    def ended(self, *, is_reusable: bool) -> None:
+        """Handles that the task has ended; see `run_contained`."""
+        del is_reusable  # another request has another one
+        self._is_running = False
+        if self in self._front_end.idle:  # it was cancelled
+            self._front_end.idle.remove(self)
+        if self._call is not None and not self._front_end.is_gone:  # it was given to it just then
+            self.answer(self._call)
+
+
 class RemoteFrontEnd:
     """A front end: like a connection of the server, but one for the clients of a process.
 
@@ -64,7 +136,10 @@ class RemoteFrontEnd:
         pid: The id of its process.
         is_ready: Set when it can serve, or has ended.
         was_ready: Whether it could ever serve.
+        is_gone: Whether its process has ended.
         connections: The counts of its connections, as it has told them last.
+        calls: Its requests that are not answered, by their numbers.
+        idle: The tasks that wait for another of its requests.
 
     Raises:
         OSError: The process can't be started.
@@ -76,12 +151,13 @@ class RemoteFrontEnd:
         self.number = number
         self._shared = shared
         self.is_ready = anyio.Event()
-        self.was_ready = False
+        self.was_ready = self.is_gone = False
         self.connections = ConnectionTotals(0, 0, 0, None, None)
         self._asked: anyio.Event | None = None
         self._is_draining = False
         self._heads: dict[int, RequestHead] = {}
-        self._calls: dict[int, RemoteCall] = {}
+        self.calls: dict[int, RemoteCall] = {}
+        self.idle: list[_CallTask] = []
         ours, theirs = socket.socketpair()
         memory = new_memory(MEMORY)
         try:
@@ -127,9 +203,12 @@ class RemoteFrontEnd:
                 tasks.cancel_scope.cancel()
         finally:
             self._process.wait()
+            self.is_gone = True
             self._channel.close()
-            for call in tuple(self._calls.values()):
+            for call in tuple(self.calls.values()):
                 call.leave()
+            for task in self.idle:
+                task.changed.signal()
             self.is_ready.set()
             self._told()
             self._shared.remove(self)
@@ -194,7 +273,7 @@ class RemoteFrontEnd:
 
     def end_early(self) -> None:
         """Asks for the end of all answers."""
-        for call in tuple(self._calls.values()):
+        for call in tuple(self.calls.values()):
             call.end_early()
 
     def abort(self) -> None:
@@ -228,7 +307,7 @@ class RemoteFrontEnd:
             self.connections = ConnectionTotals(*unpickled(body))
             self._told()
         else:
-            call = self._calls.get(id_)
+            call = self.calls.get(id_)
             if call is not None:
                 self._tell(call, kind, body)
 
@@ -236,10 +315,10 @@ class RemoteFrontEnd:
         head = self._heads[number]
         if not head.is_kept:
             del self._heads[number]
-        call = RemoteCall(self._shared, self._channel, id_, head, body, self._ended)
-        self._calls[id_] = call
-        # Not in the context of what has made the server's process read.
-        self._shared.context.run(self._shared.tasks.start_soon, run_contained, call)
+        task = self.idle.pop() if self.idle else _CallTask(self, self._shared)
+        call = RemoteCall(self._shared, self._channel, id_, head, body, task.changed)
+        self.calls[id_] = call
+        task.answer(call)
 
     def _tell(self, call: RemoteCall, kind: FrontKind, body: bytes) -> None:
         match kind:
@@ -256,9 +335,6 @@ class RemoteFrontEnd:
                 call.drained()
             case _:
                 raise ValueError(f"a frame of kind {kind} can't come here")
-
-    def _ended(self, call: RemoteCall) -> None:
-        self._calls.pop(call.id, None)
 
     def _invalid(self, error: Exception) -> None:
         _log.error("a worker has sent what is no frame, and is killed", exc_info=error)

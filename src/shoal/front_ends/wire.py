@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from starlette.types import Scope
-
 MEMORY: Final = 32 * 2**20
 """How large the shared memory of each direction is, in bytes; pages take memory once used."""
 
@@ -117,27 +115,19 @@ class RequestHead(NamedTuple):
 
     Attributes:
         scope: The scope of ASGI, without its state and extensions.
-        offers: The names of what the front end's server offers beyond ASGI.
+        has_heartbeats: Whether the front end's server sends heartbeats itself.
+        is_websocket: Whether it is that of a WebSocket.
         is_kept: Whether other requests with this head may follow.
     """
 
     scope: Mapping[str, Any]
-    offers: frozenset[str]
+    has_heartbeats: bool
+    is_websocket: bool
     is_kept: bool
 
-    @property
-    def is_websocket(self) -> bool:
-        """Whether it is that of a WebSocket."""
-        return bool(self.scope["type"] == "websocket")
 
-
-HEARTBEATS: Final = "heartbeat"
-"""What a server offers that sends heartbeats itself."""
-
-
-def sendable(scope: Scope) -> dict[str, Any]:
-    """Returns what of a scope can be sent to the application's process."""
-    return {name: value for name, value in scope.items() if name not in ("state", "extensions")}
+DENIAL: Final = "websocket.http.response"
+"""The extension of ASGI by which an application refuses a WebSocket with an answer of its own."""
 
 
 def size_of(message: Mapping[str, Any]) -> int:
