@@ -33,6 +33,8 @@ EXTRAS_OF = {
     "shoal.commands.server.screen": {"top"},
     "shoal.commands.support.items": {"serve"},
     "shoal.http": {"serve"},
+    "shoal.server": {"serve"},
+    "shoal.asgi": {"serve"},
     "shoal.http.admin.traced": {"serve", "otel"},
     "shoal.http.app.traced": {"serve", "otel"},
     "shoal.http.requests.form_costs": {"serve", "bodies"},

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from shoal.asgi import connections
 from shoal.asgi.connections import ConnectionCounts
-from shoal.observe import connections
 
 
 @pytest.fixture
