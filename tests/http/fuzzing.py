@@ -173,7 +173,8 @@ class Target:
         headers = {name.lower(): value for name, value in found.getheaders()}
         body = found.read()
         found.close()
-        assert client.releases == 1
+        while not client.releases:
+            await anyio.lowlevel.checkpoint()
         return Answer(found.status, headers, body)
 
     async def nothing_is_kept(self) -> None:
