@@ -56,17 +56,15 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     ),
     (
         "connection",
-        "the state machine and its deadline",
+        "its task, the request's part of ASGI, and the deadline",
         (
             "http1/connection.py",
             "http1/call.py",
-            "http1/logged_call.py",
             "sockets/timeouts.py",
             "server/shared.py",
         ),
     ),
     ("answer", "the bytes of the head", ("http1/answer.py",)),
-    ("workers", "calls the application, and resumes it when its batch has ended", ("workers.py",)),
     (
         "routing",
         "finds the endpoint by path and method, and the backend by its traffic",
