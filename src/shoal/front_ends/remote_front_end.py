@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 from contextlib import suppress
-from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -22,7 +21,7 @@ from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
 from shoal.server.change import Change
-from shoal.server.connection_task import run_contained
+from shoal.server.connection_task import TaskState, run_contained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,16 +83,12 @@ class _CallTask:
 
     async def run(self) -> bool:
         """Answers requests; see `run_contained`."""
-        innermost_scope = self.shared.parking.innermost_scope()
-        context, outermost = copy_context(), innermost_scope()
+        before = TaskState(self.shared.parking)
         front_end = self._front_end
         while True:
             # In a coroutine of its own, so that nothing refers to a call while this one waits.
             await self._answer()
-            try:
-                if copy_context() != context or innermost_scope() is not outermost:
-                    return False
-            except Exception:  # a value of a variable can't be compared with another
+            if not before.is_unchanged():
                 return False
             if len(front_end.idle) >= _MOST_IDLE:
                 return True

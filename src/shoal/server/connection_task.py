@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.failures.exceptions import goes_on
 
 if TYPE_CHECKING:
+    from shoal.loops.parking import Parking
     from shoal.server.shared import Shared
 
 _log = logging.getLogger("shoal.server")
@@ -32,6 +34,25 @@ class ServedConnection(Protocol):
     def ended(self, *, is_reusable: bool) -> None:
         """Handles that the task has ended; with False, another one must go on."""
         ...
+
+
+class TaskState:
+    """What the application can change of the task that it is called in, as it was at the start.
+
+    Args:
+        parking: The event loop's way to wait.
+    """
+
+    def __init__(self, parking: Parking) -> None:
+        self._innermost_scope = parking.innermost_scope()
+        self._context, self._scope = copy_context(), self._innermost_scope()
+
+    def is_unchanged(self) -> bool:
+        """Returns whether the next request may be answered in this task."""
+        try:
+            return copy_context() == self._context and self._innermost_scope() is self._scope
+        except Exception:  # a value of a variable can't be compared with another
+            return False
 
 
 async def run_contained(connection: ServedConnection) -> None:

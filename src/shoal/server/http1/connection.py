@@ -13,14 +13,13 @@ the server and not cancel scopes, of which each request would enter three: see `
 from __future__ import annotations
 
 import logging
-from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.asgi.bad_request import BadRequest
 from shoal.server.access_log import AccessLog
 from shoal.server.change import Change
-from shoal.server.connection_task import run_contained
+from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.http1.answer import error_answer
 from shoal.server.http1.call import Call
 from shoal.server.http1.head import HeadParser, find_end
@@ -222,16 +221,12 @@ class Http1Connection(Receiver):
 
     async def run(self) -> bool:
         """Serves the client, as `run_contained` has it."""
-        innermost_scope = self.shared.parking.innermost_scope()
-        context, outermost = copy_context(), innermost_scope()
+        before = TaskState(self.shared.parking)
         while await self._head_came():
             # In a coroutine of its own, so that nothing refers to a call while this one waits.
             if await self._answer():
                 return True
-            try:
-                if copy_context() != context or innermost_scope() is not outermost:
-                    return False
-            except Exception:  # a value of a variable can't be compared with another
+            if not before.is_unchanged():
                 return False
         while not self._is_closed:
             await self.changed.wait()
