@@ -1,4 +1,4 @@
-"""What the tests of calls that a server makes directly share: an App whose handler is held."""
+"""What the tests of served calls share: an App whose handler is held."""
 
 from __future__ import annotations
 

@@ -9,10 +9,12 @@ import anyio
 import h2.events
 import pytest
 from live_server import Http2Client, live, read_until, request, upgrade
+from server_in_memory import serving
 
 import shoal
 from shoal.commands.server.log_format import JsonLines, TextLines
 from shoal.server.access_log import LOGGER, AccessLog
+from shoal.testing import settle
 from shoal.testing.asgi import Call, calling
 
 pytestmark = pytest.mark.anyio
@@ -177,3 +179,20 @@ async def test_a_broken_filter_of_the_log_ends_no_connection(app, lines, caplog)
     finally:
         logger.removeFilter(broken)
     assert "the access log failed" in caplog.text
+
+
+async def test_a_request_that_is_cut_off_is_logged_with_the_status_that_its_client_gets(lines):
+    async def returns_when_cut_off(scope, receive, send):
+        left = anyio.Event()
+        scope["extensions"]["shoal.disconnect"]["when_left"](left.set)
+        await left.wait()
+
+    async with serving(returns_when_cut_off, access_log=True) as server:
+        client = server.connect()
+        client.ask("/")
+        await settle()
+        server.shared.end_early()
+        await settle()
+        assert client.statuses == [503]
+    [line] = lines()
+    assert line["status"] == 503

@@ -87,7 +87,8 @@ class AccessLog:
         finally:  # also where it was cancelled
             entry.note_status(offered.get("refused_with", int)(), self._refused_size())
             if has_ended and not self._has_left():
-                entry.note_status(500)
+                # With which the server answers in place of the application.
+                entry.note_status(503 if offered.get("is_cut_off", bool)() else 500)
             method = scope.get("method", "GET")
             entry.trace_ids = entry.trace_ids or scope.get(TRACE)
             with contained("the access log failed"):  # handlers and filters of logs are the user's

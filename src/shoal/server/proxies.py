@@ -9,9 +9,8 @@ address that is no trusted peer is the client. What is before it was written by 
 counts for nothing. Of the other headers the last value counts, which the nearest proxy has written;
 of ``Forwarded``, what the proxy says that the client is connected to.
 
-The middleware of other servers was not taken: uvicorn's reads two of the headers, Hypercorn's
-believes any peer, and behind middleware a `shoal.App` could not be called directly. What is done
-here is done when a scope of ASGI is made, which most direct calls do without.
+The middleware of other servers was not taken: uvicorn's reads two of the headers, and Hypercorn's
+believes any peer. What is done here is done when the scope of a request is made.
 """
 
 from __future__ import annotations

@@ -7,7 +7,6 @@ the middle of a step. Only `receive` and `send` of the application wait.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
@@ -192,6 +191,10 @@ class AppCall(ABC):
         """Whether the server ends, and waits a moment for the end of the response."""
         return self._is_cut_off and not self.is_over
 
+    def refusal(self) -> int:
+        """Returns the status that the server has answered with in place of the application."""
+        return self.refused_with
+
     # The server's side.
 
     @abstractmethod
@@ -247,7 +250,7 @@ class AppCall(ABC):
         return {
             "when_left": self.when_left,
             "is_cut_off": self.is_cut_off,
-            "refused_with": partial(getattr, self, "refused_with"),
+            "refused_with": self.refusal,
             "send_timeout_s": self._shared.send_timeout_s,
             "is_local": self._shared.is_local,
         }
