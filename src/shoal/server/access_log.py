@@ -135,10 +135,6 @@ class Entry:
             self._status = status
             self._bytes += size
 
-    def note_body(self, data: bytes) -> None:
-        """Notes a part of a body."""
-        self._bytes += len(data)
-
     def note(self, message: Message) -> None:
         """Notes a message of ASGI."""
         match message["type"]:
