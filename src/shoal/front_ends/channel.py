@@ -1,23 +1,22 @@
 """One end of the channel between a front end and the server's process.
 
 What is posted in one pass of the event loop is sent together: the answers of a batch come at once,
-and a call of the kernel for each would cost more than all the rest of it. Messages that are small
-share a frame, since to read a frame costs ten times as much as to read a message within it.
+and a call of the kernel for each would cost more than all the rest of it.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from functools import partial
+from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.front_ends.wire import FrontKind
+from shoal.front_ends.wire import FrontKind, PassedMessage
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.connection import FrameConnection
-from shoal.replicas.process.wire.messages import Message, MessageCodec
+from shoal.replicas.process.wire.messages import Message, MessageCodec, packed
 
 if TYPE_CHECKING:
     import socket
@@ -25,16 +24,12 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame, FrameReader
     from shoal.replicas.process.wire.shared_memory import Region
 
-_LEAST_BESIDE: Final = 2**14
-"""Larger messages have a frame of their own, and go through the shared memory."""
+_LEAST_SHARED: Final = 2**16
+"""From this size on, messages go through the shared memory."""
 _MOST_TOGETHER: Final = 2**17
-"""How large a frame of small messages may become, in bytes."""
-_MESSAGE: Final = struct.Struct("<BIQ")  # the kind, the size, the id
-_KINDS: Final = {int(kind): kind for kind in FrontKind}
+"""From this size on, messages are sent without waiting for others."""
 
-Handler = Callable[[FrontKind, int, bytes, bytes], object]
-"""Takes the kind of a message, its id, and its body; of a large one that was posted in two parts,
-the first part and the rest, which would have to be copied to join them."""
+Handler = Callable[[list[PassedMessage]], object]
 
 
 class Channel:
@@ -61,10 +56,9 @@ class Channel:
     ) -> None:
         self._connection = FrameConnection[FrontKind](sock, reader, on_invalid_frame)
         self._codec = MessageCodec(outgoing, incoming)
-        self._incoming = incoming
         self._parking = parking_of_this_loop()
-        self._small: list[bytes] = []
-        self._small_bytes = 0
+        self._posted: list[PassedMessage] = []
+        self._size = 0  # of what was posted
         self._waiter: Any = None
 
     @property
@@ -72,35 +66,27 @@ class Channel:
         """Whether the other end is gone, or this one was closed."""
         return self._connection.is_closed
 
-    def post(self, kind: FrontKind, id_: int = 0, body: bytes = b"", data: bytes = b"") -> None:
+    def post(self, name: str, id_: int = 0, content: object = None, size: int = 0) -> None:
         """Sends a message, soon.
 
         Args:
-            kind: Its kind.
-            id_: Its id.
-            body: The beginning of its body.
-            data: The rest of it, which may be large.
+            name: Its name.
+            id_: The id of its request.
+            content: Its content, which must not change. It consists of builtin types only: what
+                can't be pickled would prevent all others from being sent.
+            size: About how large that is, in bytes, if it may be large.
         """
-        size = len(body) + len(data)
-        if size >= _LEAST_BESIDE:
-            self._send_small()
-            self._send_large(kind, id_, body, data)
-            return
-        small = self._small
-        small.append(_MESSAGE.pack(kind, size, id_))
-        small.append(body)
-        if data:
-            small.append(data)
-        self._small_bytes += size
-        if self._small_bytes > _MOST_TOGETHER:
-            self._send_small()
+        self._posted.append((name, id_, content))
+        self._size += size
+        if self._size >= _MOST_TOGETHER:
+            self.flush()
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
             self._parking.wake(waiter)
 
     async def run(self, handle: Handler) -> None:
-        """Passes each received message to a function, until the other end is gone."""
+        """Passes the received messages to a function, until the other end is gone."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._flush_when_posted)
             tasks.start_soon(self._connection.write)
@@ -109,22 +95,16 @@ class Channel:
 
     def flush(self) -> None:
         """Sends all that was posted, now or as soon as the socket takes it."""
-        self._send_small()
-
-    def _send_small(self) -> None:
-        if self._small:
-            body = b"".join(self._small)
-            self._small = []
-            self._small_bytes = 0
-            self._connection.send(self._codec.frame(FrontKind.SMALL, 0, Message([body])))
-
-    def _send_large(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
-        if not data:
-            body, data = b"", body
-        message = Message([body], [data], [len(data)])
+        if not self._posted:
+            return
+        # A large pickle is made in pieces, so that large bodies are copied to the memory only.
+        is_large = self._size >= _LEAST_SHARED
+        message = packed(self._posted) if is_large else Message([dumps(self._posted, 5)])
+        self._posted = []
+        self._size = 0
         if self._codec.reserve(message):
             self._codec.write(message)
-        self._connection.send(self._codec.frame(kind, id_, message))
+        self._connection.send(self._codec.frame(FrontKind.MESSAGES, 0, message))
 
     def shut_down(self) -> None:
         """Ends `run`."""
@@ -135,11 +115,10 @@ class Channel:
         self._connection.close()
         # Each end refers to the other's objects, so the garbage collector would find it only later.
         self._codec = MessageCodec(None, None)
-        self._incoming = None
 
     async def _flush_when_posted(self) -> None:
         while True:
-            if not self._small:
+            if not self._posted:
                 self._waiter = self._parking.new_waiter()
                 try:
                     await self._waiter
@@ -149,19 +128,4 @@ class Channel:
 
     def _take(self, handle: Handler, frame: Frame[FrontKind]) -> None:
         self._codec.take_back(frame)
-        body = bytes(frame.body)
-        if frame.kind is not FrontKind.SMALL:
-            [data] = frame.buffers
-            if isinstance(data, tuple):
-                assert self._incoming is not None
-                data = self._incoming.as_bytes(data)
-            data = bytes(data)
-            frame.buffers.clear()
-            handle(frame.kind, frame.id, body or data, data if body else b"")
-            return
-        at, end = 0, len(body)
-        while at < end:
-            kind, size, id_ = _MESSAGE.unpack_from(body, at)
-            start = at + _MESSAGE.size
-            at = start + size
-            handle(_KINDS[kind], id_, body[start:at], b"")
+        handle(self._codec.opened_here(frame))

@@ -4,38 +4,30 @@ from __future__ import annotations
 
 import itertools
 from json import dumps as dumps_json
-from pickle import dumps
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.passed_request import PassedRequest
-from shoal.front_ends.wire import (
-    NUMBER,
-    REFUSAL,
-    FrontKind,
-    Refusal,
-    RequestHead,
-)
+from shoal.front_ends.wire import Head
 from shoal.http.requests.problem import PROBLEM_JSON, ended
 from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from starlette.types import Receive, Scope, Send
 
     from shoal.asgi.connections import ConnectionTotals
     from shoal.front_ends.channel import Channel
+    from shoal.front_ends.wire import PassedMessage, Request
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
 _MOST_DIGITS: Final = 5  # of the length of a small body
-_OF_HEADS: Final = (
-    *("type", "method", "http_version", "scheme", "path", "raw_path", "query_string", "root_path"),
-    *("client", "server"),
-)
+_ASKED_FOR: Final = frozenset((b"expect", b"transfer-encoding"))
+_OF_EACH: Final = ("client", "state", "extensions")  # not of the head
 
 
 class FrontEnd:
@@ -50,6 +42,10 @@ class FrontEnd:
         may_serve: Set when clients may be accepted.
         must_drain: Set when the server ends.
         must_end: Set when all connections must be closed by force.
+        channel: As above.
+        parking: The event loop's way to wait.
+        refusal: The headers and the body of the answer to requests that the server's process can't
+            answer, because it ends or is gone.
     """
 
     def __init__(
@@ -58,40 +54,27 @@ class FrontEnd:
         self.may_serve = anyio.Event()
         self.must_drain = anyio.Event()
         self.must_end = anyio.Event()
-        self._channel = channel
+        self.channel = channel
+        self.parking = parking_of_this_loop()
+        self.refusal = _refusal(retry_after_s)
         self._connections = connections
-        problem = ended(retry_after_s)
-        headers = [(b"content-type", PROBLEM_JSON), *problem.headers]
-        members = problem.members("")
-        del members["instance"]  # it has no id here
-        self._refusal = Refusal(headers, dumps_json(members).encode())
-        self._parking = parking_of_this_loop()
         self._requests: dict[int, PassedRequest] = {}
         self._ids = itertools.count(1)
-        # The numbers of heads that were sent, which requests of one connection share.
+        # The numbers of the heads that the server's process keeps, from the oldest on.
         self._heads: dict[tuple[object, ...], int] = {}
-        self._head_ids = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application; it has no lifespan."""
-        is_http = scope["type"] == "http"
-        offered = scope["extensions"][DISCONNECT]
         first, body = None, None
-        if is_http and _comes_at_once(scope["headers"]):
+        if scope["type"] == "http" and _comes_at_once(scope["headers"]):
             first = await receive()
             if first["type"] == "http.request" and not first.get("more_body", False):
                 body = bytes(first.get("body", b""))
-        number = self._head_of(scope)
         id_ = next(self._ids)
-        kind = "http" if is_http else "websocket.http"
-        request = PassedRequest(self._parking, self._channel, id_, self._refusal, offered, kind)
-        self._requests[id_] = request
+        self._requests[id_] = request = PassedRequest(self, id_, scope)
         try:
-            if body is None:
-                self._channel.post(FrontKind.OPEN, id_, NUMBER.pack(number))
-            else:
-                self._channel.post(FrontKind.REQUEST, id_, NUMBER.pack(number), body)
-            if self._channel.is_closed:
+            self.channel.post("request", id_, self._content(scope, body), len(body or b""))
+            if self.channel.is_closed:
                 request.lose()
             await request.run(receive if body is None else None, send, first)
         finally:
@@ -99,60 +82,67 @@ class FrontEnd:
 
     def count_refusal(self, status: int, took_s: float) -> None:
         """Has the server's process count a request that the server here has answered itself."""
-        self._channel.post(FrontKind.REFUSED, body=REFUSAL.pack(status, took_s))
+        self.channel.post("refused", content=(status, took_s))
 
-    def take(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
-        """Handles a message from the server's process."""
-        request = self._requests.get(id_)
-        if request is not None:
-            request.take(kind, body, data)
-        elif kind is FrontKind.SERVE:
-            self.may_serve.set()
-        elif kind is FrontKind.DRAIN:
-            self.may_serve.set()
-            self.must_drain.set()
-        elif kind is FrontKind.ABORT:
-            self.must_end.set()
-        elif kind is FrontKind.COUNT:
-            self.tell_connections()
+    def take(self, messages: Sequence[PassedMessage]) -> None:
+        """Handles messages from the server's process."""
+        for name, id_, content in messages:
+            if id_:
+                request = self._requests.get(id_)
+                if request is not None:
+                    request.take(name, content)
+            elif name == "count":
+                self.tell_connections()
+            elif name == "abort":
+                self.must_end.set()
+            else:
+                self.may_serve.set()
+                if name == "drain":
+                    self.must_drain.set()
 
     def tell_connections(self) -> None:
         """Tells the server's process the counts of the connections."""
-        told = tuple(self._connections())
-        self._channel.post(FrontKind.CONNECTIONS, body=dumps(told, 5))
+        self.channel.post("connections", content=tuple(self._connections()))
 
     def lose(self) -> None:
         """Refuses all requests, since the server's process is gone."""
         for request in tuple(self._requests.values()):
             request.lose()
 
-    def _head_of(self, scope: Scope) -> int:
-        """Returns the number of a request's head, which is sent first if it is a new one."""
-        key = (*(scope.get(name) for name in _OF_HEADS), *scope["headers"])
+    def _content(self, scope: Scope, body: bytes | None) -> Request:
+        """Returns the content of the message that passes a request on, which is posted at once."""
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        key = (
+            *(scope["type"], scope.get("method"), scope["http_version"], scope["scheme"]),
+            *(scope["path"], scope["raw_path"], scope["query_string"], scope["root_path"]),
+            *(scope["server"], *headers),
+        )
         number = self._heads.get(key)
         if number is not None:
-            return number
-        number = next(self._head_ids)
-        size = sum(len(name) + len(value) for name, value in scope["headers"])
-        is_kept = scope["type"] == "http" and size <= _LONGEST_KEPT
-        if is_kept:
-            if len(self._heads) >= _MOST_HEADS:
-                self._heads.clear()
-                self._channel.post(FrontKind.FORGET)
+            return number, None, scope["client"], body
+        number, size = 0, sum(map(len, itertools.chain.from_iterable(headers)))
+        if scope["type"] == "http" and size <= _LONGEST_KEPT:
+            number = len(self._heads) + 1
+            if number > _MOST_HEADS:
+                number = self._heads.pop(next(iter(self._heads)))
             self._heads[key] = number
-        has_heartbeats = "heartbeat" in scope["extensions"][DISCONNECT]
-        sent = {name: scope[name] for name in scope if name not in ("state", "extensions")}
-        head = RequestHead(sent, has_heartbeats, scope["type"] == "websocket", is_kept)
-        self._channel.post(FrontKind.HEAD, number, dumps(head, 5))
-        return number
+        sent = {name: scope[name] for name in scope if name not in _OF_EACH}
+        head = Head(sent, "heartbeat" in scope["extensions"][DISCONNECT])
+        return number, head, scope["client"], body
 
 
-def _comes_at_once(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+def _comes_at_once(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Returns whether a body is small, and is sent without being asked for."""
-    for name, value in headers:
-        if name == b"content-length":
-            if len(value) > _MOST_DIGITS:
-                return False
-        elif name in (b"expect", b"transfer-encoding"):
-            return False
-    return True
+    given = dict(headers)
+    length = given.get(b"content-length", b"")
+    return len(length) <= _MOST_DIGITS and _ASKED_FOR.isdisjoint(given)
+
+
+def _refusal(retry_after_s: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """Returns the headers and the body of the answer to a request that can't be passed on."""
+    problem = ended(retry_after_s)
+    members = problem.members("")
+    del members["instance"]  # it has no id here
+    body = dumps_json(members).encode()
+    length = (b"content-length", b"%d" % len(body))
+    return [(b"content-type", PROBLEM_JSON), *problem.headers, length], body

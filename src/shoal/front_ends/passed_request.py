@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.front_ends.wire import NUMBER, SECONDS, WINDOW, FrontKind, size_of
+from shoal.asgi.extensions import DISCONNECT
+from shoal.front_ends.wire import WINDOW, size_of
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from starlette.types import Message, Receive, Send
+    from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.front_ends.channel import Channel
-    from shoal.front_ends.wire import Refusal
-    from shoal.loops.parking import Parking
+    from shoal.front_ends.front_end import FrontEnd
 
 _REPORTED: Final = WINDOW // 2
 
@@ -29,12 +27,9 @@ class PassedRequest:
     What comes for it from the server's process is kept in order.
 
     Args:
-        parking: The event loop's way to wait.
-        channel: The channel to the server's process.
+        front_end: What has passed it on.
         id_: The number of the request.
-        refusal: The answer if the server's process can't give one.
-        offered: What the server offers by its extension of ASGI.
-        kind: What the messages of a whole answer begin with: "http", or "websocket.http".
+        scope: The scope of ASGI.
     """
 
     _is_over = False  # nothing more is expected of the server's process
@@ -44,22 +39,13 @@ class PassedRequest:
     _taken = 0
     _has_begun = False
 
-    def __init__(
-        self,
-        parking: Parking,
-        channel: Channel,
-        id_: int,
-        refusal: Refusal,
-        offered: Mapping[str, Any],
-        kind: str,
-    ) -> None:
-        self._parking = parking
-        self._channel = channel
+    def __init__(self, front_end: FrontEnd, id_: int, scope: Scope) -> None:
+        self._front_end = front_end
+        self._parking = front_end.parking
         self._id = id_
-        self._refusal = refusal
-        self._offered = offered
-        self._kind = kind
-        self._frames: deque[tuple[FrontKind, bytes, bytes]] = deque()
+        self._is_websocket = scope["type"] == "websocket"
+        self._offered: Mapping[str, Any] = scope["extensions"][DISCONNECT]
+        self._came: deque[tuple[str, Any]] = deque()
 
     async def run(self, receive: Receive | None, send: Send, first: Message | None = None) -> None:
         """Passes on what the client sends, and the answer.
@@ -84,37 +70,37 @@ class PassedRequest:
         finally:
             watch(None)
             if not self._is_over:
-                self._is_over = True
-                self._post_left()  # counts for nothing if it has ended
+                self._end()
 
     # What comes from the server's process.
 
-    def take(self, kind: FrontKind, body: bytes, data: bytes) -> None:
-        """Handles a message; see `shoal.front_ends.channel.Handler`."""
-        if kind is FrontKind.WANT:
-            self._want(NUMBER.unpack(body)[0])
-        elif kind is FrontKind.HEARTBEAT:
-            beat = self._offered.get("heartbeat")
-            if beat is not None:
-                beat(SECONDS.unpack_from(body)[0], body[SECONDS.size :])
-        elif kind is FrontKind.TRACE:
-            trace_id, _, span_id = body.decode("ascii").partition(" ")
-            self._offered["note_trace"]((trace_id, span_id))
-        elif kind is FrontKind.WATCH_DRAIN:
-            watch = self._offered.get("when_draining")
-            if watch is not None:
-                watch(self._tell_draining)
-        elif not self._is_over:
-            self._queue(kind, body, data)
+    def take(self, name: str, content: Any) -> None:
+        """Handles a message; see `shoal.front_ends.wire`."""
+        match name:
+            case "want":
+                self._want(content)
+            case "heartbeat":
+                beat = self._offered.get("heartbeat")
+                if beat is not None:
+                    beat(*content)
+            case "trace":
+                self._offered["note_trace"](content)
+            case "watch drain":
+                watch = self._offered.get("when_draining")
+                if watch is not None:
+                    watch(self._tell_draining)
+            case _:
+                if not self._is_over:
+                    self._queue(name, content)
 
     def lose(self) -> None:
         """Ends the request, since the server's process is gone."""
         if not self._is_over:
-            self._queue(FrontKind.CUT)
+            self._queue("cut")
             self._is_over = True
 
-    def _queue(self, kind: FrontKind, body: bytes = b"", data: bytes = b"") -> None:
-        self._frames.append((kind, body, data))
+    def _queue(self, name: str, content: Any = None) -> None:
+        self._came.append((name, content))
         if self._waiter is not None:
             self._parking.wake(self._waiter)
 
@@ -123,25 +109,27 @@ class PassedRequest:
     def _left(self) -> None:
         """Handles that the client is gone, or that the server ends and its request must."""
         if self._offered["is_cut_off"]():
-            self._channel.post(FrontKind.CUT, self._id)
-        elif self._kind == "http":
-            self._leave()
-        else:
+            self._post("cut")
+        elif self._is_websocket:
             # All that has come on a WebSocket is passed on first, as is why it has ended.
             self._want(2**31)
+        else:
+            self._leave()
 
     def _leave(self) -> None:
         if not self._is_over:
-            self._is_over = True
-            self._post_left()
-            self._queue(FrontKind.LEFT)
+            self._end()
+            self._queue("ended")
 
-    def _post_left(self) -> None:
-        status = self._offered["refused_with"]()
-        self._channel.post(FrontKind.LEFT, self._id, NUMBER.pack(status))
+    def _end(self) -> None:
+        self._is_over = True
+        self._post("left", self._offered["refused_with"]())
+
+    def _post(self, name: str, content: object = None, size: int = 0) -> None:
+        self._front_end.channel.post(name, self._id, content, size)
 
     def _tell_draining(self) -> None:
-        self._channel.post(FrontKind.DRAINING, self._id)
+        self._post("draining")
 
     def _want(self, count: int) -> None:
         self._wanted += count
@@ -161,7 +149,7 @@ class PassedRequest:
             message, first = first or await receive(), None
             kind = message["type"]
             if kind != "http.disconnect" and not self._is_over:
-                self._channel.post(FrontKind.MESSAGE, self._id, dumps(message, 5))
+                self._post("message", message, size_of(message))
             if kind in ("http.disconnect", "websocket.disconnect"):
                 self._leave()
                 return
@@ -170,72 +158,47 @@ class PassedRequest:
 
     async def _relay(self, send: Send) -> None:
         """Sends the answer, part by part."""
+        came = self._came
         while True:
-            while not self._frames:
+            while not came:
                 self._waiter = self._parking.new_waiter()
                 try:
                     await self._waiter
                 finally:
                     self._waiter = None
-            kind, body, data = self._frames.popleft()
-            match kind:
-                case FrontKind.BEGIN:
-                    size = NUMBER.unpack_from(body)[0]
-                    start = NUMBER.size
-                    status, headers, is_last = unpickled(body[start : start + size])
-                    data = data or body[start + size :]
-                    self._has_begun = True
-                    begin = {"type": "http.response.start", "status": status, "headers": headers}
-                    await send(begin)
-                    await send(_part(data, is_last=is_last))
-                    if is_last:
-                        return
-                    self._count(len(data))
-                case FrontKind.PART:
-                    await send(_part(body, is_last=False))
-                    self._count(len(body))
-                case FrontKind.LAST:
-                    await send(_part(body, is_last=True))
-                    return
-                case FrontKind.SEND:
-                    self._has_begun = True
-                    message: Message = unpickled(body)
-                    await send(message)
-                    self._count(size_of(message))
-                case FrontKind.TEXTS:
-                    texts: list[str] = unpickled(body)
-                    await self._send_texts(send, texts)
-                    self._count(sum(map(len, texts)))
-                case FrontKind.CUT:
-                    await self._refuse(send)
-                    return
+            name, content = came.popleft()
+            match name:
+                case "send":
+                    await self._send_some(send, content)
+                case "send pickled":
+                    await self._send_some(send, [unpickled(content)])
+                case "texts":
+                    await self._offered["send_texts"](content)
+                    self._count(sum(map(len, content)))
                 case _:
+                    self._is_over = True
+                    if name == "last":
+                        for message in content:
+                            await send(message)
+                    elif name == "cut" and not self._has_begun:
+                        await self._refuse(send)
                     return
 
-    async def _send_texts(self, send: Send, texts: list[str]) -> None:
-        send_texts = self._offered.get("send_texts")
-        if send_texts is not None:
-            await send_texts(texts)
-            return
-        for text in texts:
-            await send({"type": "websocket.send", "text": text})
+    async def _send_some(self, send: Send, messages: list[Message]) -> None:
+        self._has_begun = True
+        for message in messages:
+            await send(message)
+            self._count(size_of(message))
 
     async def _refuse(self, send: Send) -> None:
-        """Answers 503, unless the answer has begun."""
-        if not self._has_begun:
-            headers, body = self._refusal
-            headers = [*headers, (b"content-length", b"%d" % len(body))]
-            start = f"{self._kind}.response.start"
-            await send({"type": start, "status": 503, "headers": headers})
-            await send({"type": f"{self._kind}.response.body", "body": body})
+        headers, body = self._front_end.refusal
+        kind = "websocket.http.response" if self._is_websocket else "http.response"
+        await send({"type": f"{kind}.start", "status": 503, "headers": headers})
+        await send({"type": f"{kind}.body", "body": body})
 
     def _count(self, size: int) -> None:
         """Counts bytes that the client has taken, and reports them now and then."""
         self._taken += size
         if self._taken >= _REPORTED:
-            self._channel.post(FrontKind.TAKEN, self._id, NUMBER.pack(self._taken))
+            self._post("taken", self._taken)
             self._taken = 0
-
-
-def _part(data: bytes, *, is_last: bool) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": not is_last}

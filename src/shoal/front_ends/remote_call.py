@@ -1,13 +1,14 @@
 """One request that a front end has passed on, in the server's process.
 
 To the application it is the three arguments of ASGI. What it is asked to send goes to the front end
-as frames. No more is sent ahead of the client than a window, so that a client that does not read
+as messages. No more is sent ahead of the client than a window, so that a client that does not read
 holds up its own call only.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,15 +16,8 @@ import anyio.lowlevel
 
 from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
-from shoal.front_ends.wire import (
-    DENIAL,
-    MESSAGES_AHEAD,
-    NUMBER,
-    SECONDS,
-    WINDOW,
-    FrontKind,
-    size_of,
-)
+from shoal.front_ends.wire import DENIAL, MESSAGES_AHEAD, WINDOW, size_of
+from shoal.server.change import Change
 from shoal.server.log_errors import contained, log_failure
 
 if TYPE_CHECKING:
@@ -32,13 +26,13 @@ if TYPE_CHECKING:
     from starlette.types import Message, Scope
 
     from shoal.front_ends.channel import Channel
-    from shoal.front_ends.wire import RequestHead
-    from shoal.server.change import Change
+    from shoal.front_ends.wire import Head
     from shoal.server.shared import Shared
 
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
+_BYTES: Final = frozenset((bytes,))
 
 # How far the answer is; the head is kept until the body begins.
 _NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
@@ -52,11 +46,11 @@ class RemoteCall:
         channel: The channel to the front end.
         id_: The number of the request there.
         head: The head.
+        client: The client's address.
         body: The whole body; None if it comes in messages.
-        changed: Signals whatever happens to it.
 
     Attributes:
-        shared: As above.
+        id: As above.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         refused_with: See `refusal`.
     """
@@ -64,7 +58,8 @@ class RemoteCall:
     has_left = was_left = False
     refused_with = 0
     _answer = _NOT_BEGUN
-    _begun: tuple[int, list[tuple[bytes, bytes]]] | None = None
+    _start: Message | None = None  # the first message of the answer
+    _changed: Change | None = None  # once something has been waited for
     _gave_disconnect = False
     _is_cut_off = False
     _on_left: Callable[[], object] | None = None
@@ -80,50 +75,66 @@ class RemoteCall:
         shared: Shared,
         channel: Channel,
         id_: int,
-        head: RequestHead,
+        head: Head,
+        client: tuple[str, int] | None,
         body: bytes | None,
-        changed: Change,
     ) -> None:
         self.id = id_
-        self.shared = shared
+        self._shared = shared
         self._channel = channel
         self._head = head
+        self._client = client
         self._body = body
+        self._is_websocket = head.scope["type"] == "websocket"
         self._has_more = body is None  # messages of the client may come
         self._messages: deque[Message] = deque()
-        self._changed = changed
 
     # The application's side: ASGI.
 
-    def scope(self) -> Scope:
+    async def run(self) -> None:
+        """Calls the application, and tells the front end if it has not answered."""
+        shared = self._shared
+        shared.started += 1
+        try:
+            await shared.app(self._scope(), self.receive, self.send)
+        except Exception as error:
+            path: bytes = self._head.scope["raw_path"]
+            log_failure(error, "the application failed on %r", path, has_left=self.was_left)
+        finally:
+            shared.finished += 1
+            if self._answer != _COMPLETE and not self.has_left:
+                is_refused = self._answer != _SENDING and self._is_cut_off
+                self._post("cut" if is_refused else "ended")
+            self.has_left = True
+
+    def _scope(self) -> Scope:
         """Returns a new scope of ASGI."""
-        scope: Scope = dict(self._head.scope)
-        scope["headers"] = list(scope["headers"])
-        scope["state"] = self.shared.state.copy()
+        shared, (head, has_heartbeats) = self._shared, self._head
         offered: dict[str, Any] = {
             "when_left": self.when_left,
             "is_cut_off": self.is_cut_off,
-            "send_timeout_s": self.shared.send_timeout_s,
-            "is_local": self.shared.is_local,
+            "send_timeout_s": shared.send_timeout_s,
+            "is_local": shared.is_local,
             "note_trace": self.note_trace,
             "refused_with": self.refusal,
         }
-        scope["extensions"] = {DISCONNECT: offered, SERVER: self.shared.counts}
-        if self._head.has_heartbeats:
-            offered |= {"heartbeat": self.heartbeat, "send": self.send}
-            offered |= {"has_room": self.has_room, "put": self.put}
-        if self._head.is_websocket:
+        extensions: dict[str, Any] = {DISCONNECT: offered, SERVER: shared.counts}
+        if has_heartbeats:
+            offered["heartbeat"], offered["send"] = self.heartbeat, self.send
+            offered["has_room"], offered["put"] = self.has_room, self.put
+        if self._is_websocket:
             offered["when_draining"] = self._when_draining
             offered["when_received"] = self._when_received
             offered["send_texts"] = self._send_texts
             # Of the extensions of the front end's server, ASGI requires this one.
-            scope["extensions"][DENIAL] = {}
-        return scope
-
-    def note_trace(self, ids: tuple[str, str]) -> None:
-        """Tells the front end the ids of the request's trace and span, if it logs the request."""
-        if self.shared.options.access_log:
-            self._post(FrontKind.TRACE, " ".join(ids).encode("ascii"))
+            extensions[DENIAL] = {}
+        return {
+            **head,
+            "client": self._client,
+            "headers": list(head["headers"]),
+            "state": shared.state.copy(),
+            "extensions": extensions,
+        }
 
     async def receive(self) -> Message:
         """Returns the next message of the client; see ASGI."""
@@ -133,7 +144,7 @@ class RemoteCall:
         while not self._messages and not self.has_left and self._answer != _COMPLETE:
             if self._has_more and not self._wanted:
                 self._want(MESSAGES_AHEAD)
-            await self._changed.wait()
+            await self._change()
         if self._messages:
             message = self._messages.popleft()
             self._taken(message)
@@ -142,7 +153,7 @@ class RemoteCall:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
         self._gave_disconnect = True
-        if self._head.is_websocket:
+        if self._is_websocket:
             return {"type": "websocket.disconnect", "code": _GONE}
         return {"type": "http.disconnect"}
 
@@ -158,39 +169,49 @@ class RemoteCall:
             await anyio.lowlevel.checkpoint()
             return
         kind = message["type"]
-        if self._head.is_websocket:
+        if self._is_websocket:
             await self._room()
-            self._post(FrontKind.SEND, dumps(message, 5), size=size_of(message))
+            # Pickled at once, so that it raises here if it can't be.
+            self._post("send pickled", dumps(message, 5), size_of(message))
         elif kind == "http.response.start":
             if self._answer != _NOT_BEGUN:
                 raise RuntimeError("the answer has begun already")
-            headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-            self._begun = message["status"], headers
+            headers = list(message.get("headers", ()))
+            if not _BYTES.issuperset(map(type, chain.from_iterable(headers))):
+                headers = [(bytes(name), bytes(value)) for name, value in headers]
+            self._start = {"type": kind, "status": int(message["status"]), "headers": headers}
             self._answer = _STARTED
         elif kind != "http.response.body" or self._answer == _NOT_BEGUN:
             raise RuntimeError(f"{kind!r} is not a message that can come here")
         elif self._answer == _COMPLETE:
             raise RuntimeError("the answer is complete already")
         else:
-            await self._send_body(
-                bytes(message.get("body", b"")), is_last=not message.get("more_body", False)
-            )
-
-    async def _send_body(self, data: bytes, *, is_last: bool) -> None:
-        if self._begun is not None:
-            begun, self._begun = self._begun, None
-            self._answer = _SENDING
-            told = dumps((*begun, is_last), 5)
-            self._post(FrontKind.BEGIN, NUMBER.pack(len(told)) + told, data)
-        else:
-            await self._room()
-            if self.has_left:
+            data, has_more = message.get("body", b""), message.get("more_body", False)
+            if type(data) is not bytes:
+                data = bytes(memoryview(data))  # raises before anything has changed
+            start = self._start
+            if start is None and not await self._room():
                 return
-            self._post(FrontKind.LAST if is_last else FrontKind.PART, data=data)
-        if is_last:
-            self._complete()
+            self._start = None
+            part = {"type": kind, "body": data, "more_body": bool(has_more)}
+            self._post(
+                "send" if has_more else "last",
+                (part,) if start is None else (start, part),
+                len(data),
+            )
+            if has_more:
+                self._answer = _SENDING
+            else:
+                self._answer = _COMPLETE
+                self._on_left = None
+                self._signal()
 
     # What it offers beyond ASGI.
+
+    def note_trace(self, ids: tuple[str, str]) -> None:
+        """Tells the front end the ids of the request's trace and span, if it logs the request."""
+        if self._shared.options.access_log:
+            self._post("trace", tuple(map(str, ids)))
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
         """Sets what is called once when the client leaves, or the call is cut off."""
@@ -209,7 +230,7 @@ class RemoteCall:
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time."""
-        self._post(FrontKind.HEARTBEAT, SECONDS.pack(after_s), data, size=0)
+        self._post("heartbeat", (float(after_s), bytes(data)))
 
     def has_room(self) -> bool:
         """Whether the client takes a part of the body at once."""
@@ -218,7 +239,8 @@ class RemoteCall:
     def put(self, data: bytes) -> None:
         """Sends a part of a body at once."""
         if not self.has_left:
-            self._post(FrontKind.PART, data=data, size=len(data))
+            part = {"type": "http.response.body", "body": bytes(data), "more_body": True}
+            self._post("send", (part,), len(data))
 
     # Of WebSockets.
 
@@ -229,41 +251,39 @@ class RemoteCall:
         if self._is_draining:
             callback()
         else:
-            self._post(FrontKind.WATCH_DRAIN)
+            self._post("watch drain")
 
     def _when_received(self, take: Callable[[Message], bool] | None) -> None:
         self._take = take
 
-    async def _send_texts(self, texts: Iterable[str]) -> None:
+    async def _send_texts(self, texts: Iterable[bytes]) -> None:
         if self.has_left:
             await anyio.lowlevel.checkpoint()
             return
         await self._room()
-        texts = list(texts)
-        self._post(FrontKind.TEXTS, dumps(texts, 5), size=sum(map(len, texts)))
-
-    # The server's side.
-
-    async def run(self) -> None:
-        """Calls the application, and tells the front end if it has not answered."""
-        shared = self.shared
-        shared.started += 1
-        try:
-            await shared.app(self.scope(), self.receive, self.send)
-        except Exception as error:
-            path: bytes = self._head.scope.get("raw_path", b"")
-            log_failure(error, "the application failed on %r", path, has_left=self.was_left)
-        finally:
-            shared.finished += 1
-            if self._answer != _COMPLETE and not self.has_left:
-                is_refused = self._answer != _SENDING and self._is_cut_off
-                self._post(FrontKind.CUT if is_refused else FrontKind.ENDED)
-            self.has_left = True
+        texts = [bytes(text) for text in texts]
+        self._post("texts", texts, sum(map(len, texts)))
 
     # What the front end reports.
 
-    def message_came(self, message: Message) -> None:
-        """Takes a message of the client."""
+    def take(self, name: str, content: Any) -> None:
+        """Handles a message; see `shoal.front_ends.wire`."""
+        match name:
+            case "left":
+                self.leave(content)
+            case "message":
+                self._message_came(content)
+            case "taken":
+                self._unread -= content
+                self._signal()
+            case "cut":
+                self.end_early()
+            case "draining":
+                self._drained()
+            case _:
+                raise ValueError(f"a message {name!r} can't come here")
+
+    def _message_came(self, message: Message) -> None:
         self._wanted -= 1
         if message["type"] == "http.request":
             self._has_more = message.get("more_body", False)
@@ -275,15 +295,9 @@ class RemoteCall:
                     self._taken(message)
                     return
         self._messages.append(message)
-        self._changed.signal()
+        self._signal()
 
-    def taken(self, size: int) -> None:
-        """Handles that the client has taken so many bytes."""
-        self._unread -= size
-        self._changed.signal()
-
-    def drained(self) -> None:
-        """Tells the application of a WebSocket that the server drains."""
+    def _drained(self) -> None:
         self._is_draining = True
         callback, self._on_drain = self._on_drain, None
         if callback is not None:
@@ -295,7 +309,7 @@ class RemoteCall:
         self.refused_with = status or self.refused_with
         self.has_left, self.was_left = True, self.was_left or self._answer != _COMPLETE
         self._call_back()
-        self._changed.signal()
+        self._signal()
 
     def end_early(self) -> None:
         """Asks the application to end its answer; refuses the request if that can't be asked."""
@@ -303,38 +317,42 @@ class RemoteCall:
             return
         self._is_cut_off = True
         if not self._call_back() and self._answer <= _STARTED:
-            self._post(FrontKind.CUT)
+            self._post("cut")
             self.leave(503)
 
     # All sides.
 
     def _want(self, count: int) -> None:
         self._wanted += count
-        self._post(FrontKind.WANT, NUMBER.pack(count))
+        self._post("want", count)
 
     def _taken(self, message: Message) -> None:
         """Asks for more of the client's messages, once half of those asked for have come."""
         if self._has_more and self._wanted + len(self._messages) <= MESSAGES_AHEAD // 2:
             self._want(MESSAGES_AHEAD // 2)
 
-    def _post(
-        self, kind: FrontKind, body: bytes = b"", data: bytes = b"", size: int | None = None
-    ) -> None:
-        self._unread += len(data) if size is None else size
-        self._channel.post(kind, self.id, body, data)
+    def _post(self, name: str, content: object = None, size: int = 0) -> None:
+        self._unread += size
+        self._channel.post(name, self.id, content, size)
 
-    async def _room(self) -> None:
-        """Waits until the client has taken enough of what was sent before."""
+    async def _room(self) -> bool:
+        """Waits until the client has taken enough of what was sent; returns whether it will."""
         self._sends += 1
         if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         while not (self.has_room() or self.has_left):
-            await self._changed.wait()
+            await self._change()
+        return not self.has_left
 
-    def _complete(self) -> None:
-        self._answer = _COMPLETE
-        self._on_left = None
-        self._changed.signal()
+    def _signal(self) -> None:
+        if self._changed is not None:
+            self._changed.signal()
+
+    async def _change(self) -> None:
+        """Waits for the next `_signal`."""
+        if self._changed is None:
+            self._changed = Change(self._shared)
+        await self._changed.wait()
 
     def _call_back(self) -> bool:
         on_left, self._on_left = self._on_left, None

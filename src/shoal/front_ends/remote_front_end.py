@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,18 +16,16 @@ import anyio
 from shoal.asgi.connections import ConnectionTotals
 from shoal.front_ends.channel import Channel
 from shoal.front_ends.remote_call import RemoteCall
-from shoal.front_ends.wire import MEMORY, NUMBER, REFUSAL, FrontKind
+from shoal.front_ends.wire import MEMORY, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
-from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
-from shoal.server.change import Change
 from shoal.server.connection_task import TaskState, run_contained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.front_ends.wire import RequestHead
+    from shoal.front_ends.wire import Head, PassedMessage
     from shoal.server.shared import Shared
 
 _log: Final = logging.getLogger("shoal.server")
@@ -51,69 +50,80 @@ async def _is_set_within(event: anyio.Event, looks: int) -> bool:
     return False
 
 
-class _CallTask:
-    """A task that answers one request of a front end after another, as that of a connection does.
+class _Calls:
+    """The requests that a front end has passed on, and the tasks that answer them.
 
-    To start one for each request would cost a fourth of all that this process does for it.
+    A task answers one request after another, as that of a connection does. To start one for each
+    request would cost a fourth of all that this process does for it.
 
     Args:
-        front_end: The front end.
+        shared: What the requests of all front ends share.
 
     Attributes:
-        shared: What the requests of all front ends share.
-        changed: Signals whatever happens to its request, and that there is another one.
+        shared: As above.
+        running: The requests that are not answered, by their ids.
     """
 
-    def __init__(self, front_end: RemoteFrontEnd, shared: Shared) -> None:
+    def __init__(self, shared: Shared) -> None:
         self.shared = shared
-        self.changed = Change(shared)
-        self._front_end = front_end
-        self._call: RemoteCall | None = None
-        self._is_running = False
+        self.running: dict[int, RemoteCall] = {}
+        self._new: deque[RemoteCall] = deque()
+        self._idle: list[Any] = []  # the waiters of the tasks that have none
+        self._is_over = False
 
-    def answer(self, call: RemoteCall) -> None:
-        """Has it answer a request, as its first one or while it is idle."""
-        self._call = call
-        if self._is_running:
-            self.changed.signal()
+    def begin(self, call: RemoteCall) -> None:
+        """Has a task answer a request."""
+        self.running[call.id] = call
+        self._new.append(call)
+        if self._idle:
+            self.shared.wake(self._idle.pop())
         else:
-            self._is_running = True
-            # Not in the context of what has made the server's process read.
-            self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
+            self._start_task()
+
+    def leave(self) -> None:
+        """Handles that the front end is gone, and all its clients with it."""
+        self._is_over = True
+        for call in tuple(self.running.values()):
+            call.leave()
+        for waiter in self._idle:
+            self.shared.wake(waiter)
 
     async def run(self) -> bool:
         """Answers requests; see `run_contained`."""
         before = TaskState(self.shared.parking)
-        front_end = self._front_end
         while True:
-            # In a coroutine of its own, so that nothing refers to a call while this one waits.
-            await self._answer()
-            if not before.is_unchanged():
-                return False
-            if len(front_end.idle) >= _MOST_IDLE:
+            while self._new:
+                # In a coroutine of its own, so that nothing refers to a call while this one waits.
+                await self._answer()
+                if not before.is_unchanged():
+                    return False
+            if self._is_over or len(self._idle) >= _MOST_IDLE:
                 return True
-            front_end.idle.append(self)
-            while self._call is None:
-                if front_end.is_gone:
-                    return True
-                await self.changed.wait()
+            waiter = self.shared.new_waiter()
+            self._idle.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter in self._idle:
+                    self._idle.remove(waiter)
+                raise
 
     async def _answer(self) -> None:
-        call, self._call = self._call, None
-        assert call is not None
+        call = self._new.popleft()
         try:
             await call.run()
         finally:
-            self._front_end.calls.pop(call.id, None)
+            self.running.pop(call.id, None)
 
     def ended(self, *, is_reusable: bool) -> None:
-        """Handles that the task has ended; see `run_contained`."""
-        del is_reusable  # another request has another one
-        self._is_running = False
-        if self in self._front_end.idle:  # it was cancelled
-            self._front_end.idle.remove(self)
-        if self._call is not None and not self._front_end.is_gone:  # it was given to it just then
-            self.answer(self._call)
+        """Handles that a task has ended; see `run_contained`."""
+        del is_reusable  # a request that is left has another one
+        if self._new:
+            self._start_task()
+
+    def _start_task(self) -> None:
+        # Not in the context of what has made the server's process read.
+        self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
 
 
 class RemoteFrontEnd:
@@ -131,10 +141,7 @@ class RemoteFrontEnd:
         pid: The id of its process.
         is_ready: Set when it can serve, or has ended.
         was_ready: Whether it could ever serve.
-        is_gone: Whether its process has ended.
         connections: The counts of its connections, as it has told them last.
-        calls: Its requests that are not answered, by their numbers.
-        idle: The tasks that wait for another of its requests.
 
     Raises:
         OSError: The process can't be started.
@@ -146,13 +153,12 @@ class RemoteFrontEnd:
         self.number = number
         self._shared = shared
         self.is_ready = anyio.Event()
-        self.was_ready = self.is_gone = False
+        self.was_ready = False
         self.connections = ConnectionTotals(0, 0, 0, None, None)
         self._asked: anyio.Event | None = None
         self._is_draining = False
-        self._heads: dict[int, RequestHead] = {}
-        self.calls: dict[int, RemoteCall] = {}
-        self.idle: list[_CallTask] = []
+        self._heads: dict[int, Head] = {}
+        self._calls = _Calls(shared)
         ours, theirs = socket.socketpair()
         memory = new_memory(MEMORY)
         try:
@@ -198,12 +204,8 @@ class RemoteFrontEnd:
                 tasks.cancel_scope.cancel()
         finally:
             self._process.wait()
-            self.is_gone = True
             self._channel.close()
-            for call in tuple(self.calls.values()):
-                call.leave()
-            for task in self.idle:
-                task.changed.signal()
+            self._calls.leave()
             self.is_ready.set()
             self._told()
             self._shared.remove(self)
@@ -241,13 +243,13 @@ class RemoteFrontEnd:
 
     def serve(self) -> None:
         """Has it accept clients."""
-        self._channel.post(FrontKind.SERVE)
+        self._channel.post("serve")
 
     def ask_connections(self) -> anyio.Event:
         """Asks for the counts of its connections; returns what is set once it has told or ended."""
         if self._asked is None:
             self._asked = anyio.Event()
-            self._channel.post(FrontKind.COUNT)
+            self._channel.post("count")
         return self._asked
 
     def _told(self) -> None:
@@ -263,17 +265,17 @@ class RemoteFrontEnd:
             self._is_draining = True
             if not self.was_ready:  # it has no clients, and may never read this
                 self.kill()
-            self._channel.post(FrontKind.DRAIN)
+            self._channel.post("drain")
             self._channel.flush()
 
     def end_early(self) -> None:
         """Asks for the end of all answers."""
-        for call in tuple(self.calls.values()):
+        for call in tuple(self._calls.running.values()):
             call.end_early()
 
     def abort(self) -> None:
         """Has it close all connections by force, and end."""
-        self._channel.post(FrontKind.ABORT)
+        self._channel.post("abort")
         self._channel.flush()
 
     def kill(self) -> None:
@@ -284,52 +286,28 @@ class RemoteFrontEnd:
 
     # What it sends.
 
-    def _take(self, kind: FrontKind, id_: int, body: bytes, data: bytes) -> None:
-        if kind is FrontKind.REQUEST:
-            self._begin(id_, NUMBER.unpack_from(body)[0], data or body[NUMBER.size :])
-        elif kind is FrontKind.OPEN:
-            self._begin(id_, NUMBER.unpack(body)[0], None)
-        elif kind is FrontKind.HEAD:
-            self._heads[id_] = unpickled(body)
-        elif kind is FrontKind.FORGET:
-            self._heads.clear()
-        elif kind is FrontKind.READY:
-            self.was_ready = True
-            self.is_ready.set()
-        elif kind is FrontKind.REFUSED:
-            self._shared.refusals.count(*REFUSAL.unpack(body))
-        elif kind is FrontKind.CONNECTIONS:
-            self.connections = ConnectionTotals(*unpickled(body))
-            self._told()
-        else:
-            call = self.calls.get(id_)
-            if call is not None:
-                self._tell(call, kind, body)
-
-    def _begin(self, id_: int, number: int, body: bytes | None) -> None:
-        head = self._heads[number]
-        if not head.is_kept:
-            del self._heads[number]
-        task = self.idle.pop() if self.idle else _CallTask(self, self._shared)
-        call = RemoteCall(self._shared, self._channel, id_, head, body, task.changed)
-        self.calls[id_] = call
-        task.answer(call)
-
-    def _tell(self, call: RemoteCall, kind: FrontKind, body: bytes) -> None:
-        match kind:
-            case FrontKind.LEFT:
-                call.leave(NUMBER.unpack(body)[0])
-            case FrontKind.CUT:
-                call.end_early()
-            case FrontKind.TAKEN:
-                call.taken(NUMBER.unpack(body)[0])
-            case FrontKind.MESSAGE:
-                message: Any = unpickled(body)
-                call.message_came(message)
-            case FrontKind.DRAINING:
-                call.drained()
-            case _:
-                raise ValueError(f"a frame of kind {kind} can't come here")
+    def _take(self, messages: Sequence[PassedMessage]) -> None:
+        calls = self._calls
+        for name, id_, content in messages:
+            if name == "request":
+                number, head, client, body = content
+                if head is None:
+                    head = self._heads[number]
+                elif number:
+                    self._heads[number] = head
+                calls.begin(RemoteCall(self._shared, self._channel, id_, head, client, body))
+            elif id_:
+                call = calls.running.get(id_)
+                if call is not None:
+                    call.take(name, content)
+            elif name == "refused":
+                self._shared.refusals.count(*content)
+            elif name == "connections":
+                self.connections = ConnectionTotals(*content)
+                self._told()
+            elif name == "ready":
+                self.was_ready = True
+                self.is_ready.set()
 
     def _invalid(self, error: Exception) -> None:
         _log.error("a worker has sent what is no frame, and is killed", exc_info=error)

@@ -1,19 +1,48 @@
 """What a front end and the server's process send each other.
 
-Frames are those of process replicas, with kinds of their own; see
-`shoal.replicas.process.wire.frames`. Both ends are Shoal's own and run as one user, connected by a
-socket pair that no other process can reach, so pickles are safe here. What a client has sent is
-never unpickled: it is text and bytes within them.
+A frame holds many messages, as one pickle: to read or write a frame costs ten times as much as a
+message in it. For the frames see `shoal.replicas.process.wire.frames`. Both ends are Shoal's own
+and run as one user, connected by a socket pair that no other process can reach, so pickles are safe
+here. What a client has sent is never unpickled: it is text and bytes within them.
 
-The head of a request is sent once. The requests of one connection nearly always have the same head,
-which costs more to send and to read than all the rest of a small request.
+A message has a name, the id of the request that it concerns, or 0, and a content:
+
+================ ===================================================================================
+From the server's process to a front end:
+----------------------------------------------------------------------------------------------------
+``serve``        accept clients
+``drain``        end after the requests that are being answered
+``abort``        close all connections by force, and end
+``count``        send the counts of the connections
+``send``         the next messages of ASGI, from the application
+``last``         its last ones, after which nothing follows
+``send pickled`` one message of ASGI, pickled
+``texts``        several messages on a WebSocket: their texts in UTF-8
+``ended``        the application has returned without the end of its answer
+``cut``          answer 503, since the server ends
+``want``         the application takes so many more of the client's messages
+``heartbeat``    seconds and bytes: send these whenever the answer was silent for so long
+``watch drain``  the application closes the WebSocket itself if it is told that the server drains
+``trace``        the ids of the request's trace and span, for the access log
+From a front end to the server's process:
+----------------------------------------------------------------------------------------------------
+``ready``        it can serve
+``connections``  the counts of all connections so far: `ConnectionTotals` as a tuple
+``refused``      status and seconds of a request that was answered and is not passed on
+``request``      a request: see `Request`
+``message``      a message of ASGI, from the client
+``taken``        the client has taken so many bytes of the answer
+``left``         the client is gone, or the server has answered it in place of the application: the
+                 status of that answer, or 0
+``cut``          the request is cut off, and may have some last words
+``draining``     the server drains, for a WebSocket whose application asked to be told
+================ ===================================================================================
 """
 
 from __future__ import annotations
 
-import struct
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,103 +56,37 @@ WINDOW: Final = 2**16
 MESSAGES_AHEAD: Final = 8
 """How many messages of a client are sent before the application has taken one."""
 
-NUMBER: Final = struct.Struct("<Q")
-SECONDS: Final = struct.Struct("<d")
-REFUSAL: Final = struct.Struct("<Hd")  # the status, and how long the request took, in seconds
+PassedMessage: TypeAlias = tuple[str, int, Any]
+"""The name of a message, the id of its request, and its content."""
 
 
 class FrontKind(IntEnum):
-    """The kind of a frame. Its id is that of a request, where nothing else is said."""
+    """The kind of a frame."""
 
-    SMALL = 0
-    """Many small messages, each with the kind and the id that its frame would have."""
-    # The server's process to a front end:
     START = 1
-    """The options: the first frame, by itself."""
-    SERVE = 2
-    """Accept clients."""
-    DRAIN = 3
-    """End after the requests that are being answered."""
-    BEGIN = 5
-    """The beginning of an answer: the size of the pickle as `NUMBER`; the pickled status, headers,
-    and whether this is all of the answer; the first part of the body."""
-    PART = 6
-    """A part of the answer's body."""
-    LAST = 7
-    """The last part of the answer's body."""
-    SEND = 8
-    """A message on a WebSocket: a pickled message of ASGI."""
-    TEXTS = 9
-    """Several messages on a WebSocket: a pickled list of texts."""
-    WANT = 10
-    """The application takes so many further messages of the client: `NUMBER`."""
-    HEARTBEAT = 11
-    """Send this when the answer was silent for so long: `SECONDS`, the data."""
-    WATCH_DRAIN = 12
-    """The application closes the WebSocket itself once it is told that the server drains."""
-    ENDED = 13
-    """The application has returned without the end of its answer."""
-    CUT = 14
-    """From the server's process: refuse the request with 503, since the server ends. From a front
-    end: the request is cut off, and may have some last words."""
-    ABORT = 15
-    """Close all connections by force, and end."""
-    COUNT = 16
-    """Tell how many connections there are."""
-    TRACE = 17
-    """The ids of the request's trace and span, with a space between them, for the access log."""
-    # A front end to the server's process:
-    READY = 20
-    """It can serve."""
-    HEAD = 21
-    """A pickled `RequestHead`; the id is its number."""
-    FORGET = 22
-    """No head that was sent is used any more."""
-    REQUEST = 23
-    """A request with its whole body: the `NUMBER` of its head, and the body."""
-    OPEN = 24
-    """A request whose body comes in messages, or a WebSocket: the `NUMBER` of its head."""
-    MESSAGE = 25
-    """A pickled message of ASGI from the client."""
-    LEFT = 26
-    """The client is gone, or the server has answered it in place of the application: the status of
-    that answer as `NUMBER`, which is 0 if there was none."""
-    TAKEN = 27
-    """The client has taken so many bytes of the answer: `NUMBER`."""
-    DRAINING = 28
-    """The server drains, for a WebSocket whose application asked to be told."""
-    CONNECTIONS = 29
-    """The pickled `ConnectionTotals` of all connections so far, as a tuple."""
-    REFUSED = 30
-    """A request was answered that is not passed on: `REFUSAL`."""
+    """The options of a front end: its first frame."""
+    MESSAGES = 2
+    """A pickled list of `PassedMessage`."""
 
 
-class Refusal(NamedTuple):
-    """The answer to requests that the server's process can't answer, because it ends or is gone.
+class Head(NamedTuple):
+    """What the requests with the same head share.
 
     Attributes:
-        headers: Its headers, but for the length.
-        body: Its body.
-    """
-
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-
-
-class RequestHead(NamedTuple):
-    """What requests with the same head share.
-
-    Attributes:
-        scope: The scope of ASGI, without its state and extensions.
+        scope: The scope of ASGI without its client, state and extensions.
         has_heartbeats: Whether the front end's server sends heartbeats itself.
-        is_websocket: Whether it is that of a WebSocket.
-        is_kept: Whether other requests with this head may follow.
     """
 
     scope: Mapping[str, Any]
     has_heartbeats: bool
-    is_websocket: bool
-    is_kept: bool
+
+
+Request: TypeAlias = tuple[int, Head | None, tuple[str, int] | None, bytes | None]
+"""The number of its head; the head, unless one with this number was sent before, which it replaces;
+the client's address; and the body, which is None if it comes in messages.
+
+The requests of a connection nearly always have the same head, which costs more to send and to read
+than all the rest of a small request. A head with the number 0 is not kept."""
 
 
 DENIAL: Final = "websocket.http.response"
@@ -131,5 +94,5 @@ DENIAL: Final = "websocket.http.response"
 
 
 def size_of(message: Mapping[str, Any]) -> int:
-    """Returns about how large a message on a WebSocket is, in bytes."""
-    return len(message.get("text") or message.get("bytes") or "")
+    """Returns about how large a message is, in bytes."""
+    return len(message.get("body") or message.get("text") or message.get("bytes") or "")

@@ -118,7 +118,7 @@ async def _serve(
         tasks.start_soon(follow)
         tasks.start_soon(end_by_force)
         with serving:
-            channel.post(FrontKind.READY)
+            channel.post("ready")
             await front_end.may_serve.wait()
             skip_what_was_loaded()
             await serve(
