@@ -1,8 +1,8 @@
-"""One request that a front end has passed on, in the server's process.
+"""The requests that a front end has passed on, in the server's process.
 
-To the application it is the three arguments of ASGI. What it is asked to send goes to the front end
-as messages. No more is sent ahead of the client than a window, so that a client that does not read
-holds up its own call only.
+To the application each is the three arguments of ASGI. What it is asked to send goes to the front
+end as messages. No more is sent ahead of the client than a window, so that a client that does not
+read holds up its own call only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.wire import DENIAL, MESSAGES_AHEAD, WINDOW, size_of
 from shoal.server.change import Change
+from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.log_errors import contained, log_failure
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from shoal.server.shared import Shared
 
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
+_MOST_IDLE: Final = 256  # tasks
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
 _BYTES: Final = frozenset((bytes,))
@@ -38,19 +40,88 @@ _BYTES: Final = frozenset((bytes,))
 _NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
 
 
-class RemoteCall:
-    """One request, its answer, and the application's end of both.
+class RemoteCalls:
+    """The requests that a front end has passed on, and the tasks that answer them.
+
+    A task answers one request after another, as that of a connection does. To start one for each
+    request would cost a fourth of all that this process does for it.
 
     Args:
         shared: What the requests of all front ends share.
         channel: The channel to the front end.
+
+    Attributes:
+        shared, channel: As above.
+        running: The requests that are not answered, by their ids.
+    """
+
+    def __init__(self, shared: Shared, channel: Channel) -> None:
+        self.shared = shared
+        self.channel = channel
+        self.running: dict[int, RemoteCall] = {}
+        self._new: deque[RemoteCall] = deque()
+        self._idle: list[Any] = []  # the waiters of the tasks that have none
+        self._is_over = False
+
+    def begin(self, id_: int, call: RemoteCall) -> None:
+        """Has a task answer a request."""
+        self.running[id_] = call
+        self._new.append(call)
+        if self._idle:
+            self.shared.wake(self._idle.pop())
+        else:
+            self._start_task()
+
+    def leave(self) -> None:
+        """Handles that the front end is gone, and all its clients with it."""
+        self._is_over = True
+        for call in tuple(self.running.values()):
+            call.leave()
+        for waiter in self._idle:
+            self.shared.wake(waiter)
+
+    async def run(self) -> bool:
+        """Answers requests; see `run_contained`."""
+        before = TaskState(self.shared.parking)
+        while True:
+            while self._new:
+                # No variable refers to it, which would keep it while this task is idle.
+                await self._new.popleft().run()
+                if not before.is_unchanged():
+                    return False
+            if self._is_over or len(self._idle) >= _MOST_IDLE:
+                return True
+            waiter = self.shared.new_waiter()
+            self._idle.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter in self._idle:
+                    self._idle.remove(waiter)
+                raise
+
+    def ended(self, *, is_reusable: bool) -> None:
+        """Handles that a task has ended; see `run_contained`."""
+        del is_reusable  # a request that is left has another one
+        if self._new:
+            self._start_task()
+
+    def _start_task(self) -> None:
+        # Not in the context of what has made the server's process read.
+        self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
+
+
+class RemoteCall:
+    """One request, its answer, and the application's end of both.
+
+    Args:
+        calls: The running requests of the front end, of which it is one until it is answered.
         id_: The number of the request there.
         head: The head.
         client: The client's address.
         body: The whole body; None if it comes in messages.
 
     Attributes:
-        id: As above.
         has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
         refused_with: See `refusal`.
     """
@@ -72,16 +143,15 @@ class RemoteCall:
 
     def __init__(
         self,
-        shared: Shared,
-        channel: Channel,
+        calls: RemoteCalls,
         id_: int,
         head: Head,
         client: tuple[str, int] | None,
         body: bytes | None,
     ) -> None:
-        self.id = id_
-        self._shared = shared
-        self._channel = channel
+        self._calls = calls
+        self._shared = calls.shared
+        self._id = id_
         self._head = head
         self._client = client
         self._body = body
@@ -106,6 +176,7 @@ class RemoteCall:
                 is_refused = self._answer != _SENDING and self._is_cut_off
                 self._post("cut" if is_refused else "ended")
             self.has_left = True
+            self._calls.running.pop(self._id, None)
 
     def _scope(self) -> Scope:
         """Returns a new scope of ASGI."""
@@ -333,7 +404,7 @@ class RemoteCall:
 
     def _post(self, name: str, content: object = None, size: int = 0) -> None:
         self._unread += size
-        self._channel.post(name, self.id, content, size)
+        self._calls.channel.post(name, self._id, content, size)
 
     async def _room(self) -> bool:
         """Waits until the client has taken enough of what was sent; returns whether it will."""

@@ -7,20 +7,18 @@ import os
 import signal
 import socket
 import subprocess
-from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from shoal.asgi.connections import ConnectionTotals
 from shoal.front_ends.channel import Channel
-from shoal.front_ends.remote_call import RemoteCall
+from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
 from shoal.front_ends.wire import MEMORY, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
-from shoal.server.connection_task import TaskState, run_contained
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("shoal.server")
 
 _SOCKET_BUFFER: Final = 2**20
-_MOST_IDLE: Final = 256
 
 _ASKED_EVERY_S: Final = 2.0
 """How often a process is asked for a sign of life."""
@@ -48,82 +45,6 @@ async def _is_set_within(event: anyio.Event, looks: int) -> bool:
             await event.wait()
             return True
     return False
-
-
-class _Calls:
-    """The requests that a front end has passed on, and the tasks that answer them.
-
-    A task answers one request after another, as that of a connection does. To start one for each
-    request would cost a fourth of all that this process does for it.
-
-    Args:
-        shared: What the requests of all front ends share.
-
-    Attributes:
-        shared: As above.
-        running: The requests that are not answered, by their ids.
-    """
-
-    def __init__(self, shared: Shared) -> None:
-        self.shared = shared
-        self.running: dict[int, RemoteCall] = {}
-        self._new: deque[RemoteCall] = deque()
-        self._idle: list[Any] = []  # the waiters of the tasks that have none
-        self._is_over = False
-
-    def begin(self, call: RemoteCall) -> None:
-        """Has a task answer a request."""
-        self.running[call.id] = call
-        self._new.append(call)
-        if self._idle:
-            self.shared.wake(self._idle.pop())
-        else:
-            self._start_task()
-
-    def leave(self) -> None:
-        """Handles that the front end is gone, and all its clients with it."""
-        self._is_over = True
-        for call in tuple(self.running.values()):
-            call.leave()
-        for waiter in self._idle:
-            self.shared.wake(waiter)
-
-    async def run(self) -> bool:
-        """Answers requests; see `run_contained`."""
-        before = TaskState(self.shared.parking)
-        while True:
-            while self._new:
-                # In a coroutine of its own, so that nothing refers to a call while this one waits.
-                await self._answer()
-                if not before.is_unchanged():
-                    return False
-            if self._is_over or len(self._idle) >= _MOST_IDLE:
-                return True
-            waiter = self.shared.new_waiter()
-            self._idle.append(waiter)
-            try:
-                await waiter
-            except BaseException:
-                if waiter in self._idle:
-                    self._idle.remove(waiter)
-                raise
-
-    async def _answer(self) -> None:
-        call = self._new.popleft()
-        try:
-            await call.run()
-        finally:
-            self.running.pop(call.id, None)
-
-    def ended(self, *, is_reusable: bool) -> None:
-        """Handles that a task has ended; see `run_contained`."""
-        del is_reusable  # a request that is left has another one
-        if self._new:
-            self._start_task()
-
-    def _start_task(self) -> None:
-        # Not in the context of what has made the server's process read.
-        self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
 
 
 class RemoteFrontEnd:
@@ -158,7 +79,6 @@ class RemoteFrontEnd:
         self._asked: anyio.Event | None = None
         self._is_draining = False
         self._heads: dict[int, Head] = {}
-        self._calls = _Calls(shared)
         ours, theirs = socket.socketpair()
         memory = new_memory(MEMORY)
         try:
@@ -188,6 +108,7 @@ class RemoteFrontEnd:
             None if regions is None else regions.replies,
             self._invalid,
         )
+        self._calls = RemoteCalls(shared, self._channel)
         shared.connections.add(self)
 
     async def run(self) -> None:
@@ -295,7 +216,7 @@ class RemoteFrontEnd:
                     head = self._heads[number]
                 elif number:
                     self._heads[number] = head
-                calls.begin(RemoteCall(self._shared, self._channel, id_, head, client, body))
+                calls.begin(id_, RemoteCall(calls, id_, head, client, body))
             elif id_:
                 call = calls.running.get(id_)
                 if call is not None:
