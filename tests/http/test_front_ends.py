@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 
 import anyio
@@ -19,7 +20,7 @@ import anyio.lowlevel
 import h2.events
 import pytest
 from held_app import answers_counted, counted, statistics
-from live_server import HANG_S, Http2Client, live, read_until, request
+from live_server import HANG_S, Http2Client, live, read_until, request, upgrade
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
@@ -521,6 +522,68 @@ async def answered_in_turn(app, paths):
             await client.send_all(request(path))
             found.append((await read_answer(client))[0])
     return found
+
+
+async def test_each_request_has_its_own_head_however_many_there_are():
+    """More than are kept, and some that are too long to be kept, each of them twice."""
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            given = [scope["path"], dict(scope["headers"])[b"x-number"].decode()]
+            # What it does with them concerns no other request.
+            scope["headers"].clear()
+            body = json.dumps(given).encode()
+            length = (b"content-length", b"%d" % len(body))
+            await send({"type": "http.response.start", "status": 200, "headers": [length]})
+            await send({"type": "http.response.body", "body": body})
+
+    paths = ["/" + "x" * (8000 * (nth % 100 == 0)) for nth in range(1100)]
+    async with live(app, workers=1) as server, await server.connect() as client:
+        for nth, path in [*enumerate(paths)] * 2:
+            await client.send_all(request(path, headers=(f"X-Number: {nth}",)))
+            assert await read_answer(client) == (200, [path, str(nth)])
+
+
+class OwnBytes(bytes):
+    """Can't be pickled."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError
+
+
+async def test_an_answer_may_have_other_types_of_bytes_and_numbers():
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            headers = [
+                [bytearray(b"content-length"), memoryview(b"4")],
+                (OwnBytes(b"x-own"), b"mine"),
+            ]
+            status = HTTPStatus.ACCEPTED
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            body = bytearray(b"nu")
+            await send({"type": "http.response.body", "body": body, "more_body": 1, "x": object()})
+            body[:] = b"xx"
+            await send({"type": "http.response.body", "body": OwnBytes(b"ll")})
+
+    assert await answered_in_turn(app, ["/"] * 3) == [202] * 3
+
+
+async def test_a_websocket_message_that_cannot_be_sent_ends_nothing_else(caplog):
+    async def app(scope, receive, send):
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            await send({"type": "websocket.send", "text": OwnBytes(b"x")})
+        elif scope["type"] == "http":
+            await send_null(send)
+
+    async with live(app, workers=1) as server, await server.connect() as client:
+        await client.send_all(upgrade())
+        received = await read_until(client, b"\r\n\r\n")
+        assert received.startswith(b"HTTP/1.1 101 ")
+        async with asking(server, 1, request("/")) as [other]:
+            assert await read_answer(other) == (200, None)
+    assert "the application failed" in caplog.text
 
 
 async def send_null(send):

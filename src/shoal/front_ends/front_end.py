@@ -120,7 +120,8 @@ class FrontEnd:
         number = self._heads.get(key)
         if number is not None:
             return number, None, scope["client"], body
-        number, size = 0, sum(map(len, itertools.chain.from_iterable(headers)))
+        number, size = 0, len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(map(len, itertools.chain.from_iterable(headers)))
         if scope["type"] == "http" and size <= _LONGEST_KEPT:
             number = len(self._heads) + 1
             if number > _MOST_HEADS:
