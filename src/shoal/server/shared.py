@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import time
 from contextvars import copy_context
-from time import perf_counter
+from time import gmtime, perf_counter, time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
@@ -130,7 +128,7 @@ class Shared:
         self.is_draining = False
         self._closed: anyio.Event | None = None
         self._date = b""
-        self._date_until = -math.inf
+        self._date_at = 0
 
     @property
     def running(self) -> int:
@@ -172,12 +170,10 @@ class Shared:
 
     def date_now(self) -> bytes:
         """Returns the header line with the current date, and a line break before it."""
-        now = self.now()
-        if now >= self._date_until:
-            at = time.time()
-            second = int(at)
-            self._date_until = now + 1 - (at - second)
-            self._date = f"\r\ndate: {http_date(second)}".encode("ascii")
+        at = int(time())
+        if at != self._date_at:
+            self._date_at = at
+            self._date = f"\r\ndate: {http_date(at)}".encode("ascii")
         return self._date
 
 
@@ -190,7 +186,7 @@ def http_date(at: int) -> str:
     Args:
         at: The time, in seconds since the epoch.
     """
-    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(at)
+    year, month, day, hour, minute, second, weekday, *_ = gmtime(at)
     return (
         f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
         f" {hour:02}:{minute:02}:{second:02} GMT"
