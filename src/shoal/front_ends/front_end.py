@@ -128,7 +128,7 @@ class FrontEnd:
                 number = self._heads.pop(next(iter(self._heads)))
             self._heads[key] = number
         sent = {name: scope[name] for name in scope if name not in _OF_EACH}
-        head = Head(sent, "heartbeat" in scope["extensions"][DISCONNECT])
+        head = Head(sent, tuple(scope["extensions"][DISCONNECT]))
         return number, head, scope["client"], body
 
 

@@ -80,15 +80,11 @@ class PassedRequest:
             case "want":
                 self._want(content)
             case "heartbeat":
-                beat = self._offered.get("heartbeat")
-                if beat is not None:
-                    beat(*content)
+                self._offered["heartbeat"](*content)
             case "trace":
                 self._offered["note_trace"](content)
             case "watch drain":
-                watch = self._offered.get("when_draining")
-                if watch is not None:
-                    watch(self._tell_draining)
+                self._offered["when_draining"](self._tell_draining)
             case _:
                 if not self._is_over:
                     self._queue(name, content)

@@ -16,10 +16,11 @@ import anyio.lowlevel
 
 from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
-from shoal.front_ends.wire import DENIAL, MESSAGES_AHEAD, WINDOW, size_of
+from shoal.front_ends.wire import MESSAGES_AHEAD, WINDOW, size_of
 from shoal.server.change import Change
 from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.log_errors import contained, log_failure
+from shoal.server.served_call import ServedCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,9 +36,8 @@ _MOST_IDLE: Final = 256  # tasks
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
 _BYTES: Final = frozenset((bytes,))
-
-# How far the answer is; the head is kept until the body begins.
-_NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
+# The extension of ASGI by which an application refuses a WebSocket with an answer of its own.
+_DENIAL: Final = "websocket.http.response"
 
 
 class RemoteCalls:
@@ -111,7 +111,7 @@ class RemoteCalls:
         self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
 
 
-class RemoteCall:
+class RemoteCall(ServedCall):
     """One request, its answer, and the application's end of both.
 
     Args:
@@ -120,20 +120,11 @@ class RemoteCall:
         head: The head.
         client: The client's address.
         body: The whole body; None if it comes in messages.
-
-    Attributes:
-        has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
-        refused_with: See `refusal`.
     """
 
-    has_left = was_left = False
-    refused_with = 0
-    _answer = _NOT_BEGUN
-    _start: Message | None = None  # the first message of the answer
+    _start: Message | None = None  # the first message of the answer, until it is sent
     _changed: Change | None = None  # once something has been waited for
     _gave_disconnect = False
-    _is_cut_off = False
-    _on_left: Callable[[], object] | None = None
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
     _take: Callable[[Message], bool] | None = None
@@ -152,7 +143,8 @@ class RemoteCall:
         self._calls = calls
         self._shared = calls.shared
         self._id = id_
-        self._head = head
+        self.OFFERED = head.offered
+        self._head = head.scope
         self._client = client
         self._body = body
         self._is_websocket = head.scope["type"] == "websocket"
@@ -168,37 +160,23 @@ class RemoteCall:
         try:
             await shared.app(self._scope(), self.receive, self.send)
         except Exception as error:
-            path: bytes = self._head.scope["raw_path"]
+            path: bytes = self._head["raw_path"]
             log_failure(error, "the application failed on %r", path, has_left=self.was_left)
         finally:
             shared.finished += 1
-            if self._answer != _COMPLETE and not self.has_left:
-                is_refused = self._answer != _SENDING and self._is_cut_off
+            if not (self.is_complete or self.is_over):
+                is_refused = self._is_cut_off and not self.has_begun
                 self._post("cut" if is_refused else "ended")
-            self.has_left = True
+            self.is_over = True
             self._calls.running.pop(self._id, None)
 
     def _scope(self) -> Scope:
         """Returns a new scope of ASGI."""
-        shared, (head, has_heartbeats) = self._shared, self._head
-        offered: dict[str, Any] = {
-            "when_left": self.when_left,
-            "is_cut_off": self.is_cut_off,
-            "send_timeout_s": shared.send_timeout_s,
-            "is_local": shared.is_local,
-            "note_trace": self.note_trace,
-            "refused_with": self.refusal,
-        }
-        extensions: dict[str, Any] = {DISCONNECT: offered, SERVER: shared.counts}
-        if has_heartbeats:
-            offered["heartbeat"], offered["send"] = self.heartbeat, self.send
-            offered["has_room"], offered["put"] = self.has_room, self.put
+        shared, head = self._shared, self._head
+        extensions: dict[str, Any] = {DISCONNECT: self, SERVER: shared.counts}
         if self._is_websocket:
-            offered["when_draining"] = self._when_draining
-            offered["when_received"] = self._when_received
-            offered["send_texts"] = self._send_texts
             # Of the extensions of the front end's server, ASGI requires this one.
-            extensions[DENIAL] = {}
+            extensions[_DENIAL] = {}
         return {
             **head,
             "client": self._client,
@@ -212,7 +190,7 @@ class RemoteCall:
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
-        while not self._messages and not self.has_left and self._answer != _COMPLETE:
+        while not self._messages and not (self.is_over or self.is_complete):
             if self._has_more and not self._wanted:
                 self._want(MESSAGES_AHEAD)
             await self._change()
@@ -236,7 +214,7 @@ class RemoteCall:
 
         Cancellation: The message is sent whole, or not at all.
         """
-        if self.has_left:
+        if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
         kind = message["type"]
@@ -244,60 +222,39 @@ class RemoteCall:
             await self._room()
             # Pickled at once, so that it raises here if it can't be.
             self._post("send pickled", dumps(message, 5), size_of(message))
+        elif self.is_complete:
+            raise RuntimeError("the answer is complete already")
         elif kind == "http.response.start":
-            if self._answer != _NOT_BEGUN:
+            if self._start is not None or self.has_begun:
                 raise RuntimeError("the answer has begun already")
             headers = list(message.get("headers", ()))
             if not _BYTES.issuperset(map(type, chain.from_iterable(headers))):
                 headers = [(bytes(name), bytes(value)) for name, value in headers]
             self._start = {"type": kind, "status": int(message["status"]), "headers": headers}
-            self._answer = _STARTED
-        elif kind != "http.response.body" or self._answer == _NOT_BEGUN:
+        elif kind != "http.response.body" or (self._start is None and not self.has_begun):
             raise RuntimeError(f"{kind!r} is not a message that can come here")
-        elif self._answer == _COMPLETE:
-            raise RuntimeError("the answer is complete already")
         else:
             data, has_more = message.get("body", b""), message.get("more_body", False)
             if type(data) is not bytes:
                 data = bytes(memoryview(data))  # raises before anything has changed
-            start = self._start
-            if start is None and not await self._room():
+            if self.has_begun and not await self._room():
                 return
-            self._start = None
-            part = {"type": kind, "body": data, "more_body": bool(has_more)}
-            self._post(
-                "send" if has_more else "last",
-                (part,) if start is None else (start, part),
-                len(data),
-            )
-            if has_more:
-                self._answer = _SENDING
-            else:
-                self._answer = _COMPLETE
+            parts: list[Message] = [{"type": kind, "body": data, "more_body": bool(has_more)}]
+            if self._start is not None:
+                parts.insert(0, self._start)
+                self._start = None
+            self.has_begun = True
+            self._post("send" if has_more else "last", parts, len(data))
+            if not has_more:
+                self.is_complete = True
                 self._on_left = None
                 self._signal()
 
     # What it offers beyond ASGI.
 
     def note_trace(self, ids: tuple[str, str]) -> None:
-        """Tells the front end the ids of the request's trace and span, if it logs the request."""
-        if self._shared.options.access_log:
-            self._post("trace", tuple(map(str, ids)))
-
-    def when_left(self, callback: Callable[[], object] | None) -> None:
-        """Sets what is called once when the client leaves, or the call is cut off."""
-        self._on_left = callback
-        if callback is not None and (self.has_left or self._is_cut_off):
-            self._on_left = None
-            callback()
-
-    def is_cut_off(self) -> bool:
-        """Whether the server ends, and waits a moment for the end of the answer."""
-        return self._is_cut_off and not self.has_left
-
-    def refusal(self) -> int:
-        """Returns the status that the server has answered with in place of the application."""
-        return self.refused_with
+        """Tells the front end the ids of the request's trace and span, as it logs the request."""
+        self._post("trace", tuple(map(str, ids)))
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time."""
@@ -309,13 +266,14 @@ class RemoteCall:
 
     def put(self, data: bytes) -> None:
         """Sends a part of a body at once."""
-        if not self.has_left:
+        if not self.is_over:
             part = {"type": "http.response.body", "body": bytes(data), "more_body": True}
             self._post("send", (part,), len(data))
 
     # Of WebSockets.
 
-    def _when_draining(self, callback: Callable[[], object] | None) -> None:
+    def when_draining(self, callback: Callable[[], object] | None) -> None:
+        """Has the application close it itself once the server ends."""
         self._on_drain = callback
         if callback is None:
             return
@@ -324,11 +282,13 @@ class RemoteCall:
         else:
             self._post("watch drain")
 
-    def _when_received(self, take: Callable[[Message], bool] | None) -> None:
+    def when_received(self, take: Callable[[Message], bool] | None) -> None:
+        """Sets what each message is offered to; one that it refuses is queued."""
         self._take = take
 
-    async def _send_texts(self, texts: Iterable[bytes]) -> None:
-        if self.has_left:
+    async def send_texts(self, texts: Iterable[bytes]) -> None:
+        """Sends messages at once, each valid UTF-8."""
+        if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
         await self._room()
@@ -377,17 +337,17 @@ class RemoteCall:
 
     def leave(self, status: int = 0) -> None:
         """Handles that the client is gone; or was answered by the server, with this status."""
-        self.refused_with = status or self.refused_with
-        self.has_left, self.was_left = True, self.was_left or self._answer != _COMPLETE
+        self.refusal = status or self.refusal
+        self.is_over = True
         self._call_back()
         self._signal()
 
     def end_early(self) -> None:
         """Asks the application to end its answer; refuses the request if that can't be asked."""
-        if self._is_cut_off or self.has_left:
+        if self._is_cut_off or self.is_over:
             return
         self._is_cut_off = True
-        if not self._call_back() and self._answer <= _STARTED:
+        if not (self._call_back() or self.has_begun):
             self._post("cut")
             self.leave(503)
 
@@ -411,9 +371,9 @@ class RemoteCall:
         self._sends += 1
         if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
-        while not (self.has_room() or self.has_left):
+        while not (self.has_room() or self.is_over):
             await self._change()
-        return not self.has_left
+        return not self.is_over
 
     def _signal(self) -> None:
         if self._changed is not None:
@@ -424,11 +384,3 @@ class RemoteCall:
         if self._changed is None:
             self._changed = Change(self._shared)
         await self._changed.wait()
-
-    def _call_back(self) -> bool:
-        on_left, self._on_left = self._on_left, None
-        if on_left is None or self._answer == _COMPLETE:
-            return False
-        with contained(_FAILED):
-            on_left()
-        return True

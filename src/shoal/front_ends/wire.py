@@ -74,11 +74,11 @@ class Head(NamedTuple):
 
     Attributes:
         scope: The scope of ASGI without its client, state and extensions.
-        has_heartbeats: Whether the front end's server sends heartbeats itself.
+        offered: What the front end's server offers; see `shoal.server.served_call`.
     """
 
     scope: Mapping[str, Any]
-    has_heartbeats: bool
+    offered: tuple[str, ...]
 
 
 Request: TypeAlias = tuple[int, Head | None, tuple[str, int] | None, bytes | None]
@@ -87,10 +87,6 @@ the client's address; and the body, which is None if it comes in messages.
 
 The requests of a connection nearly always have the same head, which costs more to send and to read
 than all the rest of a small request. A head with the number 0 is not kept."""
-
-
-DENIAL: Final = "websocket.http.response"
-"""The extension of ASGI by which an application refuses a WebSocket with an answer of its own."""
 
 
 def size_of(message: Mapping[str, Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -28,7 +28,7 @@ class ServedCall(Mapping[str, Any]):
         refused_size: The size of the body of that answer, in bytes.
     """
 
-    OFFERED: ClassVar[tuple[str, ...]] = (
+    OFFERED: tuple[str, ...] = (
         *("when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"),
     )
 
