@@ -12,6 +12,7 @@ from backports import zstd
 from live_server import live
 
 import shoal
+from shoal.http.requests import exchange
 from shoal.http.requests.compressed import CompressedStream
 from shoal.http.requests.stream_forms import JSON_LINES, SERVER_SENT_EVENTS
 from shoal.testing.asgi import Call, ask, calling
@@ -73,6 +74,41 @@ async def test_an_answer_has_the_coding_that_the_client_accepts(path, accepted, 
     if coding is not None:
         assert len(answer.body) < len(plain.body)
         assert DECOMPRESS[coding](answer.body) == plain.body
+
+
+@pytest.mark.real_time
+async def test_workers_compress_answers_for_the_servers_process(monkeypatch):
+    async def answers(server):
+        found = []
+        async with httpx.AsyncClient(headers={"accept-encoding": "gzip"}) as client:
+            for method, path, item in (
+                ("POST", "/text", 500),
+                ("POST", "/text", 9),
+                ("POST", "/bytes", 300_000),
+                ("HEAD", "/text", None),
+            ):
+                sent = {} if item is None else {"json": item}
+                url = f"http://127.0.0.1:{server.port}{path}"
+                got = await client.request(method, url, **sent)
+                headers = dict(got.headers)
+                del headers["date"], headers["x-request-id"]
+                found.append((got.status_code, headers, got.content))
+        return found
+
+    async with live(made_app()) as server:
+        here = await answers(server)
+    compressed, sizes = exchange.compressed, []
+
+    def counted(accepted, body, headers, least):
+        sizes.append(len(body))
+        return compressed(accepted, body, headers, least)
+
+    monkeypatch.setattr(exchange, "compressed", counted)
+    async with live(made_app(), workers=1) as server:
+        assert await answers(server) == here
+    assert [headers.get("content-encoding") for _, headers, _ in here][:3] == ["gzip", None, "gzip"]
+    # What is small, or of which the length alone is asked for, is not worth the way.
+    assert max(sizes) < 1000
 
 
 async def test_small_answers_and_those_of_other_applications_are_left_as_they_are():

@@ -128,7 +128,10 @@ class FrontEnd:
                 number = self._heads.pop(next(iter(self._heads)))
             self._heads[key] = number
         sent = {name: scope[name] for name in scope if name not in _OF_EACH}
-        head = Head(sent, tuple(scope["extensions"][DISCONNECT]))
+        offered = {*scope["extensions"][DISCONNECT]}
+        if scope["type"] == "http":
+            offered |= {"compress", "send"}
+        head = Head(sent, tuple(offered))
         return number, head, scope["client"], body
 
 

@@ -9,10 +9,11 @@ import anyio
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.wire import WINDOW, size_of
+from shoal.http.requests.content_coding import compressed
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -38,6 +39,7 @@ class PassedRequest:
     _wanted = 0
     _taken = 0
     _has_begun = False
+    _compress: tuple[bytes, int] | None = None
 
     def __init__(self, front_end: FrontEnd, id_: int, scope: Scope) -> None:
         self._front_end = front_end
@@ -79,6 +81,8 @@ class PassedRequest:
         match name:
             case "want":
                 self._want(content)
+            case "compress":
+                self._compress = content
             case "heartbeat":
                 self._offered["heartbeat"](*content)
             case "trace":
@@ -174,7 +178,7 @@ class PassedRequest:
                 case _:
                     self._is_over = True
                     if name == "last":
-                        for message in content:
+                        for message in self._compressed(content):
                             await send(message)
                     elif name == "cut" and not self._has_begun:
                         await self._refuse(send)
@@ -185,6 +189,16 @@ class PassedRequest:
         for message in messages:
             await send(message)
             self._count(size_of(message))
+
+    def _compressed(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Returns the messages of a whole answer, compressed if the application wants that."""
+        if self._compress is None:
+            return messages
+        (accept_encoding, least_bytes), (start, part) = self._compress, messages
+        headers = [header for header in start["headers"] if header[0] != b"content-length"]
+        body, made = compressed(accept_encoding, part["body"], headers, least_bytes)
+        length = (b"content-length", b"%d" % len(body))
+        return {**start, "headers": [*made, length]}, {**part, "body": body}
 
     async def _refuse(self, send: Send) -> None:
         headers, body = self._front_end.refusal

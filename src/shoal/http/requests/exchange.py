@@ -285,7 +285,13 @@ class Exchange:
         least = self.settings.compress_from_bytes
         if least is not None:
             accepted = self.headers.get(b"accept-encoding", b"")
-            body, headers = compressed(accepted, body, headers, least)
+            # Another process may compress it, unless something between would see it uncompressed.
+            offered = self._offered or {}
+            is_large = len(body) >= least and self.method != "HEAD"
+            if is_large and "compress" in offered and offered["send"] == self._send:
+                offered["compress"](accepted, least)
+            else:
+                body, headers = compressed(accepted, body, headers, least)
         self.status = status
         begin = {
             "type": "http.response.start",
