@@ -6,7 +6,9 @@ import gc
 import json
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import ContextVar
@@ -451,6 +453,26 @@ async def test_a_request_that_is_running_is_finished_at_the_end(app, held):
         assert [await read_answer(client) for client in clients] == [(200, 7)] * 4
     assert (server.drained.served, server.drained.cut) == (4, 0)
     assert workers_of() == []
+
+
+async def test_no_client_waits_at_the_end_for_a_worker_that_has_closed_its_socket(app):
+    async with live(app, workers=1) as server:
+        refused = []
+
+        def connect():
+            time.sleep(1)  # the worker has closed its socket
+            try:
+                socket.create_connection(("127.0.0.1", server.port)).close()
+            except ConnectionRefusedError:
+                refused.append(True)
+
+        other = threading.Thread(target=connect)
+        other.start()
+        server.stop.set()
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        other.join()  # the event loop of the server's process is held
+        assert refused
 
 
 async def test_a_request_that_does_not_end_is_told_so_at_the_end(app, held):

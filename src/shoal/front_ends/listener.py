@@ -120,6 +120,8 @@ class FrontEnds:
             OSError: Another process listens at the address.
         """
         await self._is_up.wait()
+        if self._ends():
+            return
         self.bound.listen()
         self._may_serve = True
         for front_end in self._front_ends:
@@ -132,13 +134,14 @@ class FrontEnds:
     def announce_end(self) -> None:
         """Has the front ends drain."""
         self._drains.set()
+        # Before they close theirs: a client that connects after that would wait for nobody.
+        self.bound.close()
         self.shared.drain()
         for front_end in self._front_ends:
             front_end.drain()
 
     def drain(self) -> None:
-        """Closes this process's socket; each front end closes its own."""
-        self.bound.close()
+        """Does nothing: each front end closes its own socket."""
 
     def abort(self) -> None:
         """Has the front ends close all connections by force; kills those that do not end soon."""

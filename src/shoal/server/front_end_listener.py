@@ -54,11 +54,11 @@ class FrontEndListener(Protocol):
         ...
 
     def announce_end(self) -> None:
-        """Has the processes drain."""
+        """Closes this process's socket, and has the processes drain."""
         ...
 
     def drain(self) -> None:
-        """Closes this process's socket."""
+        """Does nothing more: the processes close their sockets."""
         ...
 
     def abort(self) -> None:
