@@ -119,11 +119,11 @@ class Http1Connection(Receiver):
 
     def drain(self) -> None:
         """Closes after the current answer, or after a request that arrives very soon."""
-        if self._call is not None:
-            if self._call.is_complete:
-                self._leave_behind(self._call)
-        elif not self._is_ending:
+        call = self._call
+        if call is None and not self._is_ending:
             self._timeout.set(self.shared.late_request_s)
+        elif call is not None and call.is_complete:
+            self._leave_behind(call)
 
     def end_early(self) -> None:
         """Asks for the end of the answer; answers 503 where the application can't be asked."""
@@ -183,15 +183,15 @@ class Http1Connection(Receiver):
         """Sends bytes; returns whether the kernel has taken all of them."""
         if self._transport.send(data):
             return True
-        unsent = len(self._transport.unsent)
-        self._timeout.set(time_to_send_s(unsent, self.shared.send_timeout_s))
+        size = len(self._transport.unsent)
+        self._timeout.set(time_to_send_s(size, self.shared.send_timeout_s))
         return False
 
     def awaits(self, awaited: str, limit_s: float) -> bool:
         """Lets the client send what comes next.
 
         Args:
-            awaited: What that is: "a request", "a head" or "a body".
+            awaited: What that is: "a head" or "a body".
             limit_s: How long it may take, in seconds.
 
         Returns:
@@ -231,7 +231,11 @@ class Http1Connection(Receiver):
         await self._end_last()
         while True:
             while not (self.received or self._is_ending):
-                if self.awaits("a request", shared.idle_s):
+                self._awaited = "a request"
+                self._timeout.set(shared.idle_s)
+                if transport.is_paused:
+                    transport.resume()  # over TLS, something may come at once
+                else:
                     await shared.parking.park(self)
             data = self.received
             if parser.last and data.startswith(parser.last):
@@ -430,18 +434,14 @@ class Http1Connection(Receiver):
             self.abort()
         elif self._is_ending:
             self._close()
-        elif self._awaited and not self._has_late_data():  # else another deadline follows
+        elif self._awaited:
+            if self._transport.has_unread():
+                # A busy event loop may not have read yet what arrived before the deadline.
+                self._transport.read_now()
             if self._awaited == "a request":
                 self._close()
-            else:
+            elif self._awaited:  # else there will be another deadline
                 self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
-
-    def _has_late_data(self) -> bool:
-        """Reads what arrived before the deadline, which a busy event loop may not have read yet."""
-        if not self._transport.has_unread():
-            return False
-        self._transport.read_now()
-        return not self._awaited or self._is_closed
 
     def _signal(self) -> None:
         """Wakes all that wait: the task of the connection, and those of the application."""
