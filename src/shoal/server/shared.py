@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.asgi.connections import CountedConnections
+    from shoal.asgi.guard import RequestGuard
     from shoal.asgi.http_options import HttpOptions
     from shoal.loops.parking import Parking
     from shoal.server.proxies import ProxyHeaders
@@ -33,14 +34,6 @@ _MONTHS: Final = (
     *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
     *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
 )
-
-
-class Guard(Protocol):
-    """Refuses requests by their hosts and origins; see `shoal.asgi.guard`."""
-
-    def check(self, method: str, host: bytes, origin: bytes | None) -> None:
-        """Checks a request; raises `BadRequest`."""
-        ...
 
 
 class Shared:
@@ -93,7 +86,7 @@ class Shared:
         timeouts: Timeouts,
         tasks: TaskGroup,
         scheme: str,
-        guard: Guard | None = None,
+        guard: RequestGuard | None = None,
         proxies: ProxyHeaders | None = None,
         counts: Mapping[str, CountedConnections] = NO_COUNTS,
         is_local: bool = False,
