@@ -71,7 +71,6 @@ class Http1Connection(Receiver):
         received: What has arrived, and was neither parsed nor taken by a call.
         changed: Signals that something has arrived, that the kernel has room, or an end.
         waiter: That of the connection's task, once it has waited for a head.
-        scope: The scope of ASGI of the last request, which each call copies.
 
     Raises:
         OSError: The client is gone.
@@ -79,8 +78,8 @@ class Http1Connection(Receiver):
 
     __slots__ = (
         *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending"),
-        *("_known_host", "_name", "_parser", "_peer", "_released", "_tasks", "_timeout"),
-        *("_transport", "changed", "received", "scope", "shared", "waiter"),
+        *("_known_host", "_name", "_parser", "_peer", "_released", "_scope", "_tasks"),
+        *("_timeout", "_transport", "changed", "received", "shared", "waiter"),
     )
 
     def __init__(
@@ -106,7 +105,7 @@ class Http1Connection(Receiver):
         self._is_ending = False  # the server's side is about to end, or has ended
         self._is_closed = False
         self._timeout = Timeout(shared.timeouts, self._expire)
-        self.scope: Scope = {}
+        self._scope: Scope = {}  # what `scope_at` says of the last request
         self._peer = host_and_port(transport.peer)
         self._name = host_and_port(transport.name)
 
@@ -246,7 +245,7 @@ class Http1Connection(Receiver):
                 break
             self._call = call = Call(self, parser)
             scope: Scope = {
-                **self.scope,
+                **self._scope,
                 "headers": list(parser.headers),
                 "state": shared.state.copy(),
                 "extensions": {SERVER: shared.counts, DISCONNECT: call},
@@ -344,7 +343,7 @@ class Http1Connection(Receiver):
             BadRequest: It is malformed, or is refused by its host or origin.
         """
         shared, parser = self.shared, self._parser
-        if not self.scope and data.startswith(_HTTP2_PREFACE):
+        if not self._scope and data.startswith(_HTTP2_PREFACE):
             self._switch(self._client.switch_to_http2, data)
             return
         parser.parse(data[:end])
@@ -360,7 +359,7 @@ class Http1Connection(Receiver):
             return
         line = parser.line
         version = "1.1" if line.is_http_1_1 else "1.0"
-        self.scope = scope_at(shared, self._peer, self._name, "http", version, line, parser.headers)
+        self._scope = scope_at(shared, self._peer, self._name, "http", version, line)
 
     def _switch(self, switch: Callable[..., None], *given: object) -> None:
         """Hands the transport over to a connection that speaks another protocol."""
