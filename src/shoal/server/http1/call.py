@@ -102,8 +102,10 @@ class Call(ServedCall):
         self._sends_body = True
         self._body: BodyReader | None = None  # while more of the body is to come
         self._heartbeat: Heartbeat | None = None
-        if len(connection.received) == parser.length:
-            self._unread, connection.received = bytes(connection.received), b""
+        received = connection.received
+        if len(received) == parser.length:
+            self._unread = bytes(received)
+            connection.received = b""
         elif parser.length != 0:
             self._body = reader_of(parser.length)
             self._expects = parser.expects
