@@ -245,7 +245,6 @@ def test_nothing_of_a_head_is_left_for_the_next(before):
 FACTS = (
     "line",
     "headers",
-    "by_name",
     "host",
     "origin",
     "length",

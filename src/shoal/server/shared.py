@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from contextvars import copy_context
-from time import gmtime, perf_counter, time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.asgi.connections import CountedConnections
+    from shoal.asgi.guard import RequestGuard
     from shoal.asgi.http_options import HttpOptions
     from shoal.loops.parking import Parking
     from shoal.server.proxies import ProxyHeaders
@@ -33,14 +34,6 @@ _MONTHS: Final = (
     *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
     *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
 )
-
-
-class Guard(Protocol):
-    """Refuses requests by their hosts and origins; see `shoal.asgi.guard`."""
-
-    def check(self, method: str, host: bytes, origin: bytes | None) -> None:
-        """Checks a request; raises `BadRequest`."""
-        ...
 
 
 class Shared:
@@ -66,7 +59,6 @@ class Shared:
         context: The context that each call of the application gets a copy of.
         parking: As above.
         new_waiter, wake: Its functions.
-        now: The clock for the times of requests: the event loop's, unless that is a coarse one.
         idle_s: How long a connection may be idle, in seconds.
         turns: The turns of the connections that speak HTTP/2 or WebSocket.
         faults: Logs the errors that end connections.
@@ -94,7 +86,7 @@ class Shared:
         timeouts: Timeouts,
         tasks: TaskGroup,
         scheme: str,
-        guard: Guard | None = None,
+        guard: RequestGuard | None = None,
         proxies: ProxyHeaders | None = None,
         counts: Mapping[str, CountedConnections] = NO_COUNTS,
         is_local: bool = False,
@@ -107,7 +99,6 @@ class Shared:
         self.options = options
         self.context = copy_context()
         self.parking = parking
-        self.now = perf_counter if parking.is_coarse else parking.now
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.turns = Turns(tasks, timeouts.now)
@@ -170,7 +161,7 @@ class Shared:
 
     def date_now(self) -> bytes:
         """Returns the header line with the current date, and a line break before it."""
-        at = int(time())
+        at = int(time.time())
         if at != self._date_at:
             self._date_at = at
             self._date = f"\r\ndate: {http_date(at)}".encode("ascii")
@@ -186,7 +177,7 @@ def http_date(at: int) -> str:
     Args:
         at: The time, in seconds since the epoch.
     """
-    year, month, day, hour, minute, second, weekday, *_ = gmtime(at)
+    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(at)
     return (
         f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
         f" {hour:02}:{minute:02}:{second:02} GMT"

@@ -81,30 +81,31 @@ class Call(ServedCall):
 
     OFFERED = (*ServedCall.OFFERED, "heartbeat", "send", "has_room", "put")
 
-    is_left_behind = False
     _shared: Shared
-    _body: BodyReader | None = None  # while more of the body is to come
+    # Few requests change these. What each one reads is set by `__init__`: it is found sooner there.
+    _expects = _gave_disconnect = _is_chunked = False
+    _received = _sends = 0
+    _waited_s = 0.0  # for the body
+    _to_send: int | None = None  # how many bytes of the body are left, if it has a length
     # What was taken of the body, and the application has not been given; None after its end.
     _unread: bytes | None = b""
-    _expects = False
-    _received = 0
-    _waited_s = 0.0  # for the body
-    _gave_disconnect = False
-    # What `answer_head` returns, once the application has begun its answer.
-    _head: tuple[bytes, int | None, bool] | None = None
-    _sends_body = True
-    _is_chunked = False
-    _to_send: int | None = None  # how many bytes of the body are left, if it has a length
-    _sends = 0
-    _heartbeat: Heartbeat | None = None
 
     def __init__(self, connection: Carrier, parser: HeadParser) -> None:
         self._connection = connection
         self._shared = connection.shared
         self.line = parser.line
         self.keeps_alive = parser.keeps_alive
-        if len(connection.received) == parser.length:
-            self._unread, connection.received = bytes(connection.received), b""
+        self.is_over = self.is_complete = self.has_begun = self.is_left_behind = False
+        self._is_cut_off = False
+        # What `answer_head` returns, once the application has begun its answer.
+        self._head: tuple[bytes, int | None, bool] | None = None
+        self._sends_body = True
+        self._body: BodyReader | None = None  # while more of the body is to come
+        self._heartbeat: Heartbeat | None = None
+        received = connection.received
+        if len(received) == parser.length:
+            self._unread = bytes(received)
+            connection.received = b""
         elif parser.length != 0:
             self._body = reader_of(parser.length)
             self._expects = parser.expects

@@ -71,7 +71,6 @@ class Http1Connection(Receiver):
         received: What has arrived, and was neither parsed nor taken by a call.
         changed: Signals that something has arrived, that the kernel has room, or an end.
         waiter: That of the connection's task, once it has waited for a head.
-        scope: The scope of ASGI of the last request, which each call copies.
 
     Raises:
         OSError: The client is gone.
@@ -79,8 +78,8 @@ class Http1Connection(Receiver):
 
     __slots__ = (
         *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending"),
-        *("_known_host", "_name", "_parser", "_peer", "_released", "_tasks", "_timeout"),
-        *("_transport", "changed", "received", "scope", "shared", "waiter"),
+        *("_known_host", "_name", "_parser", "_peer", "_released", "_scope", "_tasks"),
+        *("_timeout", "_transport", "changed", "received", "shared", "waiter"),
     )
 
     def __init__(
@@ -106,7 +105,7 @@ class Http1Connection(Receiver):
         self._is_ending = False  # the server's side is about to end, or has ended
         self._is_closed = False
         self._timeout = Timeout(shared.timeouts, self._expire)
-        self.scope: Scope = {}
+        self._scope: Scope = {}  # what `scope_at` says of the last request
         self._peer = host_and_port(transport.peer)
         self._name = host_and_port(transport.name)
 
@@ -119,11 +118,11 @@ class Http1Connection(Receiver):
 
     def drain(self) -> None:
         """Closes after the current answer, or after a request that arrives very soon."""
-        if self._call is not None:
-            if self._call.is_complete:
-                self._leave_behind(self._call)
-        elif not self._is_ending:
+        call = self._call
+        if call is None and not self._is_ending:
             self._timeout.set(self.shared.late_request_s)
+        elif call is not None and call.is_complete:
+            self._leave_behind(call)
 
     def end_early(self) -> None:
         """Asks for the end of the answer; answers 503 where the application can't be asked."""
@@ -183,15 +182,15 @@ class Http1Connection(Receiver):
         """Sends bytes; returns whether the kernel has taken all of them."""
         if self._transport.send(data):
             return True
-        unsent = len(self._transport.unsent)
-        self._timeout.set(time_to_send_s(unsent, self.shared.send_timeout_s))
+        size = len(self._transport.unsent)
+        self._timeout.set(time_to_send_s(size, self.shared.send_timeout_s))
         return False
 
     def awaits(self, awaited: str, limit_s: float) -> bool:
         """Lets the client send what comes next.
 
         Args:
-            awaited: What that is: "a request", "a head" or "a body".
+            awaited: What that is: "a head" or "a body".
             limit_s: How long it may take, in seconds.
 
         Returns:
@@ -231,7 +230,11 @@ class Http1Connection(Receiver):
         await self._end_last()
         while True:
             while not (self.received or self._is_ending):
-                if self.awaits("a request", shared.idle_s):
+                self._awaited = "a request"
+                self._timeout.set(shared.idle_s)
+                if transport.is_paused:
+                    transport.resume()  # over TLS, something may come at once
+                else:
                     await shared.parking.park(self)
             data = self.received
             if parser.last and data.startswith(parser.last):
@@ -242,7 +245,7 @@ class Http1Connection(Receiver):
                 break
             self._call = call = Call(self, parser)
             scope: Scope = {
-                **self.scope,
+                **self._scope,
                 "headers": list(parser.headers),
                 "state": shared.state.copy(),
                 "extensions": {SERVER: shared.counts, DISCONNECT: call},
@@ -340,7 +343,7 @@ class Http1Connection(Receiver):
             BadRequest: It is malformed, or is refused by its host or origin.
         """
         shared, parser = self.shared, self._parser
-        if not self.scope and data.startswith(_HTTP2_PREFACE):
+        if not self._scope and data.startswith(_HTTP2_PREFACE):
             self._switch(self._client.switch_to_http2, data)
             return
         parser.parse(data[:end])
@@ -356,7 +359,7 @@ class Http1Connection(Receiver):
             return
         line = parser.line
         version = "1.1" if line.is_http_1_1 else "1.0"
-        self.scope = scope_at(shared, self._peer, self._name, "http", version, line, parser.headers)
+        self._scope = scope_at(shared, self._peer, self._name, "http", version, line)
 
     def _switch(self, switch: Callable[..., None], *given: object) -> None:
         """Hands the transport over to a connection that speaks another protocol."""
@@ -430,18 +433,14 @@ class Http1Connection(Receiver):
             self.abort()
         elif self._is_ending:
             self._close()
-        elif self._awaited and not self._has_late_data():  # else another deadline follows
+        elif self._awaited:
+            if self._transport.has_unread():
+                # A busy event loop may not have read yet what arrived before the deadline.
+                self._transport.read_now()
             if self._awaited == "a request":
                 self._close()
-            else:
+            elif self._awaited:  # else there will be another deadline
                 self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
-
-    def _has_late_data(self) -> bool:
-        """Reads what arrived before the deadline, which a busy event loop may not have read yet."""
-        if not self._transport.has_unread():
-            return False
-        self._transport.read_now()
-        return not self._awaited or self._is_closed
 
     def _signal(self) -> None:
         """Wakes all that wait: the task of the connection, and those of the application."""

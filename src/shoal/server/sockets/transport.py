@@ -192,7 +192,6 @@ class Transport:
         """Handles a report of the poller."""
         if events & select.POLLOUT and self.is_blocked:
             self._send_rest()
-        is_full = False
         if not self.is_paused:
             try:
                 data = self._socket.recv(_READ_SIZE)
@@ -205,13 +204,14 @@ class Transport:
                 self.receiver.client_ended()
                 return
             self.receiver.data_received(data)
-            is_full = len(data) == _READ_SIZE
-        if self.is_open and (is_full or events & _ENDED):
-            if not self.is_paused:
-                # The rest is read in the next pass, after the others.
-                self._poller.report_again(self)
-            elif events & _ENDED:
+            if len(data) < _READ_SIZE and not events & _ENDED:
+                return  # that was all
+        if self.is_paused:
+            if self.is_open and events & _ENDED:
                 self.receiver.client_ended()
+        elif self.is_open:
+            # The rest is read in the next pass, after the others.
+            self._poller.report_again(self)
 
     def pause(self) -> None:
         """Stops reading; further input stays in the kernel, but its end is still noticed."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio.lowlevel
 
+from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.server.access_log import AccessLog
@@ -273,6 +274,11 @@ class AppCall(ServedCall):
 
 
 def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
-    """Returns a new scope of the request that a parser has parsed last; see `scope_at`."""
+    """Returns a new scope of the request that a parser has parsed last, as `scope_at` has it."""
     at = wire.connection
-    return scope_at(at.shared, at.peer, at.name, kind, version, parser.line, list(parser.headers))
+    return {
+        **scope_at(at.shared, at.peer, at.name, kind, version, parser.line),
+        "headers": list(parser.headers),
+        "state": at.shared.state.copy(),
+        "extensions": {SERVER: at.shared.counts},
+    }
