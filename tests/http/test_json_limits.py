@@ -425,7 +425,7 @@ def peak():
 opening, unit, closing, annotation = map(eval, sys.argv[1:])
 most = HttpOptions().max_json_elements
 exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, settings=HttpOptions())
-type_ = JsonReader(annotation)
+type_ = JsonReader(annotation)._type
 
 def body_of(number):
     varies = b"%" in unit
@@ -449,7 +449,7 @@ with open("/proc/self/clear_refs", "w") as reset:
     reset.write("5")
 before = peak()
 try:
-    kept = type_.item(exchange, body)
+    kept = type_.parsed(exchange, body)
 except Refused:
     pass
 print(low, len(body), peak() - before, 12 * len(body) + 32 * most + 2**20)

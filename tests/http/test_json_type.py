@@ -160,7 +160,7 @@ def checked_here(type_: JsonType, body: bytes) -> Any:
         settings=HttpOptions(max_json_elements=1_000_000),
     )
     try:
-        return type_.item(exchange, body)
+        return type_.parsed(exchange, body)
     except Refused as refused:
         return REFUSED if refused.problem.status in (400, 422) else refused
 

@@ -64,7 +64,7 @@ class EmbeddingsRoute(OpenAIRoute):
     async def answer(self, exchange: Exchange) -> None:
         body = await exchange.body()
         try:
-            given: dict[str, Any] = self._type.item(exchange, body)
+            given: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:
             raise of_invalid_item(refusal) from None
         inputs = self._inputs(given["input"])

@@ -99,7 +99,7 @@ class TextReader:
             Refused: It is malformed, or asks for too much, or for a model that there is not.
         """
         try:
-            given: dict[str, Any] = self._type.item(exchange, body)
+            given: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:
             raise of_invalid_item(refusal) from None
         n: int = given.get("n") or 1

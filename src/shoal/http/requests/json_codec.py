@@ -63,8 +63,8 @@ BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
 """The types of results that are sent as they are."""
 
 
-class JsonCodec(ItemReader, Codec):
-    """The codec of Shoal's own protocol: reads items, and writes answers.
+class JsonCodec(Codec):
+    """The codec of Shoal's own protocol.
 
     Args:
         signature: The signature of a call with one item.
@@ -74,8 +74,17 @@ class JsonCodec(ItemReader, Codec):
     """
 
     def __init__(self, signature: Signature) -> None:
-        super().__init__(signature)
+        self._reader = ItemReader(signature)
         self._of_bytes = media_type_of(signature.return_annotation) or BYTES
+
+    @property
+    def takes(self) -> str:
+        """The kind of input, in one word; see `Reader`."""
+        return self._reader.takes
+
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        return self._reader.item(exchange, body)
 
     @override
     def answer(self, exchange: Exchange, result: Any) -> Awaitable[None]:

@@ -71,10 +71,7 @@ class JsonType:
     ) -> None:
         self._forms = {name: form for form in forms for name in form.names}
         installed = [form for form in forms if not isinstance(form, NotInstalled)]
-        self.media_types: Sequence[str] = (
-            "application/json",
-            *(one.media_type.decode() for one in installed),
-        )
+        self.media_types = ("application/json", *(one.media_type.decode() for one in installed))
         others = ", ".join(self.media_types[1:])
         self._takes = f"{takes}, or {others}" if others else takes
         self._schema: Any = adapter.core_schema
@@ -84,7 +81,7 @@ class JsonType:
         self._costs = _costs_of(self._schema)
         self._for_large: SchemaValidator | None = None
 
-    def item(self, exchange: Exchange, body: bytes) -> Any:
+    def parsed(self, exchange: Exchange, body: bytes) -> Any:
         """Returns the value of a body.
 
         Raises:

@@ -113,7 +113,7 @@ class NothingReader(Reader):
         return ()
 
 
-class JsonReader(JsonType, Reader):
+class JsonReader(Reader):
     """Reads one item from JSON, from MessagePack, or from a form if it has files."""
 
     takes = "json"
@@ -123,9 +123,15 @@ class JsonReader(JsonType, Reader):
         forms = _forms(by_key(adapter, fields_of(annotation)))
         if any(map(is_array, choices(annotation))):
             self.takes = "array"
-            super().__init__(adapter, "nested lists in application/json", [*forms, NpyForm()])
+            takes = "nested lists in application/json"
+            self._type = JsonType(adapter, takes, [*forms, NpyForm()])
         else:
-            super().__init__(adapter, forms=forms)
+            self._type = JsonType(adapter, forms=forms)
+        self.media_types = self._type.media_types
+
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        return self._type.parsed(exchange, body)
 
 
 class MarkedRecordReader(Reader):
@@ -290,7 +296,7 @@ class FieldsReader(Reader):
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        fields: dict[str, Any] = self._type.item(exchange, body)
+        fields: dict[str, Any] = self._type.parsed(exchange, body)
         if len(self._parameters) == 1:
             [only] = self._parameters
             return fields.get(only.name, only.default)
