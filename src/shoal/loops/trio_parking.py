@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     )
 
     from shoal.core.request import Request
-    from shoal.loops.parking import Parked, Scope
+    from shoal.loops.parking import Limit, Parked, Scope
 
 FINISHED = State.FINISHED
 
@@ -93,6 +93,9 @@ class TrioParking(Parking):
         parked.waiter = waiter = TrioWaiter()
         waiter.task = current_task()
         return wait_task_rescheduled(waiter)
+
+    def limit(self, ends_at: float, entered: set[Any]) -> Limit:
+        return trio.CancelScope(deadline=ends_at)
 
     def wake(self, waiter: Any) -> None:
         task = waiter.task

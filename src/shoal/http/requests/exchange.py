@@ -19,8 +19,6 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-import anyio
-
 from shoal.asgi.extensions import DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.http.requests.content_coding import compressed
@@ -364,10 +362,12 @@ class Exchange:
             if self.listener is not None and self.listener.scope.cancel_called:
                 # Servers and middleware may take it amiss if one receives at the answer's end.
                 await self.listener.ended.wait()
-            with anyio.move_on_after(self.settings.send_timeout_s) as scope:
+            departures = self._departures or self._dispatcher.departures
+            limit = departures.limit(self.settings.send_timeout_s)
+            with limit:
                 for message in messages:
                     await self._send(message)
-            if scope.cancelled_caught:
+            if limit.cancelled_caught:
                 raise self.gave_up()
         except OSError as error:  # from servers that report a lost connection
             raise CallerLeft("the connection was lost") from error
