@@ -31,6 +31,7 @@ class AsyncioLimit:
     CPU time of an application on uvicorn.
 
     Args:
+        task: The task that enters it.
         ends_at: When `end` is to be called, on the event loop's clock.
         entered: Has the limits that tasks are in.
 
@@ -41,16 +42,14 @@ class AsyncioLimit:
 
     __slots__ = ("_cancelling", "_entered", "_has_ended", "_task", "cancelled_caught", "ends_at")
 
-    def __init__(self, ends_at: float, entered: set[AsyncioLimit]) -> None:
+    def __init__(self, task: asyncio.Task[Any], ends_at: float, entered: set[AsyncioLimit]) -> None:
+        self._task = task
         self.ends_at = ends_at
-        self.cancelled_caught = self._has_ended = False
         self._entered = entered
+        self.cancelled_caught = self._has_ended = False
 
     def __enter__(self) -> None:
-        task: asyncio.Task[Any] | None = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._cancelling = task.cancelling()
+        self._cancelling = self._task.cancelling()
         self._entered.add(self)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
@@ -91,8 +90,14 @@ class AsyncioParking(Parking):
         parked.waiter = waiter
         return waiter
 
-    def limit(self, ends_at: float, entered: set[Any]) -> Limit:
-        return AsyncioLimit(ends_at, entered)
+    def limit(self, limit_s: float, entered: set[Any]) -> Limit:
+        try:
+            task: asyncio.Task[Any] | None = asyncio.current_task()
+        except RuntimeError:  # it is called in another kind of loop
+            task = None
+        if task is None or task.get_loop() is not self._loop:
+            return anyio.move_on_after(limit_s)
+        return AsyncioLimit(task, self.now() + limit_s, entered)
 
     def wake(self, waiter: Any) -> None:
         if not waiter.done():

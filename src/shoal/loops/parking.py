@@ -117,13 +117,13 @@ class Parking(ABC):
         """
 
     @abstractmethod
-    def limit(self, ends_at: float, entered: set[Any]) -> Limit:
-        """Returns a limit for what nearly always ends long before.
+    def limit(self, limit_s: float, entered: set[Any]) -> Limit:
+        """Returns a limit for the calling task, for what nearly always takes much less.
 
         Args:
-            ends_at: When it is cancelled, on the event loop's clock.
-            entered: Where it is put while a task is in it, if another task has to look at the clock
-                and to call its `end`.
+            limit_s: The time after which the task is cancelled, in seconds.
+            entered: Where it is put while the task is in it, if another task has to look at the
+                clock and to call its `end`.
         """
 
     @abstractmethod

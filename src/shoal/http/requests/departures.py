@@ -88,10 +88,10 @@ class Departures:
 
     def limit(self, limit_s: float) -> Limit:
         """Returns a limit of the time, in seconds, that the calling task may be in a block."""
-        if self._parking is None or not self._parking.seems_here():
+        if self._parking is None:
             return anyio.move_on_after(limit_s)
         self._start_looking()
-        return self._parking.limit(self._parking.now() + limit_s, self._limits)
+        return self._parking.limit(limit_s, self._limits)
 
     def _start_looking(self) -> None:
         if self._wake is not None:
