@@ -60,6 +60,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
         (
             "http1/connection.py",
             "http1/call.py",
+            "server/served_call.py",
             "sockets/timeouts.py",
             "server/shared.py",
         ),

@@ -182,6 +182,28 @@ async def test_a_cancel_scope_that_a_call_leaves_open_is_not_met_by_the_next():
         assert server.counts() == (12, 12)
 
 
+async def test_a_cancel_scope_that_a_call_leaves_open_does_not_cost_a_slow_client_its_answer():
+    async def app(scope, receive, send):
+        with anyio.CancelScope() as waiting:
+            waiting.cancel()  # it does not wait until its client has read the answer
+            await answer(send)
+        scope_left = anyio.CancelScope()
+        scope_left.__enter__()
+        scope_left.cancel()
+
+    async with serving(app) as server:
+        client = server.connect()
+        client.wire.takes = False
+        client.ask("/")
+        await settle()
+        client.ask("/")
+        await settle()
+        client.read_on()
+        await settle()
+        assert client.statuses == [200, 200]
+        assert server.counts() == (2, 2)
+
+
 async def test_a_call_that_a_cancel_scope_left_open_cancels_fails_alone(caplog):
     async def app(scope, receive, send):
         if scope["path"] == "/leave":

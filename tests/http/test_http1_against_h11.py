@@ -91,6 +91,10 @@ class TasksByHand:
     def is_in_task(self):
         return False
 
+    def park(self, parked):
+        parked.waiter = Waiter()
+        return parked.waiter
+
     def wake(self, waiter):
         if waiter.task is not None:
             self._ready.append(waiter.task)

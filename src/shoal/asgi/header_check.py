@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LONGEST_SHOWN: Final = 64
 WRONG_LENGTH: Final = "the body has another length than the Content-Length says"
-_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+is_value: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
+"""Whether bytes can be the value of a header."""
 FRAMING: Final = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
@@ -88,7 +89,7 @@ def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 
 def is_sendable(name: bytes, value: bytes) -> bool:
     """Returns whether a header's name and value are valid."""
-    return _NAME.fullmatch(name) is not None and _VALUE.fullmatch(value) is not None
+    return _NAME.fullmatch(name) is not None and is_value(value) is not None
 
 
 def not_sendable(name: bytes, value: bytes) -> ValueError:

@@ -16,10 +16,9 @@ import orjson
 
 from shoal.asgi.extensions import DISCONNECT, TRACE
 from shoal.server.log_errors import contained
+from shoal.server.served_call import ServedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOGGER: Final = "shoal.access"
@@ -46,21 +45,13 @@ class AccessLog:
 
     Args:
         app: The application.
-        has_left: Returns whether the client is gone; else the server answers 500 in place of an
-            application that does not.
-        refused_size: Returns the size of the body that the server has sent in place of the
-            application's, in bytes.
+        is_answered_for: Whether another server than this package's answers 500 in place of an
+            application that does not answer.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        has_left: Callable[[], bool] = lambda: True,
-        refused_size: Callable[[], int] = int,
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, is_answered_for: bool = False) -> None:
         self._app = app
-        self._has_left = has_left
-        self._refused_size = refused_size
+        self._is_answered_for = is_answered_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the application."""
@@ -68,10 +59,12 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         entry = Entry()
-        offered = scope.get("extensions", {}).get(DISCONNECT, {})
+        extensions = scope.get("extensions", {})
+        offered = extensions.get(DISCONNECT, {})
+        call = offered if isinstance(offered, ServedCall) else None
         if offered:
-            # The application may have been given a copy of the scope.
-            offered["note_trace"] = entry.note_trace
+            # The application may be given a copy of the scope.
+            extensions[DISCONNECT] = {**offered, "note_trace": entry.note_trace}
         has_ended = False
 
         async def noting(message: Message) -> None:
@@ -85,10 +78,13 @@ class AccessLog:
             has_ended = True
             raise
         finally:  # also where it was cancelled
-            entry.note_status(offered.get("refused_with", int)(), self._refused_size())
-            if has_ended and not self._has_left():
+            is_answered_for = self._is_answered_for
+            if call is not None:
+                entry.note_status(call.refusal, call.refused_size)
+                is_answered_for = not call.is_over
+            if has_ended and is_answered_for:
                 # With which the server answers in place of the application.
-                entry.note_status(503 if offered.get("is_cut_off", bool)() else 500)
+                entry.note_status(503 if call is not None and call.is_cut_off() else 500)
             method = scope.get("method", "GET")
             entry.trace_ids = entry.trace_ids or scope.get(TRACE)
             with contained("the access log failed"):  # handlers and filters of logs are the user's

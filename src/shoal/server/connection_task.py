@@ -43,6 +43,8 @@ class TaskState:
         parking: The event loop's way to wait.
     """
 
+    __slots__ = ("_context", "_innermost_scope", "_scope")
+
     def __init__(self, parking: Parking) -> None:
         self._innermost_scope = parking.innermost_scope()
         self._context, self._scope = copy_context(), self._innermost_scope()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from contextvars import copy_context
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.asgi.connections import CountedConnections
+    from shoal.asgi.guard import RequestGuard
     from shoal.asgi.http_options import HttpOptions
     from shoal.loops.parking import Parking
     from shoal.server.proxies import ProxyHeaders
@@ -35,14 +34,6 @@ _MONTHS: Final = (
     *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
     *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
 )
-
-
-class Guard(Protocol):
-    """Refuses requests by their hosts and origins; see `shoal.asgi.guard`."""
-
-    def check(self, method: str, host: bytes, origin: bytes | None) -> None:
-        """Checks a request; raises `BadRequest`."""
-        ...
 
 
 class Shared:
@@ -68,7 +59,6 @@ class Shared:
         context: The context that each call of the application gets a copy of.
         parking: As above.
         new_waiter, wake: Its functions.
-        now: The clock for the times of requests: the event loop's, unless that is a coarse one.
         idle_s: How long a connection may be idle, in seconds.
         turns: The turns of the connections that speak HTTP/2 or WebSocket.
         faults: Logs the errors that end connections.
@@ -96,7 +86,7 @@ class Shared:
         timeouts: Timeouts,
         tasks: TaskGroup,
         scheme: str,
-        guard: Guard | None = None,
+        guard: RequestGuard | None = None,
         proxies: ProxyHeaders | None = None,
         counts: Mapping[str, CountedConnections] = NO_COUNTS,
         is_local: bool = False,
@@ -109,7 +99,6 @@ class Shared:
         self.options = options
         self.context = copy_context()
         self.parking = parking
-        self.now = perf_counter if parking.is_coarse else parking.now
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.turns = Turns(tasks, timeouts.now)
@@ -130,7 +119,7 @@ class Shared:
         self.is_draining = False
         self._closed: anyio.Event | None = None
         self._date = b""
-        self._date_until = -math.inf
+        self._date_at = 0
 
     @property
     def running(self) -> int:
@@ -172,12 +161,10 @@ class Shared:
 
     def date_now(self) -> bytes:
         """Returns the header line with the current date, and a line break before it."""
-        now = self.now()
-        if now >= self._date_until:
-            at = time.time()
-            second = int(at)
-            self._date_until = now + 1 - (at - second)
-            self._date = f"\r\ndate: {http_date(second)}".encode("ascii")
+        at = int(time.time())
+        if at != self._date_at:
+            self._date_at = at
+            self._date = f"\r\ndate: {http_date(at)}".encode("ascii")
         return self._date
 
 

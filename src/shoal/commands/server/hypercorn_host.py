@@ -270,7 +270,7 @@ class _Host:
         except BadRequest as refused:
             app = partial(_answer, refused.status, str(refused))
         if self._options.access_log:
-            app = AccessLog(app, has_left=bool)
+            app = AccessLog(app, is_answered_for=True)
         extensions: dict[str, Any] = {**scope["extensions"], GUARDED: {}}
         scope = {**scope, "state": self._lifespan.state.copy(), "extensions": extensions}
         if self._proxies is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from shoal.asgi.header_check import FRAMING, is_sendable, not_sendable
+from shoal.asgi.header_check import FRAMING, is_sendable, is_value, not_sendable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,64 +27,51 @@ _lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
 _MOST_LINES: Final = 512
 _LONGEST_LINE: Final = 256
 
+WITHOUT_BODY: Final = frozenset({204, 304})
+"""The statuses of answers that have no body."""
 END: Final = b"\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class AnswerHead:
-    """The head of an answer.
+def answer_head(
+    status: int, headers: Iterable[tuple[bytes, bytes]], date: bytes
+) -> tuple[bytes, int | None, bool]:
+    """Returns the lines of an answer's head.
 
     Args:
         status: The status.
         headers: The application's headers.
+        date: The line with the date, with a line break before it, for where they have none.
 
-    Attributes:
-        status: The status.
-        has_body: Whether an answer with this status may have a body.
-        length: The body's length in bytes, as the application declares it; None if it does not.
-        closes: Whether the application asks to close the connection after this answer.
+    Returns:
+        The lines, which lines about the framing and `END` must follow; how many bytes the body has,
+        None if the application does not say; and whether it asks to close the connection after
+        this answer.
 
     Raises:
         ValueError: The status is not one of an answer, or a header would be read as something else.
     """
-
-    __slots__ = ("_has_date", "_text", "closes", "has_body", "length", "status")
-
-    def __init__(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self.status = status
-        self.has_body = status not in (204, 304)
-        self.length: int | None = None
-        self.closes = self._has_date = False
-        text = _STATUS_LINES.get(status) or status_line(status)
-        for header in headers:
-            try:
-                line = _lines.get(header)
-            except TypeError:  # a list, or one that has a bytearray
-                line = None
-            text += line or self._line(*header)
-        self._text = text
-
-    def encoded(self, framing: bytes, date: bytes) -> bytes:
-        """Returns its bytes.
-
-        Args:
-            framing: Further lines, each with a line break before it.
-            date: The line with the date, likewise.
-        """
-        if self._has_date:
-            return self._text + framing + END
-        return self._text + framing + date + END
-
-    def _line(self, name: bytes, value: bytes) -> bytes:
-        """Returns the line of a header; nothing if it is not sent.
-
-        Raises:
-            ValueError: It can't be sent.
-        """
-        if name == b"content-length" and self.length is None and value.isdigit():
-            self.length = int(value)
-            return b"" if self.status == 204 else b"\r\ncontent-length: " + value
+    text = _STATUS_LINES.get(status) or status_line(status)
+    length: int | None = None
+    closes = False
+    for header in headers:
+        try:
+            line = _lines.get(header)
+        except TypeError:  # a list, or one that has a bytearray
+            line = None
+        if line is not None:
+            text += line
+            continue
+        name, value = header
+        # First the two that differ from answer to answer.
+        if name == b"content-length" and length is None and status != 204 and value.isdigit():
+            length = int(value)
+            text += b"\r\ncontent-length: " + value
+            continue
+        if name == b"x-request-id" and is_value(value):
+            text += b"\r\nx-request-id: " + value
+            continue
         name, value = bytes(name), bytes(value)
         # A line break in a value would make the rest of it a header.
         if not is_sendable(name, value):
@@ -92,27 +79,25 @@ class AnswerHead:
         line = b"\r\n%b: %b" % (name, value)
         match name.lower():
             case b"content-length":
-                if not value.isdigit() or self.length is not None:
+                if not value.isdigit() or length is not None:
                     raise not_sendable(name, value)
-                self.length = int(value)
-                if self.status == 204:
-                    return b""
+                length = int(value)
+                line = line if status != 204 else b""
             case b"connection":
-                self.closes = self.closes or b"close" in value.lower()
-                return b""
+                closes = closes or b"close" in value.lower()
+                line = b""
             case lower if lower in FRAMING:
-                return b""
+                line = b""
             case b"date":
-                self._has_date = True
-            case b"x-request-id":
-                pass  # no other answer has this line
+                date = b""
             case _ if len(line) <= _LONGEST_LINE:
                 if len(_lines) >= _MOST_LINES:
                     _lines.clear()
                 _lines[name, value] = line
             case _:
                 pass
-        return line
+        text += line
+    return text + date, length, closes
 
 
 def status_line(status: int) -> bytes:
@@ -135,9 +120,9 @@ def error_answer(status: int, text: str, date: bytes) -> bytes:
     Args:
         status: The status.
         text: The body.
-        date: See `AnswerHead.encoded`.
+        date: See `answer_head`.
     """
     body = f"{text}\n".encode() if text else b""
     headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
-    framing = b"\r\ncontent-length: %d\r\nconnection: close" % len(body)
-    return AnswerHead(status, headers).encoded(framing, date) + body
+    lines, _, _ = answer_head(status, headers, date)
+    return lines + b"\r\ncontent-length: %d\r\nconnection: close" % len(body) + END + body

@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio.lowlevel
 
 from shoal.asgi.bad_request import BadRequest
-from shoal.asgi.connections import SERVER
-from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.header_check import WRONG_LENGTH
-from shoal.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead
+from shoal.server.http1.answer import CONTINUE, END, LAST_CHUNK, WITHOUT_BODY, answer_head
 from shoal.server.http1.body import reader_of
-from shoal.server.log_errors import contained
+from shoal.server.served_call import ServedCall
 from shoal.server.sockets.timeouts import Heartbeat, time_to_receive_s
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.types import Message, Scope
+    from starlette.types import Message
 
     from shoal.server.change import Change
     from shoal.server.http1.body import BodyReader
@@ -36,25 +32,13 @@ _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # up to this size, the head and the first part of a body are sent together
 _CLOSE: Final = b"\r\nconnection: close"
 
-# How far the answer is: not begun; its head was given, and is kept until the body begins; its head
-# was sent; all was sent.
-_NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
-
 
 class Carrier(Protocol):
-    """What a call needs of its connection.
-
-    Attributes:
-        shared: The state of the address.
-        changed: Signals that something has arrived, that the kernel has room, or an end.
-        scope: The scope of ASGI of the request, which the call copies.
-        received: What has arrived, and nobody has taken.
-    """
+    """What a call needs of its connection; see `Http1Connection`."""
 
     received: bytes | bytearray
     shared: Shared
     changed: Change
-    scope: Scope
 
     @property
     def is_sending(self) -> bool:
@@ -65,25 +49,20 @@ class Carrier(Protocol):
         """Sends bytes; returns whether the kernel has taken all of them."""
         ...
 
-    def more(self, awaited: str, limit_s: float) -> Awaitable[None]:
-        """Returns what waits until something has changed, such as that the client has sent more.
-
-        Args:
-            awaited: What it is to send: "a request", "a head" or "a body".
-            limit_s: How long it may take, in seconds.
-        """
+    def awaits(self, awaited: str, limit_s: float) -> bool:
+        """Lets the client send what comes next; returns whether to wait for it."""
         ...
 
     def refuse(self, error: BadRequest) -> None:
         """Ends the connection of a client that sends what is no request."""
         ...
 
-    def answered(self, call: Any) -> None:
-        """Handles that the whole answer was sent, or waits for the client to read."""
+    async def go_on_without(self, call: Any) -> None:
+        """Goes on without the application soon, unless it has returned: its answer is complete."""
         ...
 
 
-class Call:
+class Call(ServedCall):
     """One request, its answer, and the application's end of both.
 
     It does not refer to its scope, which refers to it: a circle would be left by each request for
@@ -96,48 +75,40 @@ class Call:
     Attributes:
         line: The request line.
         keeps_alive: Whether the client may send another request on the connection.
-        is_answered: Whether the whole answer was sent, or is being sent.
-        has_returned: Whether the application has returned.
-        has_left: Whether the client is gone; `was_left` is whether it left before the answer's end.
-        is_left_behind: Whether the connection goes on without waiting for the application.
-        refused_with: The status that the server has answered with in place of the application.
-        refused_size: The size of the body of that answer, in bytes.
+        is_left_behind: Whether the connection goes on without waiting for the application, or after
+            it.
     """
 
-    __slots__ = (
-        *("_answer", "_body", "_connection", "_expects", "_gave_body", "_gave_disconnect", "_head"),
-        *("_heartbeat", "_is_chunked", "_is_cut_off", "_on_left", "_received", "_sends"),
-        *("_sends_body", "_shared", "_to_send", "_unread", "_waited_s", "has_left", "has_returned"),
-        *("is_answered", "is_left_behind", "keeps_alive", "line", "refused_size", "refused_with"),
-        "was_left",
-    )
+    OFFERED = (*ServedCall.OFFERED, "heartbeat", "send", "has_room", "put")
+
+    _shared: Shared
+    # Few requests change these. What each one reads is set by `__init__`: it is found sooner there.
+    _expects = _gave_disconnect = _is_chunked = False
+    _received = _sends = 0
+    _waited_s = 0.0  # for the body
+    _to_send: int | None = None  # how many bytes of the body are left, if it has a length
+    # What was taken of the body, and the application has not been given; None after its end.
+    _unread: bytes | None = b""
 
     def __init__(self, connection: Carrier, parser: HeadParser) -> None:
         self._connection = connection
         self._shared = connection.shared
-        self.keeps_alive = parser.keeps_alive
         self.line = parser.line
-        self.is_answered = self.has_returned = self.is_left_behind = False
-        self.has_left = self.was_left = self._is_cut_off = False
-        self.refused_with = self.refused_size = 0
-        self._on_left: Callable[[], object] | None = None
-        self._expects = parser.expects
-        self._body: BodyReader | None = None  # while more of the body is to come
-        self._unread = b""  # what was taken of the body, and the application has not been given
-        self._received = 0
-        self._waited_s = 0.0  # for the body
-        self._gave_body = self._gave_disconnect = False  # whether their messages were given
-        self._answer = _NOT_BEGUN
-        self._head: AnswerHead | None = None
+        self.keeps_alive = parser.keeps_alive
+        self.is_over = self.is_complete = self.has_begun = self.is_left_behind = False
+        self._is_cut_off = False
+        # What `answer_head` returns, once the application has begun its answer.
+        self._head: tuple[bytes, int | None, bool] | None = None
         self._sends_body = True
-        self._is_chunked = False
-        self._to_send: int | None = None  # how many bytes of the body are left, if it has a length
-        self._sends = 0
+        self._body: BodyReader | None = None  # while more of the body is to come
         self._heartbeat: Heartbeat | None = None
-        if len(connection.received) == parser.length:
-            self._unread, connection.received = bytes(connection.received), b""
+        received = connection.received
+        if len(received) == parser.length:
+            self._unread = bytes(received)
+            connection.received = b""
         elif parser.length != 0:
             self._body = reader_of(parser.length)
+            self._expects = parser.expects
 
     # The application's side.
 
@@ -145,28 +116,28 @@ class Call:
         """Returns the next part of the body, or that the client has left; see ASGI."""
         # Not a checkpoint if a message is there: Starlette's `Request.is_disconnected` calls it in
         # a cancelled scope, where a checkpoint would always result in "nothing".
-        connection = self._connection
-        if not self._gave_body:
-            if self._body is not None:
-                await self._some_body()
-            if self._unread or self._body is None:
-                body, self._unread = self._unread, b""
-                has_more = self._body is not None
-                self._gave_body = not has_more
-                return {"type": "http.request", "body": body, "more_body": has_more}
-            self._gave_body = True
+        if self._body is not None:
+            await self._some_body()
+        body = self._unread
+        if body is not None:
+            if self._body is None:
+                self._unread = None
+                return {"type": "http.request", "body": body, "more_body": False}
+            if body:
+                self._unread = b""
+                return {"type": "http.request", "body": body, "more_body": True}
         if self._gave_disconnect:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
-        while not (self.has_left or self.is_answered):
-            await connection.changed.wait()
+        while not (self.is_over or self.is_complete):
+            await self._connection.changed.wait()
         self._gave_disconnect = True
         return {"type": "http.disconnect"}
 
     async def _some_body(self) -> None:
         """Waits until a part of the body or its end has come, or no more of it can come."""
         connection, now = self._connection, self._shared.timeouts.now
-        while not (self.has_left or self.is_answered):
+        while not (self.is_over or self.is_complete):
             try:
                 self._take_body()
             except BadRequest as error:
@@ -174,12 +145,15 @@ class Call:
                 return
             if self._unread or self._body is None:
                 return
-            if self._expects and self._answer <= _STARTED:
+            if self._expects and not self.has_begun:
                 connection.send(CONTINUE)
             self._expects = False
             allowed_s = time_to_receive_s(self._received, self._shared.body_timeout_s)
             began = now()
-            await connection.more("a body", allowed_s - self._waited_s)
+            if connection.awaits("a body", allowed_s - self._waited_s):
+                await connection.changed.wait()
+            else:
+                await anyio.lowlevel.checkpoint()
             self._waited_s += now() - began
 
     async def send(self, message: Message) -> None:
@@ -192,79 +166,59 @@ class Call:
 
         Cancellation: The message is sent whole, or not at all.
         """
-        if self.has_left:
+        if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
-        kind, answer = message["type"], self._answer
+        kind, head = message["type"], self._head
         if kind == "http.response.start":
-            if answer != _NOT_BEGUN:
+            if head is not None:
                 raise RuntimeError("the answer has begun already")
-            self._head = AnswerHead(message["status"], message.get("headers", ()))
-            self._answer = _STARTED
+            status = message["status"]
+            self._head = answer_head(status, message.get("headers", ()), self._shared.date_now())
+            if status in WITHOUT_BODY or self.line.method == "HEAD":
+                self._sends_body = False
             return
-        if kind != "http.response.body" or answer == _NOT_BEGUN:
+        if kind != "http.response.body" or head is None:
             raise RuntimeError(f"{kind!r} is not a message that can come here")
         data, is_last = message.get("body", b""), not message.get("more_body", False)
         if type(data) is not bytes:
             data = bytes(memoryview(data))  # raises before anything has changed
-        if answer == _STARTED:
-            is_sent = self._send_whole(data) if is_last else self._put(data, is_last=False)
-        elif answer == _COMPLETE:
-            raise RuntimeError("the answer is complete already")
+        if self.has_begun:
+            if self.is_complete:
+                raise RuntimeError("the answer is complete already")
+            if not await self._has_caught_up():
+                return
+            lines, data = b"", self._part(data, is_last=is_last)
+        elif not is_last:
+            lines, data = self._framed_head(*head), self._part(data, is_last=False)
         else:
-            if self._connection.is_sending:
-                if not await self._sent():
-                    return
-            else:
-                self._sends += 1
-                if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
-                    await anyio.lowlevel.checkpoint()
-            is_sent = self._put(data, is_last=is_last)
-        if not is_sent:
+            lines, length, closes = head
+            if not self._sends_body:
+                data = b""
+            elif length is None:
+                lines += b"\r\ncontent-length: %d" % len(data)
+            elif length != len(data):
+                raise RuntimeError(WRONG_LENGTH)
+            if closes or not self.keeps_alive or self._shared.is_draining or self._body:
+                lines += self._last_line(closes=closes)
+            lines += END
+        connection = self._connection
+        self.has_begun = True
+        if is_last:
+            self.is_complete = True
+            self._on_left = None
+            if self._heartbeat is not None:
+                self._end_heartbeat()
+            if connection.received or not self.keeps_alive:
+                self._shared.tasks.start_soon(connection.go_on_without, self)
+        if len(data) <= _JOINED:
+            data = lines + data
+        elif lines:
+            connection.send(lines)
+        if data and not connection.send(data):
             await self._sent()
 
     # What it offers beyond ASGI.
-
-    def scope(self) -> Scope:
-        """Returns a new scope of ASGI."""
-        shared = self._shared
-        scope: Scope = {**self._connection.scope}
-        scope["headers"] = list(scope["headers"])
-        scope["state"] = shared.state.copy()
-        offered = {
-            "when_left": self.when_left,
-            "is_cut_off": self.is_cut_off,
-            "refused_with": self.refusal,
-            "send_timeout_s": shared.send_timeout_s,
-            "is_local": shared.is_local,
-            "heartbeat": self.heartbeat,
-            "send": self.send,
-            "has_room": self.has_room,
-            "put": self.put,
-        }
-        scope["extensions"] = {SERVER: shared.counts, DISCONNECT: offered}
-        if shared.proxies is not None:
-            shared.proxies.complete(scope)
-        return scope
-
-    def when_left(self, callback: Callable[[], object] | None) -> None:
-        """Sets what is called once when the client leaves before the answer is complete.
-
-        It is also called when the call is cut off; see `is_cut_off`. It is called at once
-        if either has happened already. It must not raise, or take long.
-        """
-        self._on_left = callback
-        if callback is not None and (self.has_left or self._is_cut_off):
-            self._on_left = None
-            callback()
-
-    def is_cut_off(self) -> bool:
-        """Whether the server ends, and waits a moment for the end of the answer."""
-        return self._is_cut_off and not self.has_left
-
-    def refusal(self) -> int:
-        """Returns the status that the server has answered with in place of the application."""
-        return self.refused_with
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time."""
@@ -275,15 +229,11 @@ class Call:
         return not self._connection.is_sending
 
     def put(self, data: bytes) -> None:
-        """Sends a part of a body at once, which has begun and is not complete."""
-        self._put(data, is_last=False)
+        """Sends a part of a body at once; does nothing unless it has begun and is not complete."""
+        if self.has_begun and not self.is_complete:
+            self._connection.send(self._part(data, is_last=False))
 
     # The server's side.
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a part of the answer was sent."""
-        return self._answer > _STARTED
 
     @property
     def reads_body(self) -> bool:
@@ -292,13 +242,13 @@ class Call:
 
     def leave(self) -> None:
         """Handles that the client is gone."""
-        self.has_left, self.was_left = True, self.was_left or self._answer != _COMPLETE
+        self.is_over = True
         self._end_heartbeat()
         self._call_back()
 
     def refuse(self, status: int, size: int) -> None:
         """Handles that the server has answered in place of the application."""
-        self.refused_with = status
+        self.refusal = status
         self.refused_size = size
         self.leave()
 
@@ -311,13 +261,7 @@ class Call:
         self._is_cut_off = True
         return self._call_back() or self.has_begun
 
-    def _call_back(self) -> bool:
-        on_left, self._on_left = self._on_left, None
-        if on_left is None or self._answer == _COMPLETE:
-            return False
-        with contained("a callback for the client's leaving failed"):
-            on_left()
-        return True
+    # Both.
 
     def _take_body(self) -> None:
         """Takes what has come of the body; raises `BadRequest` if it is malformed."""
@@ -326,115 +270,72 @@ class Call:
         if body is not None and data:
             part, rest = body.feed(data)
             self._received += len(part)
-            self._unread += part
+            self._unread = self._unread + part if self._unread else part
             if body.is_complete:
                 self._body = None
                 connection.received = rest
 
-    # Both.
+    def _last_line(self, *, closes: bool) -> bytes:
+        """Returns the line of a head after which no request is read; empty if one is."""
+        # An answer before the end of the request is the last one. A client that is not told so
+        # would send its next request, and lose it.
+        if self._body is not None:
+            with suppress(BadRequest):  # the application has not asked for it
+                self._take_body()
+        self.keeps_alive = self.keeps_alive and not (
+            closes or self._body is not None or self._shared.is_draining
+        )
+        return b"" if self.keeps_alive else _CLOSE
 
-    def _send_whole(self, data: bytes) -> bool:
-        """Sends an answer whose whole body is known; see `Carrier.send`."""
-        head = self._head
-        assert head is not None
-        framing = b""
-        size = len(data)
-        if self.line.method == "HEAD" or not head.has_body:
-            data = b""
-        elif head.length is None:
-            framing = b"\r\ncontent-length: %d" % size
-        elif head.length != size:
-            raise RuntimeError(WRONG_LENGTH)
-        if self._ends_connection(head):
-            self.keeps_alive = False
-            framing += _CLOSE
-        self._head = None
-        text = head.encoded(framing, self._shared.date_now())
-        connection = self._connection
-        self._complete()
-        if len(data) <= _JOINED:
-            return connection.send(text + data)
-        connection.send(text)
-        return connection.send(data)
-
-    def _put(self, data: bytes, *, is_last: bool) -> bool:
-        """Sends a part of a longer body, after the head if that was not sent."""
-        head = self._encoded_head() if self._answer == _STARTED else b""
+    def _part(self, data: bytes, *, is_last: bool) -> bytes:
+        """Returns a part of a longer body, as it is sent."""
         if self._to_send is not None:
             self._to_send -= len(data)
             if self._to_send < 0 or (is_last and self._to_send):
                 raise RuntimeError(WRONG_LENGTH)
-        self._answer = _SENDING
+        if self._heartbeat is not None:
+            self._heartbeat.is_silent = False
         if self._is_chunked:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
-            if is_last:
-                data += LAST_CHUNK
-        elif not self._sends_body:
-            data = b""
-        if self._heartbeat is not None:
-            self._heartbeat.is_silent = False
-        connection = self._connection
-        if is_last:
-            self._complete()
-        if len(data) <= _JOINED:
-            data = head + data
-        elif head:
-            connection.send(head)
-        return connection.send(data) if data else True
+            return data + LAST_CHUNK if is_last else data
+        return data if self._sends_body else b""
 
-    def _complete(self) -> None:
-        self._answer = _COMPLETE
-        self.is_answered = True
-        self._on_left = None
-        if self._heartbeat is not None:
-            self._end_heartbeat()
-        self._connection.answered(self)
-
-    def _encoded_head(self) -> bytes:
+    def _framed_head(self, lines: bytes, length: int | None, closes: bool) -> bytes:
         """Returns the head of an answer whose body comes in parts, and decides on its framing."""
-        head = self._head
-        assert head is not None
-        self._head = None
-        framing = b""
-        if self.line.method == "HEAD" or not head.has_body:
-            self._sends_body = False
-        elif head.length is not None:
-            self._to_send = head.length
+        if not self._sends_body:
+            pass
+        elif length is not None:
+            self._to_send = length
         elif self.line.is_http_1_1:
             self._is_chunked = True
-            framing = b"\r\ntransfer-encoding: chunked"
+            lines += b"\r\ntransfer-encoding: chunked"
         else:  # the end of the connection is the end of the body
             self.keeps_alive = False
-        # An answer before the end of the request is the last one. A client that is not told so
-        # would send its next request, and lose it.
-        if self._ends_connection(head):
-            self.keeps_alive = False
-            framing += _CLOSE
-        return head.encoded(framing, self._shared.date_now())
+        return lines + self._last_line(closes=closes) + END
 
     def _beat(self, data: bytes) -> None:
-        if self._answer == _SENDING and not self._connection.is_sending:
-            self._put(data, is_last=False)
+        if self.has_room():
+            self.put(data)
 
     def _end_heartbeat(self) -> None:
         if self._heartbeat is not None:
             self._heartbeat.close()
             self._heartbeat = None
 
+    async def _has_caught_up(self) -> bool:
+        """Waits until the kernel has taken what was sent; returns whether to send more."""
+        if self._connection.is_sending:
+            return await self._sent()
+        self._sends += 1
+        if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
+            await anyio.lowlevel.checkpoint()
+        return True
+
     async def _sent(self) -> bool:
         """Waits until the kernel has taken all; returns False if the client is gone."""
         connection = self._connection
         # The connection may be sending the next answer already when this task runs.
-        while connection.is_sending and not (self.has_left or self.is_left_behind):
+        while connection.is_sending and not (self.is_over or self.is_left_behind):
             await connection.changed.wait()
-        return not self.has_left
-
-    def _ends_connection(self, head: AnswerHead) -> bool:
-        """Returns whether no request is read after this one."""
-        if head.closes or self._shared.is_draining or not self.keeps_alive:
-            return True
-        if self._body is not None:
-            with suppress(BadRequest):  # the application has not asked for it
-                self._take_body()
-        return self._body is not None
+        return not self.is_over

@@ -13,10 +13,11 @@ the server and not cancel scopes, of which each request would enter three: see `
 from __future__ import annotations
 
 import logging
-from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.connections import SERVER
+from shoal.asgi.extensions import DISCONNECT
 from shoal.server.access_log import AccessLog
 from shoal.server.change import Change
 from shoal.server.connection_task import TaskState, run_contained
@@ -30,7 +31,7 @@ from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from starlette.types import Scope
 
@@ -69,18 +70,16 @@ class Http1Connection(Receiver):
         shared: As above.
         received: What has arrived, and was neither parsed nor taken by a call.
         changed: Signals that something has arrived, that the kernel has room, or an end.
-        peer: The client's host and port.
-        name: The server's host and port.
-        scope: The scope of ASGI of the last request, which each call copies.
+        waiter: That of the connection's task, once it has waited for a head.
 
     Raises:
         OSError: The client is gone.
     """
 
     __slots__ = (
-        *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending", "_is_new"),
-        *("_known_host", "_parser", "_released", "_tasks", "_timeout", "_transport"),
-        *("changed", "name", "peer", "received", "scope", "shared"),
+        *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending"),
+        *("_known_host", "_name", "_parser", "_peer", "_released", "_scope", "_tasks"),
+        *("_timeout", "_transport", "changed", "received", "shared", "waiter"),
     )
 
     def __init__(
@@ -95,20 +94,20 @@ class Http1Connection(Receiver):
         self._released: Callable[[], object] | None = released
         self._client = client
         self.changed = Change(shared)
+        self.waiter: Any = None
         self._parser = HeadParser(shared.options)
         self.received: bytes | bytearray = b""
-        self._is_new = True  # no request has come
         self._known_host: bytes | None = None  # of a request that the guard has allowed
         self._call: Call | None = None  # the last one, until the next head is waited for
         self._tasks = 0
         self._awaited = ""  # what the client is to send until the deadline; empty for nothing
-        self._began_at = 0.0  # when an incomplete head did; 0 while none has
+        self._began_at = 0.0  # when the head did that was read last
         self._is_ending = False  # the server's side is about to end, or has ended
         self._is_closed = False
         self._timeout = Timeout(shared.timeouts, self._expire)
-        self.scope: Scope = {}
-        self.peer = host_and_port(transport.peer)
-        self.name = host_and_port(transport.name)
+        self._scope: Scope = {}  # what `scope_at` says of the last request
+        self._peer = host_and_port(transport.peer)
+        self._name = host_and_port(transport.name)
 
     def start(self) -> None:
         """Begins to serve."""
@@ -119,12 +118,11 @@ class Http1Connection(Receiver):
 
     def drain(self) -> None:
         """Closes after the current answer, or after a request that arrives very soon."""
-        if self._is_ending:
-            return
-        if self._call is None:
+        call = self._call
+        if call is None and not self._is_ending:
             self._timeout.set(self.shared.late_request_s)
-        elif self._call.is_answered:
-            self._leave_behind(self._call)
+        elif call is not None and call.is_complete:
+            self._leave_behind(call)
 
     def end_early(self) -> None:
         """Asks for the end of the answer; answers 503 where the application can't be asked."""
@@ -143,17 +141,21 @@ class Http1Connection(Receiver):
         if self._is_ending:
             return
         self._awaited = ""
-        if not self.received:
-            self.received = data
-        else:
+        if self.received:
             if type(self.received) is bytes:
                 self.received = bytearray(self.received)
             self.received += data
+        else:
+            self.received = data
         if len(self.received) >= _MOST_HELD:
             self._transport.pause()
-        if self._call is not None and self._call.is_answered:
-            self._leave_behind(self._call)
-        self.changed.signal()
+        call = self._call
+        if call is not None:
+            if call.is_complete:
+                self._leave_behind(call)
+            self.changed.signal()
+        elif self.waiter is not None:
+            self.shared.wake(self.waiter)
 
     def client_ended(self) -> None:
         """Handles that the client has ended its side: it counts as gone."""
@@ -180,25 +182,26 @@ class Http1Connection(Receiver):
         """Sends bytes; returns whether the kernel has taken all of them."""
         if self._transport.send(data):
             return True
-        unsent = len(self._transport.unsent)
-        self._timeout.set(time_to_send_s(unsent, self.shared.send_timeout_s))
+        size = len(self._transport.unsent)
+        self._timeout.set(time_to_send_s(size, self.shared.send_timeout_s))
         return False
 
-    def more(self, awaited: str, limit_s: float) -> Awaitable[None]:
-        """Returns what waits until something has changed, such as that the client has sent more.
+    def awaits(self, awaited: str, limit_s: float) -> bool:
+        """Lets the client send what comes next.
 
         Args:
-            awaited: What it is to send: "a request", "a head" or "a body".
+            awaited: What that is: "a head" or "a body".
             limit_s: How long it may take, in seconds.
+
+        Returns:
+            Whether to wait for it. Over TLS, something may have come at once.
         """
         self._awaited = awaited
         if not self._transport.unsent:  # else the deadline is that of the send
             self._timeout.set(limit_s)
         if self._transport.is_paused:
             self._transport.resume()
-            if not self._awaited:  # over TLS, something comes at once
-                return self.shared.parking.checkpoint()
-        return self.changed.wait()
+        return self._awaited is awaited
 
     def refuse(self, error: BadRequest) -> None:
         """Ends the connection of a client that sends what is no request."""
@@ -207,10 +210,11 @@ class Http1Connection(Receiver):
         else:
             self._answer_with_error(error.status, str(error))
 
-    def answered(self, call: Call) -> None:
-        """Handles that the whole answer was sent, or waits for the client to read."""
-        if self.received or not call.keeps_alive:
-            self.shared.tasks.start_soon(self._go_on_without, call)
+    async def go_on_without(self, call: Call) -> None:
+        """Goes on without the application soon, unless it has returned: its answer is complete."""
+        await self.shared.parking.checkpoint()  # most applications have returned after it
+        if call is self._call:
+            self._leave_behind(call)
 
     # The tasks: one, and those of applications that go on after their answers.
 
@@ -220,14 +224,62 @@ class Http1Connection(Receiver):
         self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
 
     async def run(self) -> bool:
-        """Serves the client, as `run_contained` has it."""
-        before = TaskState(self.shared.parking)
-        while await self._head_came():
-            # In a coroutine of its own, so that nothing refers to a call while this one waits.
-            if await self._answer():
-                return True
+        """Serves the client, one request after the other; see `run_contained`."""
+        shared, parser, transport = self.shared, self._parser, self._transport
+        before = TaskState(shared.parking)
+        await self._end_last()
+        while True:
+            while not (self.received or self._is_ending):
+                self._awaited = "a request"
+                self._timeout.set(shared.idle_s)
+                if transport.is_paused:
+                    transport.resume()  # over TLS, something may come at once
+                else:
+                    await shared.parking.park(self)
+            data = self.received
+            if parser.last and data.startswith(parser.last):
+                self.received = data[len(parser.last) :]
+            else:
+                await self._read_head()
+            if self._is_ending:
+                break
+            self._call = call = Call(self, parser)
+            scope: Scope = {
+                **self._scope,
+                "headers": list(parser.headers),
+                "state": shared.state.copy(),
+                "extensions": {SERVER: shared.counts, DISCONNECT: call},
+            }
+            if shared.proxies is not None:
+                shared.proxies.complete(scope)
+            app = AccessLog(shared.app) if shared.options.access_log else shared.app
+            shared.started += 1
+            try:
+                await app(scope, call.receive, call.send)
+            except Exception as error:
+                # The raw path is printable ASCII, so it can't forge a line of the log.
+                path, has_left = call.line.raw_path, call.was_left
+                log_failure(error, "the application failed on %r", path, has_left=has_left)
+            except BaseException:
+                self.abort()
+                raise
+            finally:
+                shared.finished += 1
+                if not (call.is_complete or call.is_over):
+                    if call.has_begun:
+                        self.abort()  # the client must not take it for the whole answer
+                    else:
+                        self._answer_with_error(503 if call.is_cut_off() else 500)
+            if call.is_left_behind:
+                return True  # another task has gone on since
             if not before.is_unchanged():
+                call.is_left_behind = True
                 return False
+            if call.keeps_alive and not (self.received or transport.unsent):
+                self._call = None
+            else:
+                await self._end_last()
+            del call, scope  # nothing refers to a request while this task waits
         while not self._is_closed:
             await self.changed.wait()
         return True
@@ -243,68 +295,57 @@ class Http1Connection(Receiver):
             if self._released is not None:
                 self._released()
 
-    async def _go_on_without(self, call: Call) -> None:
-        await self.shared.parking.checkpoint()  # most applications have returned after it
-        if call is self._call:
-            self._leave_behind(call)
-
     def _leave_behind(self, call: Call) -> None:
         """Goes on without the application, which has answered and may take long to return."""
-        if not (call.is_left_behind or call.has_returned):
+        if not call.is_left_behind:
             call.is_left_behind = True
             self._start_task()
 
-    async def _head_came(self) -> bool:
-        """Waits for the head of the next request; returns False if there is none."""
-        shared, parser = self.shared, self._parser
-        while self._transport.unsent and not self._is_ending:
+    async def _end_last(self) -> None:
+        """Waits for the end of the last answer; ends the connection if no other one may follow."""
+        last = self._call
+        if last is not None:
+            last.is_left_behind = True  # whether it has returned or not
+        while self.is_sending and not self._is_ending:
             await self.changed.wait()
-        last, self._call = self._call, None
+        self._call = None
         if last is not None and not last.keeps_alive:
             await self._finish(is_client_done=not last.reads_body)
-        if self.received:  # the client did not wait for the last answer
-            await shared.parking.checkpoint()
-        self._began_at = 0.0
+        elif self.received:  # the client did not wait for the last answer
+            await self.shared.parking.checkpoint()
+
+    async def _read_head(self) -> None:
+        """Waits for the rest of a head that is not the same as the last one, and parses it."""
+        shared, parser = self.shared, self._parser
+        parser.forget()
+        self._began_at = shared.timeouts.now()
         searched = 0
         try:
             while not self._is_ending:
                 data = self.received
-                if len(data) != searched:
-                    if parser.last and not searched and data.startswith(parser.last):
-                        self.received = data[len(parser.last) :]
-                        return True
-                    if not searched:
-                        parser.forget()
-                    end = find_end(data, parser.options.max_head_bytes, searched)
-                    if end >= 0:
-                        return self._is_request(bytes(data), end)
-                    searched = len(data)
-                    self._began_at = self._began_at or shared.timeouts.now()
-                if not searched:
-                    await self.more("a request", shared.idle_s)
-                else:
-                    left_s = self._began_at + shared.head_timeout_s - shared.timeouts.now()
-                    await self.more("a head", left_s)
+                end = find_end(data, parser.options.max_head_bytes, searched)
+                if end >= 0:
+                    self._take_head(bytes(data), end)
+                    return
+                searched = len(data)
+                left_s = self._began_at + shared.head_timeout_s - shared.timeouts.now()
+                if self.awaits("a head", left_s):
+                    await shared.parking.park(self)
         except BadRequest as error:
             self.refuse(error)
-        return False
 
-    def _is_request(self, data: bytes, end: int) -> bool:
-        """Parses the head that is the data up to `end`.
+    def _take_head(self, data: bytes, end: int) -> None:
+        """Parses the head that is the data up to `end`; another protocol may go on with it.
 
         A head that is the same as the last one passes again, so it is not given to this method.
-
-        Returns:
-            Whether this connection answers it; else it goes on with another protocol.
 
         Raises:
             BadRequest: It is malformed, or is refused by its host or origin.
         """
         shared, parser = self.shared, self._parser
-        if self._is_new and data.startswith(_HTTP2_PREFACE):
-            self._switch(partial(self._client.switch_to_http2, data))
-            return False
-        self._is_new = False
+        if not self._scope and data.startswith(_HTTP2_PREFACE):
+            self._switch(self._client.switch_to_http2, data)
+            return
         parser.parse(data[:end])
         self.received = data[end:]
         host, origin = parser.host, parser.origin
@@ -314,54 +355,21 @@ class Http1Connection(Receiver):
             if origin is None:
                 self._known_host = host
         if is_websocket:
-            self._switch(partial(self._client.switch_to_websocket, parser, bytes(self.received)))
-            return False
+            self._switch(self._client.switch_to_websocket, parser, bytes(self.received))
+            return
         line = parser.line
         version = "1.1" if line.is_http_1_1 else "1.0"
-        self.scope = scope_at(shared, self.peer, self.name, "http", version, line, parser.headers)
-        return True
+        self._scope = scope_at(shared, self._peer, self._name, "http", version, line)
 
-    def _switch(self, switch: Callable[[], None]) -> None:
+    def _switch(self, switch: Callable[..., None], *given: object) -> None:
         """Hands the transport over to a connection that speaks another protocol."""
         try:
-            switch()
+            switch(*given)
         except OSError:  # the client is gone
             self._close()
         else:
             self._leave_transport()
             self._released = None  # it keeps its place
-
-    async def _answer(self) -> bool:
-        """Calls the application for the request whose head was parsed last.
-
-        Returns:
-            Whether another task has gone on since.
-        """
-        shared = self.shared
-        self._awaited = ""
-        self._call = call = Call(self, self._parser)
-        app = shared.app
-        if shared.options.access_log:
-            app = AccessLog(app, lambda: call.has_left, lambda: call.refused_size)
-        shared.started += 1
-        try:
-            await app(call.scope(), call.receive, call.send)
-        except Exception as error:
-            # The raw path is printable ASCII, so it can't forge a line of the log.
-            path, has_left = call.line.raw_path, call.was_left
-            log_failure(error, "the application failed on %r", path, has_left=has_left)
-        except BaseException:
-            self.abort()
-            raise
-        finally:
-            call.has_returned = True
-            shared.finished += 1
-            if not (call.is_answered or call.has_left):
-                if call.has_begun:
-                    self.abort()  # the client must not take it for the whole answer
-                else:
-                    self._answer_with_error(503 if call.is_cut_off() else 500)
-        return call.is_left_behind
 
     # Ends.
 
@@ -373,15 +381,15 @@ class Http1Connection(Receiver):
         if call is not None:
             call.refuse(status, size)
         else:
-            took_s = self.shared.timeouts.now() - self._began_at if self._began_at else 0.0
-            scope = scope_of_refused(self._parser, self.peer)
+            took_s = self.shared.timeouts.now() - self._began_at
+            scope = scope_of_refused(self._parser, self._peer)
             self.shared.refusals.note(scope, status, size, took_s)
         is_client_done = call is not None and not call.reads_body
         if not self._is_ending:
             self._is_ending = True
             # The application may go on for a while.
             self.shared.tasks.start_soon(self._finish, is_client_done)
-        self.changed.signal()
+        self._signal()
 
     async def _finish(self, is_client_done: bool) -> None:
         """Ends the connection once all was sent."""
@@ -408,7 +416,7 @@ class Http1Connection(Receiver):
         call, self._call = self._call, None
         if call is not None:
             call.leave()
-        self.changed.signal()
+        self._signal()
 
     def _leave_transport(self) -> None:
         """Ends what refers to the transport."""
@@ -425,18 +433,17 @@ class Http1Connection(Receiver):
             self.abort()
         elif self._is_ending:
             self._close()
-        elif not self._awaited:
-            pass  # the application has the request
-        elif self._has_late_data():
-            pass  # whoever waits for it sets another deadline, if it is not all
-        elif self._awaited == "a request":
-            self._close()
-        else:
-            self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
+        elif self._awaited:
+            if self._transport.has_unread():
+                # A busy event loop may not have read yet what arrived before the deadline.
+                self._transport.read_now()
+            if self._awaited == "a request":
+                self._close()
+            elif self._awaited:  # else there will be another deadline
+                self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
 
-    def _has_late_data(self) -> bool:
-        """Reads what arrived before the deadline, which a busy event loop may not have read yet."""
-        if not self._transport.has_unread():
-            return False
-        self._transport.read_now()
-        return not self._awaited or self._is_closed
+    def _signal(self) -> None:
+        """Wakes all that wait: the task of the connection, and those of the application."""
+        if self.waiter is not None:
+            self.shared.wake(self.waiter)
+        self.changed.signal()

@@ -95,7 +95,6 @@ class HeadParser:
         line: The request line; `NO_LINE` if it could not be read.
         headers: The names, in lower case, and the values of the headers. Requests with the same
             head share it, so nobody may change it.
-        by_name: The same by name; of the headers with the same name it has the last one.
         host: The host that the request is for.
         origin: The origin of the page that sends it; None if it does not say.
         length: How many bytes the body has; None if it is chunked.
@@ -110,7 +109,6 @@ class HeadParser:
         "_is_spent",
         "_long",
         "_parser",
-        "by_name",
         "expects",
         "headers",
         "host",
@@ -126,7 +124,6 @@ class HeadParser:
     last: bytes
     line: RequestLine
     headers: list[tuple[bytes, bytes]]
-    by_name: dict[bytes, bytes]
     length: int | None
     _hosts: int
     origin: bytes | None
@@ -175,7 +172,6 @@ class HeadParser:
         if self.length != 0 or self._is_spent or not self.keeps_alive:
             self._parser = None  # it waits for the body, or may take no further request
             self._check_length()
-        self.by_name = dict(self.headers)
         if len(head) <= _LONGEST_KEPT:
             self.last = head
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.asgi.connections import SERVER
-
 if TYPE_CHECKING:
     from starlette.types import Scope
 
@@ -20,9 +18,10 @@ def scope_at(
     kind: str,
     version: str,
     line: RequestLine,
-    headers: list[tuple[bytes, bytes]],
 ) -> Scope:
-    """Returns a new scope, without what the server offers for the call.
+    """Returns what is the same in the scopes of all requests with the same head.
+
+    The headers, the state and the extensions, which an application may change, are not among it.
 
     Args:
         shared: The state of the address.
@@ -31,7 +30,6 @@ def scope_at(
         kind: The type of the scope.
         version: The version of HTTP.
         line: The request line.
-        headers: A list of the headers, which the application may change.
     """
     return {
         "type": kind,
@@ -43,11 +41,8 @@ def scope_at(
         "raw_path": line.raw_path,
         "query_string": line.query,
         "root_path": "",
-        "headers": headers,
         "client": peer,
         "server": name,
-        "state": shared.state.copy(),
-        "extensions": {SERVER: shared.counts},
     }
 
 

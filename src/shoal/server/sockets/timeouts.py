@@ -105,16 +105,9 @@ class Timeout:
         self._timer: Timer | None = None
         self._timer_at = math.inf
 
-    def set(self, seconds: float, now: float | None = None) -> None:
-        """Sets the deadline, from now on; infinity for none.
-
-        Args:
-            seconds: How far it is.
-            now: The time on the loop's clock, if the caller knows it.
-        """
-        if now is None:
-            now = self._now()
-        self._deadline = deadline = now + seconds
+    def set(self, seconds: float) -> None:
+        """Sets the deadline, from now on; infinity for none."""
+        self._deadline = deadline = self._now() + seconds
         if deadline < self._timer_at:
             self._start(deadline)
 

@@ -192,11 +192,26 @@ class Transport:
         """Handles a report of the poller."""
         if events & select.POLLOUT and self.is_blocked:
             self._send_rest()
+        if not self.is_paused:
+            try:
+                data = self._socket.recv(_READ_SIZE)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # also of a socket that was closed
+                self.lose()
+                return
+            if not data:
+                self.receiver.client_ended()
+                return
+            self.receiver.data_received(data)
+            if len(data) < _READ_SIZE and not events & _ENDED:
+                return  # that was all
         if self.is_paused:
             if self.is_open and events & _ENDED:
                 self.receiver.client_ended()
         elif self.is_open:
-            self._read(events & _ENDED)
+            # The rest is read in the next pass, after the others.
+            self._poller.report_again(self)
 
     def pause(self) -> None:
         """Stops reading; further input stays in the kernel, but its end is still noticed."""
@@ -255,8 +270,7 @@ class Transport:
 
     def read_now(self) -> None:
         """Reads what there is, without waiting for a report."""
-        if self.is_open and not self.is_paused:
-            self._read(0)
+        self.ready(0)
 
     def has_unread(self) -> bool:
         """Returns whether there is something to read, or the client has closed its side."""
@@ -284,27 +298,6 @@ class Transport:
             with suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             self.close()
-
-    def _read(self, has_ended: int) -> None:
-        try:
-            data = self._socket.recv(_READ_SIZE)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.lose()
-            return
-        if not data:
-            self.receiver.client_ended()
-            return
-        self.receiver.data_received(data)
-        if not self.is_open:
-            return
-        if self.is_paused:
-            if has_ended:
-                self.receiver.client_ended()
-        elif has_ended or len(data) == _READ_SIZE:
-            # The rest is read in the next pass, after the others.
-            self._poller.report_again(self)
 
     def _send_rest(self) -> None:
         while self.unsent:

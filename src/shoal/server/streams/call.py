@@ -6,11 +6,12 @@ the middle of a step. Only `receive` and `send` of the application wait.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio.lowlevel
 
+from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.server.access_log import AccessLog
@@ -18,13 +19,13 @@ from shoal.server.change import Change
 from shoal.server.http1.answer import status_line
 from shoal.server.http1.scope import scope_at
 from shoal.server.log_errors import contained
+from shoal.server.served_call import ServedCall
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Message, Scope
 
     from shoal.server.http1.head import HeadParser
+    from shoal.server.shared import Shared
     from shoal.server.streams.connection import StreamConnection
 
 Fields = list[tuple[bytes, bytes]]
@@ -76,20 +77,21 @@ class Wire(Protocol):
         ...
 
 
-class AppCall(ABC):
+class AppCall(ServedCall):
     """One call of the application.
 
     Args:
         wire: Carries its messages.
         method: The method of the request.
         disconnect: The message that tells the application of the end, unless there is a better one.
-
-    Attributes:
-        is_over: Whether the client is gone, or was refused; what the application sends is dropped.
-        is_complete: Whether the application has sent all of its response.
-        has_begun: Whether the application has given a part of it.
-        refused_with: The status that the server has sent in place of the application; or 0.
     """
+
+    _shared: Shared
+    _gave_disconnect = _has_returned = _has_sent_head = False
+    _head: tuple[int, Fields] | None = None
+    _length: int | None = None  # of the rest of the body, if that is known
+    _not_acknowledged = 0
+    _sends = 0
 
     def __init__(self, wire: Wire, method: str, disconnect: Message) -> None:
         self._wire = wire
@@ -97,36 +99,22 @@ class AppCall(ABC):
         self._shared = shared = wire.connection.shared
         self._method = method
         self._disconnect = disconnect
-        self._gave_disconnect = False
         self._changed = Change(shared)
-        self._on_left: Callable[[], object] | None = None
-        self._is_cut_off = False
-        self._has_returned = False
-        self._head: tuple[int, Fields] | None = None
-        self._has_sent_head = False
-        self._length: int | None = None  # of the rest of the body, if that is known
-        self._not_acknowledged = 0
-        self._sends = 0
-        self.is_over = False
-        self.is_complete = False
-        self.has_begun = False
-        self.refused_with = 0
 
     async def run(self, scope: Scope) -> None:
         """Calls the application, as a task; ends what it has not ended itself."""
         shared = self._shared
         if shared.proxies is not None:
             shared.proxies.complete(scope)
-        offered = self._offered()
-        scope["extensions"][DISCONNECT] = offered
+        scope["extensions"][DISCONNECT] = self
         app = shared.app
         if shared.options.access_log:
-            app = AccessLog(app, lambda: self.is_over)
+            app = AccessLog(app)
         shared.started += 1
         try:
             # The raw path is printable ASCII, so it can't forge a line of the log.
             failed = "the application failed on %r"
-            with contained(failed, scope["raw_path"], has_left=self._was_left):
+            with contained(failed, scope["raw_path"], has_left=lambda: self.was_left):
                 await app(scope, self.receive, self.send)
         except BaseException:
             # The server is cancelled: the client must not be told that the call failed.
@@ -177,24 +165,6 @@ class AppCall(ABC):
         if not (self.is_over or self._has_returned):
             await self._send(message)
 
-    def when_left(self, callback: Callable[[], object] | None) -> None:
-        """Sets what is called once when the client leaves, or when the call is cut off.
-
-        It is called at once if either has happened already.
-        """
-        self._on_left = callback
-        if callback is not None and (self.is_over or self._is_cut_off):
-            self._on_left = None
-            callback()
-
-    def is_cut_off(self) -> bool:
-        """Whether the server ends, and waits a moment for the end of the response."""
-        return self._is_cut_off and not self.is_over
-
-    def refusal(self) -> int:
-        """Returns the status that the server has answered with in place of the application."""
-        return self.refused_with
-
     # The server's side.
 
     @abstractmethod
@@ -222,7 +192,7 @@ class AppCall(ABC):
         if self.has_begun:
             self._wire.reset(is_clients_fault=status < 500)
         else:
-            self.refused_with = status
+            self.refusal = status
             self._wire.head(status, [], is_last=True)
         self.leave()
 
@@ -232,28 +202,7 @@ class AppCall(ABC):
         if not self._call_back() and not self.has_begun:
             self.refuse(503)
 
-    def _call_back(self) -> bool:
-        on_left, self._on_left = self._on_left, None
-        if on_left is None:
-            return False
-        with contained("a callback for the client's leaving failed"):
-            on_left()
-        return True
-
     # Parts.
-
-    def _was_left(self) -> bool:
-        return self.is_over and not self.is_complete
-
-    def _offered(self) -> dict[str, Any]:
-        """Returns what the server offers beyond ASGI."""
-        return {
-            "when_left": self.when_left,
-            "is_cut_off": self.is_cut_off,
-            "refused_with": self.refusal,
-            "send_timeout_s": self._shared.send_timeout_s,
-            "is_local": self._shared.is_local,
-        }
 
     @abstractmethod
     def _next_message(self) -> Message | None:
@@ -325,6 +274,11 @@ class AppCall(ABC):
 
 
 def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
-    """Returns a new scope of the request that a parser has parsed last; see `scope_at`."""
+    """Returns a new scope of the request that a parser has parsed last, as `scope_at` has it."""
     at = wire.connection
-    return scope_at(at.shared, at.peer, at.name, kind, version, parser.line, list(parser.headers))
+    return {
+        **scope_at(at.shared, at.peer, at.name, kind, version, parser.line),
+        "headers": list(parser.headers),
+        "state": at.shared.state.copy(),
+        "extensions": {SERVER: at.shared.counts},
+    }

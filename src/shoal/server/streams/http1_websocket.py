@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from shoal.asgi.bad_request import BadRequest
-from shoal.server.http1.answer import LAST_CHUNK, AnswerHead, error_answer
+from shoal.server.http1.answer import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
 from shoal.server.http1.scope import scope_of_refused
 from shoal.server.streams.connection import StreamConnection
 from shoal.server.streams.websocket import WebSocketCall, check_handshake, header
@@ -115,14 +115,14 @@ class WebSocketConnection(StreamConnection):
             lines = b"".join(b"\r\n%b: %b" % field for field in fields)
             self.write(_UPGRADED + lines + _UPGRADE)
             return
-        answer = AnswerHead(status, fields)
+        lines, length, _ = answer_head(status, fields, self.shared.date_now())
         framing = b"\r\nconnection: close"
-        if answer.length is None and answer.has_body:
+        if length is None and status not in WITHOUT_BODY:
             self._is_chunked = not is_last
             framing += b"\r\n" + (
                 b"content-length: 0" if is_last else b"transfer-encoding: chunked"
             )
-        self.write(answer.encoded(framing, self.shared.date_now()))
+        self.write(lines + framing + END)
         if is_last:
             self.finish()
 

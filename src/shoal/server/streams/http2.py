@@ -219,7 +219,7 @@ class Http2Connection(StreamConnection):
             call = WebSocketCall(stream, parser)
             scope = call.scope("2", parser)
         else:
-            has_length = b"content-length" in parser.by_name
+            has_length = any(name == b"content-length" for name, _ in parser.headers)
             length = parser.length if has_length else None
             call = Http2Call(stream, parser.line.method, length, has_body=has_body)
             scope = scope_of("http", "2", parser, stream)

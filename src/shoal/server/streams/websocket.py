@@ -66,6 +66,8 @@ class WebSocketCall(AppCall):
         key: The key of the handshake, which the answer to it proves; HTTP/2 has none.
     """
 
+    OFFERED = (*AppCall.OFFERED, "when_draining", "when_received", "send_texts")
+
     def __init__(self, wire: Wire, parser: HeadParser, key: bytes = b"") -> None:
         lost = CloseReason.ABNORMAL_CLOSURE.value
         super().__init__(wire, "GET", {"type": "websocket.disconnect", "code": lost})
@@ -331,26 +333,17 @@ class WebSocketCall(AppCall):
 
     # What it offers beyond ASGI.
 
-    @override
-    def _offered(self) -> dict[str, Any]:
-        return {
-            **super()._offered(),
-            "when_draining": self._when_draining,
-            "when_received": self._when_received,
-            "send_texts": self._send_texts,
-        }
-
-    def _when_draining(self, callback: Callable[[], object] | None) -> None:
+    def when_draining(self, callback: Callable[[], object] | None) -> None:
         """Has the application close it itself once the server ends; see `drain`."""
         self._on_drain = callback
         if callback is not None and self._shared.is_draining:
             callback()
 
-    def _when_received(self, take: Callable[[Message], bool] | None) -> None:
+    def when_received(self, take: Callable[[Message], bool] | None) -> None:
         """Sets what each message is offered to; one that it refuses is queued."""
         self._take = take
 
-    async def _send_texts(self, texts: Iterable[bytes]) -> None:
+    async def send_texts(self, texts: Iterable[bytes]) -> None:
         """Sends messages at once, each valid UTF-8."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         await self._wire.ready()
