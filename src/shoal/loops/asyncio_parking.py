@@ -19,9 +19,52 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
     from shoal.core.request import Request
-    from shoal.loops.parking import Parked, Scope
+    from shoal.loops.parking import Limit, Parked, Scope
 
 FINISHED = State.FINISHED
+
+
+class AsyncioLimit:
+    """A time limit that another task looks at; it cancels as `asyncio.timeout` does.
+
+    It has no timer, so it costs a tenth of a cancel scope. A scope for each answer was 7 % of the
+    CPU time of an application on uvicorn.
+
+    Args:
+        task: The task that enters it.
+        ends_at: When `end` is to be called, on the event loop's clock.
+        entered: Has the limits that tasks are in.
+
+    Attributes:
+        ends_at: As above.
+        cancelled_caught: Whether the block was left since `end` was called.
+    """
+
+    __slots__ = ("_cancelling", "_entered", "_has_ended", "_task", "cancelled_caught", "ends_at")
+
+    def __init__(self, task: asyncio.Task[Any], ends_at: float, entered: set[AsyncioLimit]) -> None:
+        self._task = task
+        self.ends_at = ends_at
+        self._entered = entered
+        self.cancelled_caught = self._has_ended = False
+
+    def __enter__(self) -> None:
+        self._cancelling = self._task.cancelling()
+        self._entered.add(self)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._entered.discard(self)
+        if self._has_ended:
+            # Others may have cancelled it as well, and the block may have swallowed that.
+            is_own = self._task.uncancel() <= self._cancelling
+            self.cancelled_caught = is_own and kind is asyncio.CancelledError
+        return self.cancelled_caught
+
+    def end(self) -> None:
+        """Cancels the task in the block; another one calls this."""
+        self._entered.discard(self)
+        self._has_ended = True
+        self._task.cancel()
 
 
 class AsyncioParking(Parking):
@@ -46,6 +89,15 @@ class AsyncioParking(Parking):
         waiter: Future[None] = Future(loop=self._loop)
         parked.waiter = waiter
         return waiter
+
+    def limit(self, limit_s: float, entered: set[Any]) -> Limit:
+        try:
+            task: asyncio.Task[Any] | None = asyncio.current_task()
+        except RuntimeError:  # it is called in another kind of loop
+            task = None
+        if task is None or task.get_loop() is not self._loop:
+            return anyio.move_on_after(limit_s)
+        return AsyncioLimit(task, self.now() + limit_s, entered)
 
     def wake(self, waiter: Any) -> None:
         if not waiter.done():

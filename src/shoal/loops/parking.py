@@ -27,6 +27,7 @@ import anyio
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+    from types import TracebackType
 
     import trio
 
@@ -56,6 +57,29 @@ class SharedWaiter(Protocol):
     def done(self) -> bool:
         """Returns whether the caller was woken, or was cancelled and has not run since."""
         ...
+
+
+class Limit(Protocol):
+    """A block that is cancelled at a time.
+
+    Attributes:
+        cancelled_caught: Whether the block was left by that.
+    """
+
+    @property
+    def cancelled_caught(self) -> bool:
+        """See above."""
+        ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> bool | None: ...
 
 
 class Parking(ABC):
@@ -90,6 +114,16 @@ class Parking(ABC):
 
         It does what awaiting `new_waiter` does. On trio that costs 0.1 microseconds more, 5 % of a
         call, since an object that is not a coroutine is awaited by two more calls.
+        """
+
+    @abstractmethod
+    def limit(self, limit_s: float, entered: set[Any]) -> Limit:
+        """Returns a limit for the calling task, for what nearly always takes much less.
+
+        Args:
+            limit_s: The time after which the task is cancelled, in seconds.
+            entered: Where it is put while the task is in it, if another task has to look at the
+                clock and to call its `end`.
         """
 
     @abstractmethod

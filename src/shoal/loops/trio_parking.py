@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import trio
 from outcome import Outcome
 from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     )
 
     from shoal.core.request import Request
-    from shoal.loops.parking import Parked, Scope
+    from shoal.loops.parking import Limit, Parked, Scope
 
 FINISHED = State.FINISHED
 
@@ -93,6 +94,9 @@ class TrioParking(Parking):
         parked.waiter = waiter = TrioWaiter()
         waiter.task = current_task()
         return wait_task_rescheduled(waiter)
+
+    def limit(self, limit_s: float, entered: set[Any]) -> Limit:
+        return anyio.move_on_after(limit_s)
 
     def wake(self, waiter: Any) -> None:
         task = waiter.task

@@ -1,28 +1,33 @@
-"""Notices clients that leave, on servers without the extension `DISCONNECT`.
+"""Notices clients that leave, or do not read, on servers without the extension `DISCONNECT`.
 
 ASGI tells an application by `receive` that a client has left, so somebody has to wait there while
 the call runs. A task or a cancel scope for each request costs several times what the call itself
 does, and nearly all calls end before their client could have left. So a request only registers.
 One task for all looks at the registry now and then, and starts a task that waits in `receive` for
-each request that it has seen before. While no request is registered it sleeps.
+each request that it has seen before. While no request is registered it sleeps. Likewise it looks
+at how long answers have been on their way; see `Parking.limit`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
 from shoal.failures.holding import holding
 from shoal.loops.event_loop import holds_ctrl_c
+from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
     from anyio.abc import TaskGroup
     from starlette.types import Receive
+
+    from shoal.loops.parking import Limit, Parking
 
     Registry = dict["Watched", Callable[[], object]]
 
@@ -57,6 +62,9 @@ class Departures:
     """
 
     def __init__(self) -> None:
+        self._parking: Parking | None = None  # while nothing is watched
+        # The times of answers that are being sent.
+        self._limits: set[Any] = set()
         # Those registered since the last look, and those that were there at it.
         self._new: Registry = {}
         self._seen: Registry = {}
@@ -76,9 +84,19 @@ class Departures:
             callback()
         else:
             self._new[exchange] = callback
-            if self._wake is not None:
-                self._wake.set()
-                self._wake = None
+            self._start_looking()
+
+    def limit(self, limit_s: float) -> Limit:
+        """Returns a limit of the time, in seconds, that the calling task may be in a block."""
+        if self._parking is None:
+            return anyio.move_on_after(limit_s)
+        self._start_looking()
+        return self._parking.limit(limit_s, self._limits)
+
+    def _start_looking(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+            self._wake = None
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
@@ -89,11 +107,15 @@ class Departures:
         """
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
+            self._parking = parking_of_this_loop()
             tasks.start_soon(self._look, tasks)
             try:
                 yield
             except Exception as error:
                 failure = error
+            finally:
+                self._parking = None
+                self._end_limits(math.inf)
             tasks.cancel_scope.cancel()
         try:
             if failure is not None:
@@ -103,7 +125,7 @@ class Departures:
 
     async def _look(self, tasks: TaskGroup) -> None:
         while True:
-            if not (self._new or self._seen):
+            if not (self._new or self._seen or self._limits):
                 self._wake = anyio.Event()
                 await self._wake.wait()
             await anyio.sleep(UNNOTICED_S / 2)
@@ -112,6 +134,11 @@ class Departures:
                 exchange.listener = Listener()
                 tasks.start_soon(_listen, exchange, exchange.listener, callback)
             del long
+            self._end_limits(anyio.current_time())
+
+    def _end_limits(self, until: float) -> None:
+        for limit in [one for one in self._limits if one.ends_at <= until]:
+            limit.end()
 
 
 class Listener:

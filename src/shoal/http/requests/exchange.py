@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
-
-import anyio
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.asgi.http_options import HttpOptions
+    from shoal.batching.calls.leaving import WhenLeft
     from shoal.http.requests.departures import Departures, Listener
     from shoal.http.requests.incomplete import IncompleteBodies
     from shoal.observe.metrics import ItemTimes, StreamTimes
@@ -107,6 +107,7 @@ class Exchange:
     listener: Listener | None = None
     _id: bytes | None = None
     _offered: Mapping[str, Any] | None = None
+    _departures: Departures | None = None
 
     def __init__(
         self,
@@ -121,28 +122,30 @@ class Exchange:
         self.receive = receive
         self._send = send
         self._dispatcher = dispatcher
-        self._departures = departures or dispatcher.departures
         self.settings = dispatcher.settings
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         extensions = scope.get("extensions")
         if extensions:
             self._offered = extensions.get(DISCONNECT)
+        if departures is not None:
+            self._departures = departures
 
     @property
     def wants_no_body(self) -> bool:
         """Whether only the headers of an answer are requested."""
         return self.method == "HEAD"
 
-    def when_left(self, callback: Callable[[], object] | None) -> None:
+    @property
+    def when_left(self) -> WhenLeft:
         """Sets what is called once when the client leaves; at once if it has left already.
 
         The body must have been read.
         """
         if self._offered is None:
-            self._departures.watch(self, callback)
-        else:
-            self._offered["when_left"](callback)
+            return partial((self._departures or self._dispatcher.departures).watch, self)
+        when_left: WhenLeft = self._offered["when_left"]
+        return when_left
 
     def stop_listening(self) -> None:
         """Stops waiting for the client to leave, if a task does that."""
@@ -213,7 +216,7 @@ class Exchange:
         if declared is not None and declared.isdigit() and int(declared[:20]) > most:
             raise too_large(most)
         message = await self.receive()
-        if message["type"] != "http.request" or message.get("more_body", False):
+        if message.get("more_body") or message["type"] != "http.request":
             return await self._body_in_pieces(message, most)
         body: bytes = message.get("body", b"")
         if len(body) > most:
@@ -365,10 +368,12 @@ class Exchange:
             if self.listener is not None and self.listener.scope.cancel_called:
                 # Servers and middleware may take it amiss if one receives at the answer's end.
                 await self.listener.ended.wait()
-            with anyio.move_on_after(self.settings.send_timeout_s) as scope:
+            departures = self._departures or self._dispatcher.departures
+            limit = departures.limit(self.settings.send_timeout_s)
+            with limit:
                 for message in messages:
                     await self._send(message)
-            if scope.cancelled_caught:
+            if limit.cancelled_caught:
                 raise self.gave_up()
         except OSError as error:  # from servers that report a lost connection
             raise CallerLeft("the connection was lost") from error

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from starlette.datastructures import Headers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Scope
+
+    from shoal.batching.calls.leaving import WhenLeft
 
 
 class Caller(Protocol):
@@ -26,7 +26,8 @@ class Caller(Protocol):
         """The ASGI scope."""
         ...
 
-    def when_left(self, callback: Callable[[], object] | None) -> None:
+    @property
+    def when_left(self) -> WhenLeft:
         """Sets what is called once when the client leaves; at once if it has left already."""
         ...
 
