@@ -90,13 +90,13 @@ class AsyncioParking(Parking):
         parked.waiter = waiter
         return waiter
 
-    def limit(self, limit_s: float, entered: set[Any]) -> Limit:
+    def limit(self, limit_s: float, entered: set[Any]) -> Limit | None:
         try:
             task: asyncio.Task[Any] | None = asyncio.current_task()
         except RuntimeError:  # it is called in another kind of loop
             task = None
         if task is None or task.get_loop() is not self._loop:
-            return anyio.move_on_after(limit_s)
+            return None
         return AsyncioLimit(task, self.now() + limit_s, entered)
 
     def wake(self, waiter: Any) -> None:

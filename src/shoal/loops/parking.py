@@ -117,13 +117,16 @@ class Parking(ABC):
         """
 
     @abstractmethod
-    def limit(self, limit_s: float, entered: set[Any]) -> Limit:
+    def limit(self, limit_s: float, entered: set[Any]) -> Limit | None:
         """Returns a limit for the calling task, for what nearly always takes much less.
 
         Args:
             limit_s: The time after which the task is cancelled, in seconds.
-            entered: Where it is put while the task is in it, if another task has to look at the
-                clock and to call its `end`.
+            entered: Where it is put while the task is in it; another task looks at the clock, and
+                calls its `end`.
+
+        Returns:
+            The limit; None where only a cancel scope can do it.
         """
 
     @abstractmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
 import trio
 from outcome import Outcome
 from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
@@ -95,8 +94,8 @@ class TrioParking(Parking):
         waiter.task = current_task()
         return wait_task_rescheduled(waiter)
 
-    def limit(self, limit_s: float, entered: set[Any]) -> Limit:
-        return anyio.move_on_after(limit_s)
+    def limit(self, limit_s: float, entered: set[Any]) -> Limit | None:
+        return None
 
     def wake(self, waiter: Any) -> None:
         task = waiter.task

@@ -88,10 +88,11 @@ class Departures:
 
     def limit(self, limit_s: float) -> Limit:
         """Returns a limit of the time, in seconds, that the calling task may be in a block."""
-        if self._parking is None:
+        limit = None if self._parking is None else self._parking.limit(limit_s, self._limits)
+        if limit is None:
             return anyio.move_on_after(limit_s)
         self._start_looking()
-        return self._parking.limit(limit_s, self._limits)
+        return limit
 
     def _start_looking(self) -> None:
         if self._wake is not None:
