@@ -143,7 +143,7 @@ class RemoteCall(ServedCall):
         self._calls = calls
         self._shared = calls.shared
         self._id = id_
-        self.OFFERED = head.offered
+        self.offered = head.offered
         self._head = head.scope
         self._client = client
         self._body = body

@@ -20,7 +20,7 @@ class ServedCall(Mapping[str, Any]):
     nothing is made for a request that does not ask for it.
 
     Attributes:
-        OFFERED: The keys of the extension, each of them the name of an attribute.
+        offered: The keys of the extension, each of them the name of an attribute.
         is_over: Whether the client is gone, or was refused; what the application sends is dropped.
         is_complete: Whether the application has sent all of its answer.
         has_begun: Whether it has begun to.
@@ -28,7 +28,7 @@ class ServedCall(Mapping[str, Any]):
         refused_size: The size of the body of that answer, in bytes.
     """
 
-    OFFERED: tuple[str, ...] = (
+    offered: tuple[str, ...] = (
         *("when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"),
     )
 
@@ -88,17 +88,17 @@ class ServedCall(Mapping[str, Any]):
 
     @override
     def __getitem__(self, name: str) -> Any:
-        if name in self.OFFERED:
+        if name in self.offered:
             return getattr(self, name)
         raise KeyError(name)
 
     @override
     def __iter__(self) -> Iterator[str]:
-        return iter(self.OFFERED)
+        return iter(self.offered)
 
     @override
     def __len__(self) -> int:
-        return len(self.OFFERED)
+        return len(self.offered)
 
     @override
     def __eq__(self, other: object) -> bool:

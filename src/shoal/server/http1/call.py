@@ -79,7 +79,7 @@ class Call(ServedCall):
             it.
     """
 
-    OFFERED = (*ServedCall.OFFERED, "heartbeat", "send", "has_room", "put")
+    offered = (*ServedCall.offered, "heartbeat", "send", "has_room", "put")
 
     _shared: Shared
     # Few requests change these. What each one reads is set by `__init__`: it is found sooner there.

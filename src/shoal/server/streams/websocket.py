@@ -66,7 +66,7 @@ class WebSocketCall(AppCall):
         key: The key of the handshake, which the answer to it proves; HTTP/2 has none.
     """
 
-    OFFERED = (*AppCall.OFFERED, "when_draining", "when_received", "send_texts")
+    offered = (*AppCall.offered, "when_draining", "when_received", "send_texts")
 
     def __init__(self, wire: Wire, parser: HeadParser, key: bytes = b"") -> None:
         lost = CloseReason.ABNORMAL_CLOSURE.value
