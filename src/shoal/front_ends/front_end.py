@@ -212,7 +212,7 @@ class PassedRequest:
     def lose(self) -> None:
         """Ends the request, since the server's process is gone."""
         if not self._is_over:
-            self._queue("cut")
+            self._queue("cut off")
             self._is_over = True
 
     def _queue(self, name: str, content: Any = None) -> None:
@@ -225,7 +225,7 @@ class PassedRequest:
     def _left(self) -> None:
         """Handles that the client is gone, or that the server ends and its request must."""
         if self._offered["is_cut_off"]():
-            self._post("cut")
+            self._post("cut off")
         elif self._is_websocket:
             # All that has come on a WebSocket is passed on first, as is why it has ended.
             self._want(2**31)
@@ -296,7 +296,7 @@ class PassedRequest:
                     if name == "last":
                         for message in self._compressed(content):
                             await send(message)
-                    elif name == "cut" and not self._has_begun:
+                    elif name == "cut off" and not self._has_begun:
                         await self._refuse(send)
                     return
 

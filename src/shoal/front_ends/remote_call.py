@@ -166,7 +166,7 @@ class RemoteCall(ServedCall):
             shared.finished += 1
             if not (self.is_complete or self.is_over):
                 is_refused = self._is_cut_off and not self.has_begun
-                self._post("cut" if is_refused else "ended")
+                self._post("cut off" if is_refused else "ended")
             self.is_over = True
             self._calls.running.pop(self._id, None)
 
@@ -311,7 +311,7 @@ class RemoteCall(ServedCall):
             case "taken":
                 self._unread -= content
                 self._signal()
-            case "cut":
+            case "cut off":
                 self.end_early()
             case "draining":
                 self._drained()
@@ -352,7 +352,7 @@ class RemoteCall(ServedCall):
             return
         self._is_cut_off = True
         if not (self._call_back() or self.has_begun):
-            self._post("cut")
+            self._post("cut off")
             self.leave(503)
 
     # All sides.

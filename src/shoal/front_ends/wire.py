@@ -19,7 +19,7 @@ From the server's process to a front end:
 ``send pickled`` one message of ASGI, pickled
 ``texts``        several messages on a WebSocket: their texts in UTF-8
 ``ended``        the application has returned without the end of its answer
-``cut``          answer 503, since the server ends
+``cut off``      answer 503, since the server ends
 ``compress``     what the client accepts and a number: compress the answer, which comes next and
                  whole, if it has so many bytes
 ``want``         the application takes so many more of the client's messages
@@ -36,7 +36,7 @@ From a front end to the server's process:
 ``taken``        the client has taken so many bytes of the answer
 ``left``         the client is gone, or the server has answered it in place of the application: the
                  status of that answer, or 0
-``cut``          the request is cut off, and may have some last words
+``cut off``      the request is cut off, and may have some last words
 ``draining``     the server drains, for a WebSocket whose application asked to be told
 ================ ===================================================================================
 """
