@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import weakref
 from contextvars import ContextVar
 
@@ -445,3 +446,19 @@ async def test_a_body_that_comes_after_its_head_is_never_taken_for_one(steps, ch
                 await anyio.lowlevel.checkpoint()
         await settle()
         assert client.answers == [(200, body)] * 5
+
+
+async def test_an_idle_connection_keeps_nothing_of_the_body_that_it_has_read():
+    async def app(_scope, receive, send):
+        assert len((await receive())["body"]) == 50_000
+        await answer(send)
+
+    async with serving(app) as server:
+        client = server.connect()
+        for _ in range(2):  # the head of the second is the same as that of the first
+            data = bytes(asked("/", method="POST", body=b"x" * 50_000))
+            before = sys.getrefcount(data)
+            client.say(data)
+            await settle()
+            assert sys.getrefcount(data) == before
+        assert client.statuses == [200, 200]

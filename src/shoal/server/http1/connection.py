@@ -201,7 +201,7 @@ class Http1Connection(Receiver):
             self._timeout.set(limit_s)
         if self._transport.is_paused:
             self._transport.resume()
-        return self._awaited is awaited
+        return bool(self._awaited)
 
     def refuse(self, error: BadRequest) -> None:
         """Ends the connection of a client that sends what is no request."""
@@ -236,9 +236,9 @@ class Http1Connection(Receiver):
                     transport.resume()  # over TLS, something may come at once
                 else:
                     await shared.parking.park(self)
-            data = self.received
-            if parser.last and data.startswith(parser.last):
-                self.received = data[len(parser.last) :]
+            # No variable refers to what was received, which would be kept while this task waits.
+            if parser.last and self.received.startswith(parser.last):
+                self.received = self.received[len(parser.last) :]
             else:
                 await self._read_head()
             if self._is_ending:
