@@ -573,19 +573,39 @@ class OwnBytes(bytes):
         raise TypeError
 
 
-async def test_an_answer_may_have_other_types_of_bytes_and_numbers():
+class OwnText(str):
+    """Can't be pickled."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError
+
+
+class OwnPair(tuple):
+    """Can't be pickled."""
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError
+
+
+async def test_an_answer_may_have_other_types_of_bytes_texts_and_numbers():
     async def app(scope, receive, send):
         if scope["type"] == "http":
+            start, part = OwnText("http.response.start"), OwnText("http.response.body")
             headers = [
                 [bytearray(b"content-length"), memoryview(b"4")],
                 (OwnBytes(b"x-own"), b"mine"),
+                OwnPair((b"x-pair", b"mine")),
             ]
             status = HTTPStatus.ACCEPTED
-            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": start, "status": status, "headers": headers})
             body = bytearray(b"nu")
-            await send({"type": "http.response.body", "body": body, "more_body": 1, "x": object()})
+            await send({"type": part, "body": body, "more_body": 1, "x": object()})
             body[:] = b"xx"
-            await send({"type": "http.response.body", "body": OwnBytes(b"ll")})
+            await send({"type": part, "body": OwnBytes(b"ll")})
 
     assert await answered_in_turn(app, ["/"] * 3) == [202] * 3
 

@@ -8,7 +8,6 @@ read holds up its own call only.
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +34,9 @@ _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _MOST_IDLE: Final = 256  # tasks
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
-_BYTES: Final = frozenset((bytes,))
+# What is posted has these, and not what the application may use in their place.
+_START: Final = "http.response.start"
+_BODY: Final = "http.response.body"
 # The extension of ASGI by which an application refuses a WebSocket with an answer of its own.
 _DENIAL: Final = "websocket.http.response"
 
@@ -224,14 +225,12 @@ class RemoteCall(ServedCall):
             self._post("send pickled", dumps(message, 5), size_of(message))
         elif self.is_complete:
             raise RuntimeError("the answer is complete already")
-        elif kind == "http.response.start":
+        elif kind == _START:
             if self._start is not None or self.has_begun:
                 raise RuntimeError("the answer has begun already")
-            headers = list(message.get("headers", ()))
-            if not _BYTES.issuperset(map(type, chain.from_iterable(headers))):
-                headers = [(bytes(name), bytes(value)) for name, value in headers]
-            self._start = {"type": kind, "status": int(message["status"]), "headers": headers}
-        elif kind != "http.response.body" or (self._start is None and not self.has_begun):
+            headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+            self._start = {"type": _START, "status": int(message["status"]), "headers": headers}
+        elif kind != _BODY or (self._start is None and not self.has_begun):
             raise RuntimeError(f"{kind!r} is not a message that can come here")
         else:
             data, has_more = message.get("body", b""), message.get("more_body", False)
@@ -239,7 +238,7 @@ class RemoteCall(ServedCall):
                 data = bytes(memoryview(data))  # raises before anything has changed
             if self.has_begun and not await self._room():
                 return
-            parts: list[Message] = [{"type": kind, "body": data, "more_body": bool(has_more)}]
+            parts: list[Message] = [{"type": _BODY, "body": data, "more_body": bool(has_more)}]
             if self._start is not None:
                 parts.insert(0, self._start)
                 self._start = None
@@ -271,7 +270,7 @@ class RemoteCall(ServedCall):
     def put(self, data: bytes) -> None:
         """Sends a part of a body at once."""
         if not self.is_over:
-            part = {"type": "http.response.body", "body": bytes(data), "more_body": True}
+            part = {"type": _BODY, "body": bytes(data), "more_body": True}
             self._post("send", (part,), len(data))
 
     # Of WebSockets.
