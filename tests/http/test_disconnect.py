@@ -188,11 +188,17 @@ async def test_without_a_limit_a_call_may_wait_for_a_day(held):
     assert call.status == 200
 
 
-async def test_a_client_that_does_not_take_its_answer_is_given_up_in_time(held):
+@pytest.fixture
+def unread(held):
+    """A call whose client does not read its answer, and its application."""
     app = shoal.App(send_timeout_s=3)
     app.endpoint("/held", name="held")(held)
     held.go.set()
-    call = Call(app, "/held", item=1, reads=False)
+    return app, Call(app, "/held", item=1, reads=False)
+
+
+async def test_a_client_that_does_not_take_its_answer_is_given_up_in_time(unread):
+    app, call = unread
     async with app.lifespan():
         started = anyio.current_time()
         await call.run()
@@ -201,11 +207,8 @@ async def test_a_client_that_does_not_take_its_answer_is_given_up_in_time(held):
     assert call.sent == []
 
 
-async def test_a_task_that_sends_is_cancelled_by_its_server_as_well(held):
-    app = shoal.App(send_timeout_s=3)
-    app.endpoint("/held", name="held")(held)
-    held.go.set()
-    call = Call(app, "/held", item=1, reads=False)
+async def test_a_task_that_sends_is_cancelled_by_its_server_as_well(unread):
+    app, call = unread
     async with app.lifespan():
         with anyio.move_on_after(1) as scope:
             await call.run()
@@ -214,10 +217,20 @@ async def test_a_task_that_sends_is_cancelled_by_its_server_as_well(held):
     assert call.sent == []
 
 
-async def test_an_answer_before_the_application_is_open_has_its_time_as_well(held):
-    app = shoal.App(send_timeout_s=3)
-    app.endpoint("/held", name="held")(held)
-    call = Call(app, "/held", item=1, reads=False)
+async def test_an_answer_is_given_up_after_the_application_has_closed_as_well(unread):
+    app, call = unread
+    async with anyio.create_task_group() as tasks:
+        async with app.lifespan():
+            tasks.start_soon(call.run)
+            await settle()
+            assert not call.returned.is_set()
+        with anyio.fail_after(4):
+            await call.returned.wait()
+    assert call.sent == []
+
+
+async def test_an_answer_before_the_application_is_open_has_its_time_as_well(unread):
+    _, call = unread
     started = anyio.current_time()
     await call.run()
     assert anyio.current_time() - started == pytest.approx(3)
