@@ -34,7 +34,7 @@ class ServedCall(Mapping[str, Any]):
 
     _shared: Any  # the state of the address
 
-    # Most calls change none of these; an attribute of the class costs them nothing.
+    # Most calls change none of these.
     is_over = is_complete = has_begun = False
     refusal = refused_size = 0
     _is_cut_off = False
