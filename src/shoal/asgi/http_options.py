@@ -52,7 +52,6 @@ class AppKeywords(TypedDict, total=False):
     retry_after_s: int
     server_timing: ServerTiming
     debug: bool
-    compress_from_bytes: int | None
     protocols: Sequence[Any]
     openapi: bool
     landing_page: bool
@@ -238,10 +237,6 @@ class HttpOptions:
             those whose clients have ``"asked"`` by the header ``X-Server-Timing: 1``, or
             ``"always"`` all. It tells clients how busy the server is.
         debug: Whether an answer to an internal error shows the traceback.
-        compress_from_bytes: Answers of so many bytes or more, and all streams, are compressed for
-            clients that accept zstd or gzip; None for no compression. Leave it off where an answer
-            has a secret beside text that a client chooses: by the length of a compressed answer the
-            secret can be guessed (BREACH).
         protocols: The protocols in which endpoints are called, besides Shoal's own: their names, or
             `shoal.http.HttpProtocol` objects.
         openapi: Whether the endpoints are described at ``/-/openapi.json``, by OpenAPI, and shown
@@ -361,7 +356,6 @@ class HttpOptions:
     retry_after_s: int = option(1, partial(whole, least=1))
     server_timing: ServerTiming = option("never", _server_timing)
     debug: bool = option(False, yes_or_no)
-    compress_from_bytes: int | None = option(None, partial(whole, least=1), may_be_none=True)
     protocols: Sequence[Any] = option((), checked_protocols)
     openapi: bool = option(True, yes_or_no)
     landing_page: bool = option(True, yes_or_no)

@@ -11,7 +11,6 @@ import anyio
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.wire import WINDOW, Head, size_of
-from shoal.http.requests.content_coding import compressed
 from shoal.http.requests.problem import PROBLEM_JSON, ended
 from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.messages import unpickled
@@ -133,7 +132,7 @@ class FrontEnd:
         sent = {name: scope[name] for name in scope if name not in _OF_EACH}
         offered = {*scope["extensions"][DISCONNECT]}
         if scope["type"] == "http":
-            offered |= {"compress", "send"}
+            offered.add("send")
         head = Head(sent, tuple(offered))
         return number, head, scope["client"], body
 
@@ -155,7 +154,6 @@ class PassedRequest:
     _wanted = 0
     _taken = 0
     _has_begun = False
-    _compress: tuple[bytes, int] | None = None
 
     def __init__(self, front_end: FrontEnd, id_: int, scope: Scope) -> None:
         self._front_end = front_end
@@ -197,8 +195,6 @@ class PassedRequest:
         match name:
             case "want":
                 self._want(content)
-            case "compress":
-                self._compress = content
             case "heartbeat":
                 self._offered["heartbeat"](*content)
             case "trace":
@@ -294,7 +290,7 @@ class PassedRequest:
                 case _:
                     self._is_over = True
                     if name == "last":
-                        for message in self._compressed(content):
+                        for message in content:
                             await send(message)
                     elif name == "cut off" and not self._has_begun:
                         await self._refuse(send)
@@ -305,16 +301,6 @@ class PassedRequest:
         for message in messages:
             await send(message)
             self._count(size_of(message))
-
-    def _compressed(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Returns the messages of a whole answer, compressed if the application wants that."""
-        if self._compress is None:
-            return messages
-        (accept_encoding, least_bytes), (start, part) = self._compress, messages
-        headers = [header for header in start["headers"] if header[0] != b"content-length"]
-        body, made = compressed(accept_encoding, part["body"], headers, least_bytes)
-        length = (b"content-length", b"%d" % len(body))
-        return {**start, "headers": [*made, length]}, {**part, "body": body}
 
     async def _refuse(self, send: Send) -> None:
         headers, body = self._front_end.refusal

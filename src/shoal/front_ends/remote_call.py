@@ -255,10 +255,6 @@ class RemoteCall(ServedCall):
         """Tells the front end the ids of the request's trace and span, as it logs the request."""
         self._post("trace", tuple(map(str, ids)))
 
-    def compress(self, accept_encoding: bytes, least_bytes: int) -> None:
-        """Has the front end compress the answer, which is then sent whole; see `compressed`."""
-        self._post("compress", (bytes(accept_encoding), int(least_bytes)))
-
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data whenever the answer was silent for a time."""
         self._post("heartbeat", (float(after_s), bytes(data)))

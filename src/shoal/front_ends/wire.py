@@ -20,8 +20,6 @@ From the server's process to a front end:
 ``texts``        several messages on a WebSocket: their texts in UTF-8
 ``ended``        the application has returned without the end of its answer
 ``cut off``      answer 503, since the server ends
-``compress``     what the client accepts and a number: compress the answer, which comes next and
-                 whole, if it has so many bytes
 ``want``         the application takes so many more of the client's messages
 ``heartbeat``    seconds and bytes: send these whenever the answer was silent for so long
 ``watch drain``  the application closes the WebSocket itself if it is told that the server drains

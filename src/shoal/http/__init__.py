@@ -6,10 +6,9 @@ endpoint stands between it and the engine (`requests.call`). `requests.problem` 
 answers. `admin` is the admin API. `server` runs any ASGI application and does not depend on the
 rest.
 
-The names here are for the annotations of handlers: where a value comes from (`Header`, `Path`,
-`Query`, `Cookie`), a file of a form (`Upload`), and the media type of a result (`MediaType`). And
-`HttpProtocol` and `ProtocolRoutes` are what a protocol of one's own is made of. `merged_openapi`
-adds the OpenAPI document of a mounted application to that of the application around it.
+`MediaType` annotates the media type of a result. A protocol of your own implements `HttpProtocol`
+and `ProtocolRoutes`. `merged_openapi` adds the OpenAPI document of a mounted application to that of
+the application around it.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -18,31 +17,20 @@ from shoal.core.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.http.openapi.merge import merged_openapi
-    from shoal.http.requests.marks import Cookie, Header, MediaType, Path, Query
-    from shoal.http.requests.multipart import Upload
+    from shoal.http.requests.json_codec import MediaType
     from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
 
 __all__ = [
-    "Cookie",
-    "Header",
     "HttpProtocol",
     "MediaType",
-    "Path",
     "ProtocolRoutes",
-    "Query",
-    "Upload",
     "merged_openapi",
 ]
 
 _WHERE: Final = {
-    "Cookie": "shoal.http.requests.marks",
-    "Header": "shoal.http.requests.marks",
     "HttpProtocol": "shoal.http.requests.protocol",
-    "MediaType": "shoal.http.requests.marks",
-    "Path": "shoal.http.requests.marks",
+    "MediaType": "shoal.http.requests.json_codec",
     "ProtocolRoutes": "shoal.http.requests.protocol",
-    "Query": "shoal.http.requests.marks",
-    "Upload": "shoal.http.requests.multipart",
     "merged_openapi": "shoal.http.openapi.merge",
 }
 

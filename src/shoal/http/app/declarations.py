@@ -190,9 +190,9 @@ class Declarations:
             NameTaken: The name or the path is taken.
             ValueError: The batched function is served already, or the parameters and the path
                 do not fit.
-            TypeError: JSON can't be checked against an annotation, or a mark against a list.
+            TypeError: JSON can't be checked against an annotation.
         """
-        from shoal.http.requests.mark_check import check_marks
+        from shoal.http.requests.queries import check_items
 
         for there in self.endpoints.values():
             if code.face is not None and there.code is not None and there.code.face is code.face:
@@ -200,7 +200,8 @@ class Declarations:
                     f"{target!r} has one batcher, and {there.path} serves it already; decorate "
                     "the handler a second time for another"
                 )
-        check_marks(code.signature, path)
+        if code.config.decode is None:
+            check_items(code.signature, path)
         endpoint = EndpointDeclaration(
             name=name,
             path=path,

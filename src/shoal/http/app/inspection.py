@@ -110,13 +110,14 @@ def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> Ba
     function = _function_of(path, definition)
     with _complaining((*path, "code")):
         handler, batched = adapted(function, definition, fill=config.fill, streams=config.streams)
-        if has_route:
+        if has_route and config.decode is None:
             _check_annotations(function)
             reader_for(handler.binding.signature)
     try:
         size = config.batch_options(batched)["max_batch_size"]
         config.slots(batched)
         oddity = config.oddity(batched)
+        config.converters()
     except Exception as error:
         with _complaining((*path, *_option_of(config, str(error)))):
             raise

@@ -307,15 +307,16 @@ def _route_of(endpoint: ServedEndpoint) -> dict[str, Any]:
 
 def _takes(endpoint: ServedEndpoint) -> str | None:
     """Returns the kind of an endpoint's input; None if it is not known here."""
+    if endpoint.decodes:
+        return "request"
     if endpoint.signature is None:
         return None
     from shoal.http.requests.payload import reader_for
 
     try:
-        reader = reader_for(endpoint.signature)
+        return reader_for(endpoint.signature).takes
     except TypeError:  # it can be called by handles only, even if it has a route
         return None
-    return "form" if "multipart/form-data" in reader.media_types else reader.takes
 
 
 def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:

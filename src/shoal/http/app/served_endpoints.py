@@ -45,6 +45,8 @@ def _of_declaration(declared: EndpointDeclaration) -> ServedEndpoint:
         priority_levels=1 if code is None else code.config.given().get("priority_levels", 1),
         text="" if code is None else text_of(code.definition.target),
         documented=declared.documented,
+        decodes=code is not None and code.config.decode is not None,
+        encodes=code is not None and code.config.encode is not None,
     )
 
 
@@ -63,6 +65,8 @@ def _of_endpoint(endpoint: Endpoint, declared: EndpointDeclaration | None) -> Se
                 priority_levels=method_batcher.batcher.options.priority_levels,
                 text=text_of(backend.definition.target),
                 documented=documented,
+                decodes=backend.config.decode is not None,
+                encodes=backend.config.encode is not None,
             )
     return ServedEndpoint(
         name=endpoint.name, path=endpoint.route, methods=endpoint.methods, documented=documented

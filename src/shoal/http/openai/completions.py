@@ -16,7 +16,6 @@ from shoal.http.openai.messages import OneText, SeveralTexts
 from shoal.http.openai.models import OpenAIRoute
 from shoal.http.openai.text_calls import MergedTexts, TextCall, gathered, refusing
 from shoal.http.requests.call import EndpointCall, unwatched
-from shoal.http.requests.compressed import compressed_form
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import explained
@@ -71,7 +70,7 @@ class TextRoute(OpenAIRoute):
         await answer_with_stream(
             exchange,
             text.stream(),
-            compressed_form(exchange, form),
+            form,
             call.explained,
             self._options.heartbeat_s,
             job.times,
@@ -88,10 +87,7 @@ class TextRoute(OpenAIRoute):
         await answer_with_stream(
             exchange,
             merged,
-            compressed_form(
-                exchange,
-                SeveralTexts(form, merged.ends, job.prompt_tokens, with_usage=with_usage),
-            ),
+            SeveralTexts(form, merged.ends, job.prompt_tokens, with_usage=with_usage),
             partial(
                 explained,
                 settings=self._options,

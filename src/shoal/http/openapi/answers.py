@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Union
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
@@ -11,8 +11,7 @@ from shoal.http.openapi.inputs import BINARY, JSON
 from shoal.http.openapi.problems import MEANINGS, WITH_RETRY_AFTER, kinds_of
 from shoal.http.openapi.schemas import is_response, results_of
 from shoal.http.requests.arrays import NPY
-from shoal.http.requests.json_codec import BYTES, BYTES_TYPES
-from shoal.http.requests.marks import media_type_of, stripped
+from shoal.http.requests.json_codec import BYTES, BYTES_TYPES, media_type_of
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack
 from shoal.http.requests.problem import PROBLEM_JSON
 from shoal.http.requests.stream_forms import JsonLines, ServerSentEvents
@@ -115,18 +114,18 @@ class Answers:
         self._schemas = schemas
         signature = endpoint.signature
         annotation = None if signature is None else signature.return_annotation
-        found = results_of(annotation, streams=endpoint.streams) if signature is not None else ()
+        found: tuple[Any, ...] = ()
+        if signature is not None and not endpoint.encodes:
+            found = results_of(annotation, streams=endpoint.streams)
         self._responses = [one for one in found if is_response(one)]
         results = tuple(one for one in found if not is_response(one))
         media_type = media_type_of(annotation) or BYTES
         # A result of any type may be bytes.
-        may_be_bytes = signature is None or any(
-            one in _BYTES_OR_ANY for one in map(stripped, found)
-        )
+        may_be_bytes = signature is None or any(one in _BYTES_OR_ANY for one in map(_bare, found))
         self._of_bytes = media_type.decode() if may_be_bytes else None
         if not endpoint.streams:
-            results = tuple(one for one in results if stripped(one) not in BYTES_TYPES)
-        self._has_results = bool(results) or signature is None
+            results = tuple(one for one in results if _bare(one) not in BYTES_TYPES)
+        self._has_results = bool(results) or signature is None or endpoint.encodes
         self._is_array = any(map(is_array, results))
         if results:
             schemas.add_result((endpoint.name, "result"), Union[results])  # noqa: UP007 - a tuple
@@ -159,7 +158,7 @@ class Answers:
             statuses.add(406)
         if inputs.checks_types:
             statuses.add(422)
-        if inputs.takes_body(method) and (inputs.reads_json or inputs.reads_coding):
+        if inputs.takes_body(method) and (inputs.checks_types or inputs.reads_coding):
             statuses.add(415)
         if "{" in (self._endpoint.path or ""):
             statuses.add(405)  # the parameters may fit another endpoint only
@@ -175,6 +174,8 @@ class Answers:
             content = {**_streams(schema, problems.schema), **content}
         for response in self._responses:
             content |= {_media_type(response): {}}
+        if self._endpoint.encodes:
+            content |= {"*/*": {}}
         text = "The items, as they are produced." if self._endpoint.streams else "The result."
         if not is_known:
             text = "The result, or a stream of items: the code is not known here."
@@ -192,6 +193,10 @@ class Answers:
         if self._of_bytes is not None:
             content.setdefault(self._of_bytes, {"schema": BINARY})
         return content
+
+
+def _bare(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _media_type(response: Any) -> str:

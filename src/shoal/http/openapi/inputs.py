@@ -8,31 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import Request
 
-from shoal.http.openapi.schemas import members, scalars
+from shoal.http.openapi.schemas import scalars
 from shoal.http.requests.arrays import NPY
 from shoal.http.requests.json_type import adapter_of
-from shoal.http.requests.marks import element_of, fields_of
-from shoal.http.requests.multipart import FORM, Upload
-from shoal.http.requests.payload import (
-    FieldsReader,
-    MarkedReader,
-    MarkedRecordReader,
-    by_key,
-    fields_adapter,
-    marks_of,
-    reader_for,
-    without_marks,
-)
+from shoal.http.requests.payload import fields_adapter, reader_for
 from shoal.http.requests.queries import is_record, takes_body
 from shoal.serving.query import takes_query
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from inspect import Signature
 
-    from shoal.http.openapi.schemas import Key, Schema, Schemas
+    from shoal.http.openapi.schemas import Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
-    from shoal.http.requests.payload import ItemSource
 
 _PARAMETER: Final = re.compile(r"\{(\w+)(?::(\w+))?\}")
 _STEPS: Final[dict[str, Schema]] = {
@@ -62,24 +50,19 @@ class Inputs:
         self._endpoint = endpoint
         self._schemas = schemas
         self._is_known = False
-        # Those whose values are not marked to come from elsewhere than the item's usual place.
         self._parameters: list[Parameter] = []
         self._media_types: Sequence[str] = ()
         self._takes_query = False
-        # By the key in the schema: the part of the request, and the name there.
-        self._marked: Mapping[str, tuple[str, str]] = {}
-        self._marks_parameters = False  # and not the fields of the item
-        self._files: dict[str, Schema] = {}
-        if endpoint.signature is not None:
+        if endpoint.signature is not None and not endpoint.decodes:
             try:
                 self._add(endpoint.signature)
                 self._is_known = True
-            except Exception:  # only handles can call it; or a hook of the user's types raised
-                self._marked = {}
+            except Exception:  # noqa: S110 - only handles can call it; or a hook of the user's raised
+                pass
 
     @property
-    def reads_json(self) -> bool:
-        """Whether a body may be JSON."""
+    def checks_types(self) -> bool:
+        """Whether a body may be JSON, which is checked against a type."""
         return not self._is_known or JSON in self._media_types
 
     @property
@@ -87,41 +70,21 @@ class Inputs:
         """Whether a content coding is removed; a `Request` has its body as it was sent."""
         return [one.annotation for one in self._parameters] != [Request]
 
-    @property
-    def checks_types(self) -> bool:
-        """Whether a request may not fit the types of the code."""
-        return self.reads_json or bool(self._marked)
-
     def _add(self, signature: Signature) -> None:
-        name, marked = self._endpoint.name, marks_of(signature)
-        reader: ItemSource = reader_for(signature)
-        self._media_types = reader.media_types
-        if isinstance(reader, MarkedReader):
-            self._marked = reader.source_of
-            adapter = fields_adapter(reader.parameters, _type_name(name, "Parameters"))
-            self._schemas.add((name, "marked"), adapter)
-            self._marks_parameters = True
-            signature, reader = without_marks(signature, marked), reader.rest
-        elif isinstance(reader, MarkedRecordReader):
-            self._marked = reader.source_of
+        self._media_types = reader_for(signature).media_types
         self._parameters = list(signature.parameters.values())
         self._takes_query = takes_query(signature)
         if JSON in self._media_types and NPY.decode() not in self._media_types:
-            self._add_item(is_object=isinstance(reader, FieldsReader))
+            self._add_item()
 
-    def _add_item(self, *, is_object: bool) -> None:
+    def _add_item(self) -> None:
         name, parameters = self._endpoint.name, self._parameters
         annotation = parameters[0].annotation
+        is_object = len(parameters) > 1
         fields = fields_adapter(parameters, _type_name(name, "Item"))
-        types = {one.name: one.annotation for one in parameters}
         item = fields
         if not is_object:
             item = adapter_of(Any if annotation is Parameter.empty else annotation)
-            types = by_key(item, fields_of(annotation))
-        for key, one in types.items():
-            is_list, element = element_of(one)
-            if element in (bytes, Upload):
-                self._files[key] = {"type": "array", "items": BINARY} if is_list else BINARY
         if is_object or annotation is not Parameter.empty:
             self._schemas.add((name, "item"), item)
         if not self._takes_query:
@@ -136,6 +99,11 @@ class Inputs:
 
     def body(self) -> dict[str, Any] | None:
         """Returns the request body, after the schemas were made; None if there is none."""
+        if self._endpoint.decodes:
+            return {
+                "description": "A body that the endpoint's own function decodes.",
+                "content": {"*/*": {"schema": BINARY}},
+            }
         if not self._is_known:
             return {
                 "description": "The code is not known here, so neither is what it takes.",
@@ -152,15 +120,8 @@ class Inputs:
             content = {**dict.fromkeys(self._media_types, array), npy: {"schema": BINARY}}
             return {"description": "An array.", "required": True, "content": content}
         schema = self._schemas.of((self._endpoint.name, "item"))
-        is_required = True
-        if not self._marks_parameters:
-            schema = self._schemas.without(schema, self._marked)
-            # A record whose other values are all optional, or come from elsewhere, needs none.
-            is_required = not self._marked or "required" in schema
         content = {one: {"schema": schema} for one in self._media_types}
-        if FORM.decode() in content:
-            content[FORM.decode()] = {"schema": self._schemas.with_members(schema, self._files)}
-        return {"required": is_required, "content": content}
+        return {"required": True, "content": content}
 
     def parameters(self, *, is_in_query: bool) -> list[dict[str, Any]]:
         """Returns the parameters, after the schemas were made; first those of the path.
@@ -168,19 +129,8 @@ class Inputs:
         Args:
             is_in_query: Whether the item is in the query, since the request has no body.
         """
-        key: Key = self._endpoint.name, "marked" if self._marks_parameters else "item"
-        marked = self._schemas.of(key)
-        found = {("path", one["name"]): one for one in path_parameters(self._endpoint.path or "")}
-        for name, schema, required in members(self._schemas, marked):
-            source, there = self._marked.get(name, ("", ""))
-            at = source, there
-            if source == "path" and at in found:
-                found[at]["schema"] = _path_schema(found[at]["schema"], schema)
-            elif source and source != "path" and at not in found:
-                found[at] = _parameter(source, there, schema, required=required)
-        for one in self._query() if is_in_query else ():
-            found.setdefault(("query", one["name"]), one)
-        return list(found.values())
+        of_path = list(path_parameters(self._endpoint.path or ""))
+        return [*of_path, *self._query()] if is_in_query and self._is_known else of_path
 
     def _query(self) -> Iterator[dict[str, Any]]:
         """Yields the parameters in the query of a request without a body."""
@@ -196,8 +146,7 @@ class Inputs:
             return
         found = self._schemas.of((self._endpoint.name, "query"))
         for name, schema, required in scalars(self._schemas, found):
-            if self._marks_parameters or name not in self._marked:
-                yield _parameter("query", name, schema, required=required)
+            yield _parameter("query", name, schema, required=required)
 
 
 def path_of(route: str) -> str:
@@ -209,13 +158,6 @@ def path_parameters(route: str) -> Iterator[dict[str, Any]]:
     """Yields the parameters in a route."""
     for name, kind in _PARAMETER.findall(route):
         yield _parameter("path", name, _STEPS[kind or "str"], required=True)
-
-
-def _path_schema(step: Schema, marked: Schema) -> Schema:
-    """Returns the schema of a parameter that a route and the code's type describe."""
-    if step["type"] == marked.get("type"):
-        return {**step, **marked}
-    return marked if step["type"] == "string" else step
 
 
 def _parameter(source: str, name: str, schema: Schema, *, required: bool) -> dict[str, Any]:

@@ -24,8 +24,6 @@ from shoal.http.openapi.problems import SCHEMA
 from shoal.http.requests.plain import encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
     from pydantic.json_schema import JsonSchemaMode, JsonSchemaWarningKind
     from pydantic_core import core_schema
 
@@ -111,22 +109,6 @@ class Schemas:
             schema = self.components.get(name.removeprefix(_REF), {})
         return schema
 
-    def without(self, schema: Schema, names: Collection[str]) -> Schema:
-        """Returns the schema of an object without some of its members."""
-        found = self.resolved(schema)
-        if not names or "properties" not in found:
-            return schema
-        rest = {key: one for key, one in found["properties"].items() if key not in names}
-        required = [name for name in found.get("required", ()) if name not in names]
-        found = {key: one for key, one in found.items() if key != "required"}
-        return {**found, **({"required": required} if required else {}), "properties": rest}
-
-    def with_members(self, schema: Schema, others: Mapping[str, Schema]) -> Schema:
-        """Returns the schema of an object some of whose members have other schemas."""
-        found = self.resolved(schema)
-        own = found.get("properties", {})
-        return {**found, "properties": {key: others.get(key, one) for key, one in own.items()}}
-
     def used(self, *parts: Any) -> dict[str, Schema]:
         """Returns the components that parts of a document refer to, by name."""
         found = dict[str, Schema]()
@@ -211,19 +193,14 @@ def _is_describable(adapter: TypeAdapter[Any], mode: JsonSchemaMode) -> bool:
     return True
 
 
-def members(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """Yields the members of an object as text can have them: name, schema, whether required."""
+def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
+    """Yields the members of an object that a text can hold: name, schema, whether required."""
     found = schemas.resolved(schema)
     required = found.get("required", ())
     for name, member in found.get("properties", {}).items():
-        yield name, without_null(member), name in required
-
-
-def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, bool]]:
-    """Yields those of the members of an object that text can stand for."""
-    for name, member, required in members(schemas, schema):
-        if _is_scalar(schemas, member):
-            yield name, member, required
+        plain = without_null(member)
+        if _is_scalar(schemas, plain):
+            yield name, plain, name in required
 
 
 def without_null(schema: Schema) -> Schema:

@@ -75,6 +75,8 @@ class ServedEndpoint:
         priority_levels: How many priority levels it has.
         text: The code's documentation; empty if there is none, or none is known.
         documented: What the program says of it.
+        decodes: Whether a function of its own makes items of requests.
+        encodes: Whether a function of its own makes responses of results.
     """
 
     name: str
@@ -85,6 +87,8 @@ class ServedEndpoint:
     priority_levels: int = 1
     text: str = ""
     documented: Documented
+    decodes: bool = False
+    encodes: bool = False
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -92,7 +96,7 @@ class ServedEndpoint:
         # Not the signature itself: comparing those compares the code's defaults.
         return (
             *(self.name, self.path, self.methods, id(self.signature), self.streams),
-            *(self.priority_levels, self.text, id(self.documented)),
+            *(self.priority_levels, self.text, id(self.documented), self.decodes, self.encodes),
         )
 
 

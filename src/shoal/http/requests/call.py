@@ -11,13 +11,13 @@ import logging
 import sys
 import traceback
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.forming.call_options import CallOptions
-from shoal.errors import NoSuchName, NotOpen
+from shoal.errors import DeadlineExceeded, NoSuchName, NotOpen
 from shoal.failures.exceptions import is_cancellation
 from shoal.failures.hints import server_hint
 from shoal.http.requests.metadata import HttpMetadata
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
 
+T = TypeVar("T")
 _log: Final = logging.getLogger("shoal.http")
 
 
@@ -196,6 +197,22 @@ class EndpointCall:
             share=caching is None or _may_share(caching),
         )
         return found
+
+    async def prepared(self, item: Awaitable[T]) -> T:
+        """Awaits the item of the call, within its time limit.
+
+        Raises:
+            CallerLeft: The client left meanwhile.
+            DeadlineExceeded: It took longer than the call may.
+        """
+        limit_s, began_at = self._options.timeout_s, anyio.current_time()
+        with anyio.move_on_after(limit_s):
+            found = await run_unless_left(self._when_left, lambda: item)
+            if limit_s is not None:
+                left_s = max(0.0, limit_s - (anyio.current_time() - began_at))
+                self._options = self._options._replace(timeout_s=left_s)
+            return found
+        raise DeadlineExceeded(f"the request was not decoded within {limit_s} s")
 
     def result(self, item: Any) -> Awaitable[Any]:
         """Makes a call with one result, which it returns once it is awaited.

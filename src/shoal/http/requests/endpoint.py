@@ -3,20 +3,31 @@
 ``X-Serve-Call-Method`` names another method of the backend's code than ``__call__``, and requests
 with equal ``X-Serve-Shard-Key`` go to the same backend; both headers are Ray Serve's.
 ``X-Request-Timeout`` shortens the time limit of the call.
+
+A backend may have functions of its own between HTTP and its code: ``decode`` makes the item of the
+request, and ``encode`` makes what is sent of the result.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
+from inspect import isawaitable
+from json import JSONDecodeError
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import anyio
+from pydantic import ValidationError
+from starlette.formparsers import MultiPartException
 from typing_extensions import override
 
 from shoal.http.requests.call import NO_CALL_HEADERS, CallHeaders, EndpointCall, EndpointCalls
-from shoal.http.requests.compressed import compressed_form
-from shoal.http.requests.problem import Refused, invalid_timeout
+from shoal.http.requests.content_coding import decoded
+from shoal.http.requests.json_type import problem_of_validation
+from shoal.http.requests.problem import Problem, Refused, invalid_timeout
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
+from shoal.http.requests.whole_request import WholeRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +36,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.codec import Codec
     from shoal.http.requests.exchange import Exchange
+    from shoal.serving.config.converters import Converters
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
@@ -54,16 +66,52 @@ class EndpointRoute(Route):
             body = await exchange.body()
             found = await call.find(call_headers(exchange.headers))
             codec = found.made_by(self._make_codec)
+            if found.converters is not None:
+                await self._answer_converted(call, exchange, codec, found.converters, body)
+                return
             item = codec.item(exchange, body)
             if call.streams:
                 await self._answer_with_stream(call, exchange, codec, item)
             else:
                 await codec.answer(exchange, await call.result(item))
 
-    async def _answer_with_stream(
-        self, call: EndpointCall, exchange: Exchange, codec: Codec, item: Any
+    async def _answer_converted(
+        self,
+        call: EndpointCall,
+        exchange: Exchange,
+        codec: Codec,
+        converters: Converters,
+        body: bytes,
     ) -> None:
-        form = compressed_form(exchange, codec.stream(exchange))
+        """Answers a request by the functions of the backend."""
+        body = decoded(exchange.headers, body, self._options.max_body_bytes)
+        request = WholeRequest(exchange.scope, body)
+        decode, encode = converters
+        try:
+            if decode is None:
+                item = codec.item(exchange, body)
+            else:
+                item = await _decoded(decode, request, call)
+            if call.streams:
+                await self._answer_with_stream(
+                    call, exchange, codec, item, partial(encode, request) if encode else None
+                )
+                return
+            result = await call.result(item)
+            await codec.answer(exchange, result if encode is None else encode(request, result))
+        finally:
+            with anyio.CancelScope(shield=True):
+                await request.close()  # the files of a form
+
+    async def _answer_with_stream(
+        self,
+        call: EndpointCall,
+        exchange: Exchange,
+        codec: Codec,
+        item: Any,
+        encode: Callable[[Any], Any] | None = None,
+    ) -> None:
+        form = codec.stream(exchange)
         if form.stops_reconnection and exchange.headers.get(b"last-event-id"):
             # To a reconnection after the end of the stream, or after it was lost.
             await exchange.answer_without_body(204)
@@ -75,7 +123,29 @@ class EndpointRoute(Route):
             call.explained,
             self._options.heartbeat_s,
             exchange.item_times(self.name),
+            encode,
         )
+
+
+async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: EndpointCall) -> Any:
+    """Returns the item of a request.
+
+    Raises:
+        Refused: The request is not what the function reads.
+        DeadlineExceeded: The function took longer than the call may.
+        Exception: The function raised this.
+    """
+    try:
+        item = decode(request)
+        return await call.prepared(item) if isawaitable(item) else item
+    except ValidationError as error:
+        raise Refused(problem_of_validation(error)) from None
+    except (JSONDecodeError, UnicodeDecodeError) as error:
+        detail = f"The body: {error}."
+        raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail)) from None
+    except MultiPartException as error:
+        detail = f"The form: {error.message}"
+        raise Refused(Problem(400, "invalid-form", "The form is not accepted", detail)) from None
 
 
 def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from shoal.asgi.extensions import DISCONNECT
 from shoal.batching.calls.leaving import CallerLeft
-from shoal.http.requests.content_coding import compressed
 from shoal.http.requests.problem import Problem, Refused, too_large
 
 if TYPE_CHECKING:
@@ -285,16 +284,6 @@ class Exchange:
         """
         if status in WITHOUT_BODY:
             return self.answer_without_body(status, headers)
-        least = self.settings.compress_from_bytes
-        if least is not None:
-            accepted = self.headers.get(b"accept-encoding", b"")
-            # Another process may compress it, unless something between would see it uncompressed.
-            offered = self._offered or {}
-            is_large = len(body) >= least and self.method != "HEAD"
-            if is_large and "compress" in offered and offered["send"] == self._send:
-                offered["compress"](accepted, least)
-            else:
-                body, headers = compressed(accepted, body, headers, least)
         self.status = status
         begin = {
             "type": "http.response.start",

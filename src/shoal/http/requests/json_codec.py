@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args, get_origin
 
 import anyio
 from starlette.responses import FileResponse, Response
@@ -30,10 +31,10 @@ from shoal.http.requests.accept import VARIES, prefers, weights
 from shoal.http.requests.arrays import NPY, as_npy
 from shoal.http.requests.codec import Codec
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.marks import media_type_of
 from shoal.http.requests.msgpack import MSGPACK, has_msgpack, packed
+from shoal.http.requests.payload import reader_for
 from shoal.http.requests.plain import encoded, of_memoryview
-from shoal.http.requests.queries import ItemReader
+from shoal.http.requests.queries import WITH_BODY, QueryReader, takes_body
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
@@ -63,28 +64,60 @@ BYTES_TYPES: Final = frozenset({bytes, bytearray, memoryview})
 """The types of results that are sent as they are."""
 
 
+@dataclass(frozen=True, slots=True)
+class MediaType:
+    """The media type of the bytes that a handler returns.
+
+    ::
+
+        def plot(sizes: list[int]) -> list[Annotated[bytes, MediaType("image/png")]]: ...
+
+    Attributes:
+        name: The media type.
+    """
+
+    name: str
+
+    def __post_init__(self) -> None:
+        given: Any = self.name
+        if not isinstance(given, str):
+            raise TypeError(f'MediaType takes text, such as "image/png", not {given!r}')
+        if "/" not in given or not given.isascii() or not given.isprintable():
+            raise ValueError(f'{given!r} is not a media type; write MediaType("image/png")')
+
+
+def media_type_of(annotation: Any) -> bytes | None:
+    """Returns the media type that a handler's result is annotated with; None if there is none."""
+    for one in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
+        if isinstance(one, MediaType):
+            return one.name.encode("ascii")
+    return None
+
+
 class JsonCodec(Codec):
     """The codec of Shoal's own protocol.
 
     Args:
         signature: The signature of a call with one item.
 
+    Attributes:
+        takes: The kind of input, in one word, as in `Reader`.
+
     Raises:
         TypeError: JSON can't be checked against an annotation.
     """
 
     def __init__(self, signature: Signature) -> None:
-        self._reader = ItemReader(signature)
+        self._read, self.takes, _ = reader_for(signature)
+        parameters = list(signature.parameters.values())
+        self._query = None if takes_body("GET", parameters) else QueryReader(signature)
         self._of_bytes = media_type_of(signature.return_annotation) or BYTES
-
-    @property
-    def takes(self) -> str:
-        """The kind of input, in one word; see `Reader`."""
-        return self._reader.takes
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        return self._reader.item(exchange, body)
+        if not body and self._query is not None and exchange.method not in WITH_BODY:
+            return self._query.item(exchange)
+        return self._read(exchange, body)
 
     @override
     def answer(self, exchange: Exchange, result: Any) -> Awaitable[None]:

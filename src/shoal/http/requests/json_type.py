@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
-from pydantic_core import PydanticSerializationError, SchemaValidator, from_json, to_json
+from pydantic_core import SchemaValidator, from_json
 from typing_extensions import TypeAliasType
 
 from shoal.batching.handlers.array_types import has_arrays
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100
-_OTHER_TITLE: Final = "The request does not fit the endpoint"
 # From so many elements on, only the first error of a body is reported.
 _LARGE: Final = 4096
 
@@ -59,8 +58,6 @@ class JsonType:
 
     Attributes:
         media_types: The media types that are accepted.
-        keys: The keys that each field is read from, if the type is a record.
-        lists: The fields that take nothing but a list, if the type is a record.
     """
 
     def __init__(
@@ -75,8 +72,6 @@ class JsonType:
         others = ", ".join(self.media_types[1:])
         self._takes = f"{takes}, or {others}" if others else takes
         self._schema: Any = adapter.core_schema
-        self.keys = keys_of(self._schema)
-        self.lists = lists_of(self._schema)
         self._validator = finite_validator(adapter)
         self._costs = _costs_of(self._schema)
         self._for_large: SchemaValidator | None = None
@@ -95,66 +90,17 @@ class JsonType:
             form, body = self._form_of(exchange, body)
             if form is not None:
                 value = form.value(exchange, body, self._costs)
-                return self._checked(self._for(len(body)).validate_python, value)
+                try:
+                    return self._for(len(body)).validate_python(value)
+                except ValidationError as error:
+                    raise Refused(problem_of_validation(error, value)) from None
         elements = check_json(body, exchange.settings.max_json_elements, self._costs)
-        validator = self._validator if elements < _LARGE else self._ending_at_the_first_error()
+        validator = self._validator if elements < _LARGE else self._for(elements)
         try:
             return validator.validate_json(body)
         except ValidationError as error:
             given = _read_again(body, elements)
-            raise Refused(problem_of_validation(error, None, given, body)) from None
-
-    def unchecked(self, exchange: Exchange, body: bytes) -> tuple[Any, bool]:
-        """Returns the value of a body that is not checked against the type yet; see `checked`.
-
-        Returns:
-            The value, and whether the body is JSON.
-
-        Raises:
-            Refused: The body is in no accepted form, or malformed, or too large.
-        """
-        form, body = self._form_of(exchange, body)
-        if form is not None:
-            return form.value(exchange, body, self._costs), False
-        check_json(body, exchange.settings.max_json_elements, self._costs)
-        try:
-            return from_json(body, allow_inf_nan=False), True
-        except ValueError as error:
-            raise Refused(_not_json(encoding_flaw(body) or str(error))) from None
-
-    def checked(
-        self, value: Any, size: int, *, as_json: bool, where: Callable[[Location], Location]
-    ) -> Any:
-        """Returns a value of the type.
-
-        Args:
-            value: What is made from it.
-            size: How many elements it may have.
-            as_json: Whether it is checked as JSON is.
-            where: Returns what a message says of the place of an error.
-
-        Raises:
-            Refused: It does not fit the type.
-        """
-        validator = self._for(size)
-        if not as_json:
-            return self._checked(validator.validate_python, value, where)
-        try:
-            text = to_json(value)
-        except (PydanticSerializationError, ValueError):
-            raise Refused(_not_json("A text in it can't be written in UTF-8.")) from None
-        return self._checked(lambda _: validator.validate_json(text), value, where)
-
-    def _checked(
-        self,
-        validate: Callable[[Any], Any],
-        value: Any,
-        where: Callable[[Location], Location] | None = None,
-    ) -> Any:
-        try:
-            return validate(value)
-        except ValidationError as error:
-            raise Refused(problem_of_validation(error, where, value)) from None
+            raise Refused(problem_of_validation(error, given, body)) from None
 
     def _form_of(self, exchange: Exchange, body: bytes) -> tuple[BodyForm | None, bytes]:
         """Returns the form of a body, None for JSON; and the body without its content coding."""
@@ -168,9 +114,8 @@ class JsonType:
         return form, body
 
     def _for(self, elements: int) -> SchemaValidator:
-        return self._validator if elements < _LARGE else self._ending_at_the_first_error()
-
-    def _ending_at_the_first_error(self) -> SchemaValidator:
+        if elements < _LARGE:
+            return self._validator
         if self._for_large is None:
             self._for_large = SchemaValidator(
                 _changed(self._schema, _make_finite, _make_end_early), **_ANEW
@@ -288,18 +233,6 @@ def keys_of(schema: Any) -> dict[str, list[str]]:
     return {name: _keys(name, field) for name, field in _fields_of(schema).items()}
 
 
-def lists_of(schema: Any) -> set[str]:
-    """Returns the fields of a record that take nothing but a list."""
-    return {name for name, field in _fields_of(schema).items() if _is_list(field["schema"])}
-
-
-def _is_list(schema: Any) -> bool:
-    # A validator before the type's own may make a list of anything.
-    while schema["type"] in ("default", "nullable", "function-after"):
-        schema = schema["schema"]
-    return schema["type"] in ("list", "tuple", "set", "frozenset")
-
-
 def _fields_of(schema: Any) -> dict[str, Any]:
     definitions = {one.get("ref"): one for one in schema.get("definitions", ())}
     part: Any = schema
@@ -343,21 +276,17 @@ def _check_media_type(media_type: bytes, takes: str) -> None:
 
 
 def problem_of_validation(
-    error: ValidationError,
-    where: Callable[[Location], Location] | None = None,
-    value: Any = _UNKNOWN,
-    body: bytes = b"",
+    error: ValidationError, value: Any = _UNKNOWN, body: bytes = b""
 ) -> Problem:
     """Returns the problem of an item that does not fit.
 
     Args:
-        error: What is wrong with it.
-        where: Returns what is said of the place of an error; None to say it as it is.
+        error: The error of pydantic.
         value: The value, if it is known.
         body: The body, if it is JSON.
     """
     count = error.error_count()
-    title = "The body does not fit the endpoint" if where is None else _OTHER_TITLE
+    title = "The body does not fit the endpoint"
     if count > _MOST_ERRORS_SHOWN:
         # A list would have an object for each error, of which there may be millions.
         return Problem(422, "invalid-item", title, f"It has {count} errors.")
@@ -365,16 +294,16 @@ def problem_of_validation(
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
         return _not_json(encoding_flaw(body) or errors[0]["msg"])
     places = [as_written(e["loc"], value, e["type"]) for e in errors]
-    told = [
-        {"loc": loc if where is None else where(loc), "msg": e["msg"], "type": e["type"]}
+    shown = [
+        {"loc": loc, "msg": e["msg"], "type": e["type"]}
         for e, loc in zip(errors, places, strict=True)
     ]
-    at = ".".join(str(step) for step in told[0]["loc"])
-    detail = f"{at}: {told[0]['msg']}" if at else str(told[0]["msg"])
+    at = ".".join(str(step) for step in places[0])
+    detail = f"{at}: {errors[0]['msg']}" if at else errors[0]["msg"]
     is_list = isinstance(value, list) or body.lstrip(_SPACE).startswith(b"[")
     if is_list and all(_is_about_the_whole(e["loc"], e["type"]) for e in errors):
         detail += ". One request is one item: send it without a list around it."
-    return Problem(422, "invalid-item", title, detail, more={"errors": told})
+    return Problem(422, "invalid-item", title, detail, more={"errors": shown})
 
 
 def _read_again(body: bytes, elements: int) -> Any:

@@ -25,81 +25,49 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.requests import Request
 from typing_extensions import is_typeddict
 
-from shoal.batching.handlers.array_types import has_arrays
+from shoal.batching.handlers.array_types import has_arrays, is_array
 from shoal.http.requests.json_type import finite_validator
-from shoal.http.requests.payload import (
-    MarkedReader,
-    MarkedRecordReader,
-    Reader,
-    fields_adapter,
-    marks_of,
-    reader_for,
-    without_marks,
-)
+from shoal.http.requests.payload import fields_adapter, reader_for
 from shoal.http.requests.problem import Problem, Refused
+from shoal.serving.names import parameter_names
 from shoal.serving.query import Query, takes_query
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from inspect import Signature
 
     from pydantic_core import SchemaValidator
 
     from shoal.http.requests.exchange import Exchange
 
-_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+"""The methods of requests that have their item in the body, even if that is empty."""
 
 
 def takes_body(method: str, parameters: Sequence[Parameter]) -> bool:
     """Returns whether a request with a method has its item in its body, even if that is empty."""
     kinds = [parameter.annotation for parameter in parameters]
     only_body = kinds in ([], [bytes], [Request]) or any(map(has_arrays, kinds))
-    return only_body or method in _WITH_BODY
+    return only_body or method in WITH_BODY
 
 
-class ItemReader:
-    """Makes the items of the calls of one handler, from bodies and from queries.
+class QueryReader:
+    """Makes the items of the calls of one handler from queries.
 
     Args:
         signature: The signature of a call with one item.
-        without: The names in a query that are not the item's.
-
-    Raises:
-        TypeError: JSON can't be checked against an annotation.
     """
 
-    def __init__(self, signature: Signature, without: Collection[str] = ()) -> None:
-        self._of_body: Reader = _reader_for(signature)
-        self._without = without
+    def __init__(self, signature: Signature) -> None:
         self._parameters = list(signature.parameters.values())
         self._takes_query = takes_query(signature)
-        self._only_body = takes_body("GET", self._parameters) or isinstance(
-            self._of_body, MarkedReader
-        )  # which has the readers of both
 
-    @property
-    def takes(self) -> str:
-        """The kind of input, in one word; see `Reader`."""
-        return self._of_body.takes
-
-    @property
-    def media_types(self) -> Sequence[str]:
-        """The media types of the bodies that it takes; see `Reader`."""
-        return self._of_body.media_types
-
-    def item(self, exchange: Exchange, body: bytes) -> Any:
+    def item(self, exchange: Exchange) -> Any:
         """Returns the item; a tuple, in order, if the handler has several parameters.
 
         Raises:
-            Refused: The request does not fit the handler's parameters.
+            Refused: The query does not fit the handler's parameters.
         """
-        if body or exchange.method in _WITH_BODY or self._only_body:
-            return self._of_body.item(exchange, body)
         query = Query.of(exchange.scope.get("query_string", b""))
-        if self._without:
-            query = Query((n, value) for n, value in query.items() if n not in self._without)
-        if isinstance(self._of_body, MarkedRecordReader):
-            return self._of_body.of_query(exchange, query)
         if self._takes_query:
             return query
         try:
@@ -144,16 +112,6 @@ class ItemReader:
         )
 
 
-def _reader_for(signature: Signature) -> Reader:
-    """Returns the reader of bodies; it reads queries as well if a parameter is marked."""
-    marked = marks_of(signature)
-    if not marked:
-        return reader_for(signature)
-    in_query = {there for source, there in marked.sources.values() if source == "query"}
-    rest = ItemReader(without_marks(signature, marked), in_query)
-    return MarkedReader(signature, marked, rest)
-
-
 def is_record(annotation: Any) -> bool:
     """Returns whether a type has named fields."""
     kind = get_origin(annotation) or annotation
@@ -162,3 +120,28 @@ def is_record(annotation: Any) -> bool:
         or is_typeddict(kind)
         or (isinstance(kind, type) and issubclass(kind, (BaseModel, Mapping)))
     )
+
+
+def check_items(signature: Signature, path: str) -> None:
+    """Checks that the items of an endpoint can be read from its requests.
+
+    Args:
+        signature: The signature of a call with one item.
+        path: The path of the endpoint.
+
+    Raises:
+        TypeError: There is no reader for an annotation.
+        ValueError: A parameter has the name of one of the path, but would come from the body.
+    """
+    reader_for(signature)
+    for name in parameter_names(path):
+        same = signature.parameters.get(name)
+        if same is None:
+            continue
+        kind = same.annotation
+        if kind not in (bytes, Request) and not is_array(kind) and not is_record(kind):
+            raise ValueError(
+                f"{name!r} has the name of a parameter of the path {path}, and would come from the "
+                "body or the query; read both in the endpoint's decode function, or give it "
+                "another name"
+            )

@@ -58,6 +58,7 @@ async def answer_with_stream(
     explain: Callable[[Exception], Problem],
     heartbeat_s: float,
     times: ItemTimes | None = None,
+    encode: Callable[[Any], Any] | None = None,
 ) -> None:
     """Makes a call and sends its items as they are produced.
 
@@ -68,6 +69,7 @@ async def answer_with_stream(
         explain: Returns the problem for an error in mid-stream, and logs it.
         heartbeat_s: How long the answer may be silent, in seconds.
         times: Where the times of its items are counted; None for nowhere.
+        encode: Makes what is sent of an item; None for the item itself.
 
     Raises:
         CallerLeft: The client is gone, or did not read in time; the call was cancelled. Or the
@@ -79,7 +81,7 @@ async def answer_with_stream(
         return
 
     failure: Problem | None = None
-    messages = _Messages(form, times or ItemTimes())
+    messages = _Messages(form, times or ItemTimes(), encode)
     send_items = partial(_send_items, exchange, stream, messages, heartbeat_s)
     last = b""
     try:
@@ -106,18 +108,22 @@ class _Messages:
 
     Attributes:
         form: Their form.
+        encode: Makes what is sent of an item; None for the item itself.
         tick: Counts an item.
     """
 
-    __slots__ = ("form", "tick")
+    __slots__ = ("encode", "form", "tick")
 
-    def __init__(self, form: StreamForm, times: ItemTimes) -> None:
+    def __init__(
+        self, form: StreamForm, times: ItemTimes, encode: Callable[[Any], Any] | None
+    ) -> None:
         self.form = form
+        self.encode = encode
         self.tick = times.clock(parking_of_this_loop().now)
 
     def of(self, item: Any) -> bytes:
         """Returns the message of an item."""
-        message = self.form.item(item)
+        message = self.form.item(item if self.encode is None else self.encode(item))
         self.tick()
         return message
 
@@ -210,7 +216,8 @@ def _let_the_handler_send(exchange: Exchange, stream: ItemStream, messages: _Mes
     is between this and the server.
     """
     direct = exchange.direct
-    if direct is None or messages.form.runs_users_code or not isinstance(stream, ResultStream):
+    runs_users_code = messages.form.runs_users_code or messages.encode is not None
+    if direct is None or runs_users_code or not isinstance(stream, ResultStream):
         return
     take = partial(_put_at_once, *direct, messages, stream.leave)
     stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)

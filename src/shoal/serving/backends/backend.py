@@ -233,8 +233,9 @@ class Backend:
                 handler = open_handler(self.pool, method, fill, streams, binding)
             options = self.batch_options(described, self.config)
             name = self.tag if method == CALL else f"{self.tag}/{method}"  # no tag has a slash
+            converters = self.config.converters()
             method_batcher = MethodBatcher(
-                name, described, handler, self.pool, options, self._observers
+                name, described, handler, self.pool, options, converters, self._observers
             )
             await self._tasks.start(method_batcher.run, self._enter)
             self.method_batchers[method] = method_batcher
@@ -259,6 +260,7 @@ class Backend:
             ValueError: An option does not fit the code; nothing is changed.
         """
         done: list[MethodBatcher] = []
+        converters = config.converters()
         try:
             for method_batcher in self.method_batchers.values():
                 method_batcher.configure(self.batch_options(method_batcher.method, config))
@@ -267,6 +269,8 @@ class Backend:
             for method_batcher in done:
                 method_batcher.configure(self.batch_options(method_batcher.method, self.config))
             raise
+        for method_batcher in done:
+            method_batcher.converters = converters
         self.config = config
 
     async def close_batchers(self, *, at_once: bool) -> None:

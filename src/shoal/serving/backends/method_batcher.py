@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
     from shoal.core.events import Observers
     from shoal.replicas.code.description import Method
+    from shoal.serving.config.converters import Converters
     from shoal.serving.replica_set.pool import Pool
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class MethodBatcher:
         method: The method.
         batcher: The batcher itself.
         streams: Whether its calls are answered by streams.
+        converters: The functions between HTTP and the method; None for the usual ways.
         check_arrays: Checks the arrays in an item; None if no parameter has an array type.
     """
 
@@ -54,9 +56,11 @@ class MethodBatcher:
         handler: Handler,
         pool: Pool,
         options: dict[str, Any],
+        converters: Converters | None,
         observers: Observers,
     ) -> None:
         self.method = method
+        self.converters = converters
         self._handler = handler
         self._room = PoolRoom(pool, 1)
         self.batcher: Batcher[Any] = Batcher(

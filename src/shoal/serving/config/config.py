@@ -44,11 +44,12 @@ from shoal.serving.config.batching import (
     loaded,
     one_at_a_time,
 )
+from shoal.serving.config.converters import Converters, checked_converter, loaded_converters
 from shoal.serving.config.json import durable
 from shoal.serving.config.keywords import NAMES, BackendKeywords, renamed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Unpack
 
     from shoal.replicas.contract import Placement
@@ -101,6 +102,12 @@ class BackendConfig:
         fill: When a batch is complete, as in `shoal.Batcher`; other than ``"closed"`` only with the
             placement ``"task"``, or one that takes open batches.
         streams: Whether calls to an open batch are answered by streams.
+        decode: Makes the item of a call from a Starlette ``Request`` whose body has been read: a
+            plain or async function. By default, the annotations of the code decide how an item is
+            read. Calls over a WebSocket and with other protocols do not use it.
+        encode: Makes the response to a call: a plain function of the result, or of the result and
+            the ``Request``. It returns a Starlette ``Response``, or what is sent like any result.
+            It gets each item of a stream.
         replica: The options that its replicas have with any placement.
         placed: The options of Shoal's placements that were given, and differ from the default.
         batching: The batch options that were given; import paths are not loaded.
@@ -126,6 +133,8 @@ class BackendConfig:
     max_batches_per_replica: int | None = option(None, partial(whole, least=1))
     fill: Fill = choice("closed", Fill)
     streams: bool = option(False, yes_or_no)
+    decode: Callable[[Any], Any] | str | None = option(None, checked_converter, is_function=True)
+    encode: Callable[..., Any] | str | None = option(None, checked_converter, is_function=True)
     replica: ReplicaOptions
     placed: Mapping[str, Any]
     batching: Mapping[str, Any]
@@ -248,6 +257,16 @@ class BackendConfig:
         options.pop("max_concurrent_batches", None)
         # The size is always given, so that it replaces another one that a batcher may have.
         return {**SERVED_DEFAULTS, "max_batch_size": batch_size(options), **options}
+
+    def converters(self) -> Converters | None:
+        """Returns ``decode`` and ``encode``, imported; None if neither is given.
+
+        Raises:
+            TypeError: An import path leads to something else than a function of a request.
+            ValueError: An import path leads to nothing.
+            Exception: A module raised this when it was imported.
+        """
+        return loaded_converters(self.decode, self.encode)
 
     def slots(self, batched: bool, *, gathers: bool = False) -> float:
         """Returns how many batches a replica may have at once; infinity for no limit.

@@ -28,6 +28,8 @@ class BackendKeywords(ValueKeywords, PlacementKeywords, total=False):
     max_batches_per_replica: int | None
     fill: Fill
     streams: bool
+    decode: Callable[[Any], Any] | str | None
+    encode: Callable[..., Any] | str | None
 
     # ReplicaOptions
     start_timeout_s: float | None

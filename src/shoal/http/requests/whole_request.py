@@ -2,6 +2,10 @@
 
 Only data is sent: the method, the URL, the headers, the client, the path parameters and the body.
 Access to other attributes in that process, such as the application, raises an error.
+
+A form costs its parser more than its size says: it looks at each parameter of a header several
+times, so a part whose header has thousands of semicolons takes milliseconds, and so does a text of
+many short fields. Both are bounded before a parser sees the body, by searches that take no time.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import anyio
 from starlette.requests import Request
 
+from shoal.http.requests.problem import Problem, Refused
+
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope
 
@@ -18,16 +24,26 @@ _DATA: Final = (
     *("type", "method", "scheme", "http_version", "path", "raw_path", "root_path", "query_string"),
     *("headers", "client", "server", "path_params"),
 )
+_MOST_PARAMETERS: Final = 32
+_MOST_HEADER_BYTES: Final = 2**16
+_MOST_FIELDS: Final = 1000
+_URL_ENCODED: Final = b"application/x-www-form-urlencoded"
 
 
-class ReplayedRequest(Request):
+class WholeRequest(Request):
     """A request with its whole body.
 
     Its ``is_disconnected()`` is always false: a disconnect cancels the call, which the handler sees
     in ``current_batch().requests``.
+
+    Raises:
+        Refused: The body is a form that would cost too much to read.
     """
 
     def __init__(self, scope: Scope, body: bytes) -> None:
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                check_form(value, body)
         super().__init__(scope, _receive_of(body))
         self._whole_body = body
 
@@ -79,3 +95,43 @@ class RequestFromElsewhere(Request):
     session: Any = _unavailable("session")  # pyright: ignore[reportIncompatibleMethodOverride]
     user: Any = _unavailable("user")  # pyright: ignore[reportIncompatibleMethodOverride]
     auth: Any = _unavailable("auth")  # pyright: ignore[reportIncompatibleMethodOverride]
+
+
+def check_form(content_type: bytes, body: bytes) -> None:
+    """Checks what a form would cost to read; another body is not looked at.
+
+    Raises:
+        Refused: A header of a part has too many parameters, the headers of all parts are too large,
+            or the form has too many fields.
+    """
+    media_type = content_type.partition(b";")[0].strip().lower()
+    if media_type == _URL_ENCODED and body.count(b"&") + body.count(b";") >= _MOST_FIELDS:
+        raise _too_complex(f"it has more than {_MOST_FIELDS} fields")
+    if not media_type.startswith(b"multipart/"):
+        return
+    _check_parameters(content_type)
+    try:
+        from python_multipart.multipart import parse_options_header
+    except ModuleNotFoundError:  # then nobody can read it
+        return
+    line = b"--" + parse_options_header(content_type)[1].get(b"boundary", b"")
+    size = 0
+    at = 0 if body.startswith(line) else body.find(b"\r\n" + line)
+    while at >= 0:
+        end = body.find(b"\r\n\r\n", at, at + _MOST_HEADER_BYTES)
+        header = body[at : end if end >= 0 else at + _MOST_HEADER_BYTES]
+        _check_parameters(header)
+        size += len(header)
+        if size > _MOST_HEADER_BYTES:
+            raise _too_complex(f"its parts have more than {_MOST_HEADER_BYTES} bytes of headers")
+        at = body.find(b"\r\n" + line, at + 2)
+
+
+def _check_parameters(header: bytes) -> None:
+    if header.count(b";") > _MOST_PARAMETERS:
+        raise _too_complex(f"a header has more than {_MOST_PARAMETERS} parameters")
+
+
+def _too_complex(detail: str) -> Refused:
+    title = "The form is not accepted"
+    return Refused(Problem(413, "body-too-complex", title, f"The form: {detail}."))

@@ -1,0 +1,80 @@
+"""The functions between HTTP and the code of a backend: ``decode`` and ``encode``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.batching.handlers.annotations import read_signature
+from shoal.replicas.code.definition import imported, split_import_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Converters(NamedTuple):
+    """The functions of one backend, imported.
+
+    Attributes:
+        decode: Makes an item of a request, perhaps asynchronously.
+        encode: Makes what is sent of a request and its result.
+    """
+
+    decode: Callable[[Any], Any] | None
+    encode: Callable[[Any, Any], Any] | None
+
+
+def checked_converter(name: str, value: Any) -> Any:
+    """Checks a function or an import path, which is not imported yet.
+
+    Raises:
+        TypeError: It is neither, or the function takes other arguments.
+        ValueError: It is text, but not an import path.
+    """
+    if isinstance(value, str):
+        try:
+            split_import_path(value)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+        return value
+    if not callable(value):
+        raise TypeError(
+            f"{name} must be a function or its import path, not {value!r}; write {name}=a_function"
+        )
+    takes = (1,) if name == "decode" else (1, 2)
+    if not any(_takes(value, count) for count in takes):
+        wanted = "a Request" if name == "decode" else "a result, or a result and its Request"
+        raise TypeError(f"{name} must take {wanted}, and {value!r} does not")
+    return value
+
+
+def loaded_converters(decode: Any, encode: Any) -> Converters | None:
+    """Returns the functions of a backend; None if it has none.
+
+    Raises:
+        TypeError: An import path leads to no function, or to one that takes other arguments.
+        ValueError: An import path leads to nothing.
+        Exception: A module raised this when it was imported.
+    """
+    if decode is None and encode is None:
+        return None
+    if isinstance(decode, str):
+        decode = checked_converter("decode", imported(decode))
+    if isinstance(encode, str):
+        encode = checked_converter("encode", imported(encode))
+    return Converters(decode, None if encode is None else _of_both(encode))
+
+
+def _of_both(encode: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    if _takes(encode, 2):
+        return lambda request, result: encode(result, request)
+    return lambda _request, result: encode(result)
+
+
+def _takes(function: Any, count: int) -> bool:
+    try:
+        read_signature(function).bind(*[None] * count)
+    except TypeError:
+        return False
+    except ValueError:  # some functions that are written in C have no signature
+        return True
+    return True
