@@ -17,7 +17,7 @@ import orjson
 from shoal.http.requests.problem import PROBLEM_JSON
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Sequence
 
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
@@ -79,8 +79,8 @@ class Codec(ABC):
         """
 
     @abstractmethod
-    def answer(self, exchange: Exchange, result: Any) -> Awaitable[None]:
-        """Answers a request with the result of its call, once it is awaited.
+    async def answer(self, exchange: Exchange, result: Any) -> None:
+        """Answers a request with the result of its call.
 
         Raises:
             CallerLeft: The client is gone, or did not read in time.

@@ -24,7 +24,7 @@ from shoal.batching.calls.leaving import CallerLeft
 from shoal.http.requests.problem import Problem, Refused, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -93,6 +93,7 @@ class Exchange:
         method: The method of the request.
         has_left: Whether `receive` has said that the client has left.
         headers: The request's headers; the last one of those with the same name.
+        id: The client's ``X-Request-ID`` if it is well-formed, else a generated one.
         listener: What has waited, or waits, for the client to leave; None before.
         settings: The options of the server.
         status: The status of the answer; 0 until it has begun. If it can't be completed, it is set
@@ -104,7 +105,6 @@ class Exchange:
     counted: Counted | None = None
     has_left = False
     listener: Listener | None = None
-    _id: bytes | None = None
     _offered: Mapping[str, Any] | None = None
     _departures: Departures | None = None
 
@@ -124,6 +124,10 @@ class Exchange:
         self.settings = dispatcher.settings
         self.method: str = scope["method"]
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        given_id = self.headers.get(b"x-request-id")
+        if given_id is None or not _REQUEST_ID.fullmatch(given_id):
+            given_id = dispatcher.new_id()
+        self.id = given_id
         extensions = scope.get("extensions")
         if extensions:
             self._offered = extensions.get(DISCONNECT)
@@ -254,50 +258,43 @@ class Exchange:
             incomplete.release(client, size)
 
     @property
-    def id(self) -> bytes:
-        """The client's ``X-Request-ID`` if it is well-formed, else a generated one."""
-        return self._id or self._find_id()
-
-    def _find_id(self) -> bytes:
-        given = self.headers.get(b"x-request-id")
-        if given is None or not _REQUEST_ID.fullmatch(given):
-            given = self._dispatcher.new_id()
-        self._id = given
-        return given
-
-    @property
     def request_id(self) -> str:
-        """The same as text."""
+        """The id as text."""
         return self.id.decode("ascii")
 
-    def answer(
+    async def answer(
         self,
         status: int,
         media_type: bytes,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> Awaitable[None]:
-        """Sends a whole answer, once it is awaited.
+    ) -> None:
+        """Sends a whole answer.
 
         Raises:
             CallerLeft: The client is gone, or did not read in time.
         """
         if status in WITHOUT_BODY:
-            return self.answer_without_body(status, headers)
+            await self.answer_without_body(status, headers)
+            return
         self.status = status
-        begin = {
+        start = {
             "type": "http.response.start",
             "status": status,
             "headers": [
                 (b"content-type", media_type),
                 (b"content-length", b"%d" % len(body)),
                 *headers,
-                (b"x-request-id", self._id or self._find_id()),
+                (b"x-request-id", self.id),
             ],
         }
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
-        sent = b"" if self.method == "HEAD" else body
-        return self._deliver(begin, {"type": "http.response.body", "body": sent})
+        whole = {"type": "http.response.body", "body": b"" if self.method == "HEAD" else body}
+        if self._offered is None:
+            await self._deliver(start, whole)
+        else:
+            await self._send(start)
+            await self._send(whole)
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
@@ -349,11 +346,11 @@ class Exchange:
         }
 
     async def _deliver(self, *messages: Message) -> None:
+        if self._offered is not None:
+            for message in messages:
+                await self._send(message)
+            return
         try:
-            if self._offered is not None:
-                for message in messages:
-                    await self._send(message)
-                return
             if self.listener is not None and self.listener.scope.cancel_called:
                 # Servers and middleware may take it amiss if one receives at the answer's end.
                 await self.listener.ended.wait()

@@ -38,7 +38,6 @@ from shoal.http.requests.queries import WITH_BODY, QueryReader, takes_body
 from shoal.http.requests.stream_forms import form_for
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
     from inspect import Signature
 
     from starlette.types import Message
@@ -120,17 +119,19 @@ class JsonCodec(Codec):
         return self._read(exchange, body)
 
     @override
-    def answer(self, exchange: Exchange, result: Any) -> Awaitable[None]:
+    async def answer(self, exchange: Exchange, result: Any) -> None:
         accept = exchange.headers.get(b"accept")
         if type(result) in _ALWAYS_JSON and accept in _ASKS_FOR_NOTHING:
-            return exchange.answer(200, JSON, encoded(result))
+            await exchange.answer(200, JSON, encoded(result))
+            return
         if isinstance(result, Response):
-            return _answer_with_response(exchange, result)
+            await _answer_with_response(exchange, result)
+            return
         media_type, body = written(result, accept or b"", self._of_bytes)
         headers: list[tuple[bytes, bytes]] = [] if media_type is JSON else [_NOT_JSON]
         if accept not in _ASKS_FOR_NOTHING and type(result) not in BYTES_TYPES:
             headers.append(VARIES)
-        return exchange.answer(200, media_type, body, headers)
+        await exchange.answer(200, media_type, body, headers)
 
     @override
     def stream(self, exchange: Exchange) -> StreamForm:

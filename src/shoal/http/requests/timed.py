@@ -15,7 +15,7 @@ from shoal.http.requests.exchange import WITHOUT_BODY, Exchange
 from shoal.http.requests.metadata import HttpMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from starlette.types import Message
 
@@ -42,16 +42,16 @@ class TimedExchange(Exchange):
     wait_s = ran_from = run_s = 0.0
 
     @override
-    def answer(
+    async def answer(
         self,
         status: int,
         media_type: bytes,
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
-    ) -> Awaitable[None]:
-        if status in WITHOUT_BODY:
-            return self.answer_without_body(status, headers)
-        return super().answer(status, media_type, body, [*headers, *self._timing()])
+    ) -> None:
+        if status not in WITHOUT_BODY:  # else it is added where the answer begins
+            headers = [*headers, *self._timing()]
+        await super().answer(status, media_type, body, headers)
 
     @override
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
