@@ -36,7 +36,7 @@ def current_batch() -> Batch:
 
 
 def waiting_batches() -> Iterator[Batch]:
-    """Yields the batches whose handlers wait for this code: its own, and those of its callers."""
+    """Yields the batches with handlers that wait for this code: its own, and its callers'."""
     seen: set[Batch] = set()
     to_see = [running_batch.get(None)]
     while to_see:
@@ -52,15 +52,7 @@ def waiting_batches() -> Iterator[Batch]:
 
 
 def refuse_own_handler(block: str, runs: Callable[[Batch], bool]) -> None:
-    """Refuses to leave a block whose end would wait for the calling code.
-
-    Args:
-        block: What makes the block, for the message.
-        runs: Returns whether the block waits for the handler of a batch.
-
-    Raises:
-        WouldDeadlock: The calling code is such a handler, or one waits for it.
-    """
+    """Raises `WouldDeadlock` if leaving a block would wait for the calling code."""
     if any(map(runs, waiting_batches())):
         raise WouldDeadlock(
             f"a handler leaves the block of {block} in which it runs: the block waits for the "
@@ -69,13 +61,8 @@ def refuse_own_handler(block: str, runs: Callable[[Batch], bool]) -> None:
 
 
 def time_left(now: Callable[[], float]) -> float | None:
-    """Returns the time left to the running batch that makes a call, in seconds; None for no limit.
-
-    This is the time until the last deadline of its requests: before it, a caller still waits.
-
-    Args:
-        now: The clock of the deadlines.
-    """
+    """Returns the time left to the running batch that makes a call, in seconds, if limited."""
+    # Until the last deadline of its requests: a caller still waits before it.
     batch = running_batch.get(None)
     if batch is None:
         return None

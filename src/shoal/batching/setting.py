@@ -11,12 +11,7 @@ T = TypeVar("T")
 
 
 class setting(Generic[T]):  # noqa: N801 - used as a function
-    """Sets a context variable in a block, and resets it after that.
-
-    Args:
-        variable: The variable.
-        value: Its value in the block.
-    """
+    """Sets a context variable in a block, and resets it after that."""
 
     __slots__ = ("_token", "_value", "_variable")
 

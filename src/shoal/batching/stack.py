@@ -14,14 +14,7 @@ _OWN_CONTEXT: Final[CodeType] = in_own_context.__code__
 
 
 def stack_of(coroutine: object) -> str:
-    """Formats the frames of a suspended coroutine, outermost first.
-
-    Args:
-        coroutine: The coroutine of a task.
-
-    Returns:
-        The text, formatted like a traceback.
-    """
+    """Formats the frames of a suspended coroutine like a traceback, outermost first."""
     frames: list[tuple[FrameType, int]] = []
     awaited: Any = coroutine
     while awaited is not None:
@@ -36,7 +29,7 @@ def stack_of(coroutine: object) -> str:
 
 
 def _attribute(awaited: Any, name: str) -> Any:
-    """Reads an attribute whose prefix depends on the kind of coroutine or generator."""
+    """Reads an attribute with a prefix that depends on the kind of coroutine or generator."""
     for prefix in ("cr_", "gi_", "ag_"):
         value = getattr(awaited, prefix + name, None)
         if value is not None:

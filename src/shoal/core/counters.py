@@ -127,8 +127,6 @@ class BatcherStatistics:
 
 
 class Counters:
-    """The running totals of one batcher, and its observers."""
-
     __slots__ = (
         "batch_size",
         "batches",
@@ -175,12 +173,7 @@ class Counters:
         self.occupancy: Occupancy | None = None
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
-        """Counts the load of a batch whose size is more than the number of its requests.
-
-        Args:
-            requests: Its requests.
-            load: The sum of their costs, with padding.
-        """
+        """Counts the load of a batch where it is not just the number of its requests."""
         self.load += load
         self.padding += load - sum([request.cost for request in requests])
 
@@ -198,21 +191,6 @@ class Counters:
         now: float = 0,
         queued_by_level: Mapping[int, int] = NO_LEVELS,
     ) -> BatcherStatistics:
-        """Returns the totals together with the current state of the batcher.
-
-        Args:
-            name: The batcher's name.
-            state: The batcher's state.
-            options: The options in force.
-            queued: The number of requests in the queue.
-            parked: The number of requests that wait to be admitted.
-            batches: The batches in the handler.
-            latency_model: The measured run times; None before the batcher was first opened.
-            batch_size_limit: The current limit on a batch's size; None for `max_batch_size`.
-            scheduling_capacity: How much more could start at once.
-            now: The time on the event loop's clock, in seconds.
-            queued_by_level: The requests that wait, by priority level.
-        """
         return BatcherStatistics(
             name=name,
             state=state,

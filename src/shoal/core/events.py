@@ -81,20 +81,13 @@ class BatchRecord:
 
 @dataclass(slots=True)
 class Outcomes:
-    """How requests of one batch have ended, so far.
-
-    Attributes:
-        finished: How many ended with a result.
-        failed: How many failed.
-        declined: How many the handler declined.
-    """
+    """The number of requests of one batch by outcome."""
 
     finished: int = 0
     failed: int = 0
     declined: int = 0
 
     def count(self, request: Request) -> None:
-        """Counts a request, which has ended."""
         if request.state is State.FINISHED:
             self.finished += 1
         elif request.state is State.FAILED:
@@ -135,40 +128,28 @@ class BatchObserver:
 
 
 class Observers:
-    """The observers of one batcher, or of many that share it.
-
-    Attributes:
-        all: Those that are told of everything.
-        of_failures: Those that are told only of the ends of batches in which a request failed, and
-            of failed requests of open batches. While there is no other, batches without failures
-            cost what they cost without observers.
-    """
+    """The observers of one batcher, or of several batchers that share them."""
 
     __slots__ = ("all", "of_failures")
 
     def __init__(self) -> None:
         self.all: tuple[BatchObserver, ...] = ()
+        # Are notified only of batches with failed requests, and of failed requests of open batches.
+        # If there are no other observers, batches without failures cost nothing extra.
         self.of_failures: tuple[BatchObserver, ...] = ()
 
     def add(self, observer: BatchObserver, *, only_failures: bool = False) -> None:
-        """Adds an observer, which is told of what happens from now on."""
         if only_failures:
             self.of_failures = (*self.of_failures, observer)
         else:
             self.all = (*self.all, observer)
 
     def remove(self, observer: BatchObserver) -> None:
-        """Removes an observer; nothing happens if it is not there."""
         self.all = tuple(each for each in self.all if each is not observer)
         self.of_failures = tuple(each for each in self.of_failures if each is not observer)
 
     def tell(self, call: Callable[[BatchObserver], object], *, has_failed: bool = False) -> None:
-        """Calls a function with each observer; one that raises is logged, and removed.
-
-        Args:
-            call: The function.
-            has_failed: Whether a request has failed.
-        """
+        """Calls a function with each observer; logs and removes an observer that raises."""
         for observer in (*self.all, *self.of_failures) if has_failed else self.all:
             try:
                 call(observer)

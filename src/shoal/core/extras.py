@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def is_installed(module: str) -> bool:
-    """Returns whether a module can be imported; it is not imported."""
+    """Returns whether a module can be imported, without importing it."""
     try:
         return find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # not even the package that it is in
@@ -19,31 +19,14 @@ def is_installed(module: str) -> bool:
 
 
 def need(feature: str, module: str, extra: str) -> None:
-    """Checks that a module is installed; it is not imported.
-
-    Args:
-        feature: What needs it, as the user names it.
-        module: The module.
-        extra: The extra.
-
-    Raises:
-        ModuleNotFoundError: It is not installed; the message names the extra.
-    """
+    """Raises a `ModuleNotFoundError` that names the extra if a module is not installed."""
     if not is_installed(module):
         raise _missing(feature, module, extra)
 
 
 @contextmanager
 def needing(feature: str, extra: str) -> Generator[None]:
-    """Names the extra in the error for a module that is missing in this block.
-
-    Args:
-        feature: What needs it, as the user names it.
-        extra: The extra.
-
-    Raises:
-        ModuleNotFoundError: A module is missing.
-    """
+    """Names the extra in the `ModuleNotFoundError` of this block."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -55,7 +38,6 @@ def needing(feature: str, extra: str) -> Generator[None]:
 
 
 def advice(extra: str) -> str:
-    """Returns the command that installs an extra."""
     return f"{_INSTALL} 'shoal[{extra}]'"
 
 

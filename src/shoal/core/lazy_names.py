@@ -15,17 +15,10 @@ if TYPE_CHECKING:
 def lazy_names(
     package: str, where: Mapping[str, str], extra: str = "serve"
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Returns the ``__getattr__`` and the ``__dir__`` of a package with lazy names.
-
-    Args:
-        package: The package's name.
-        where: The module that defines each name.
-        extra: The extra that has what they need.
-    """
+    """Returns ``__getattr__`` and ``__dir__`` of a package that imports names on first use."""
     namespace = vars(sys.modules[package])
 
     def load(name: str) -> Any:
-        """Loads a public name when it is first used."""
         module = where.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

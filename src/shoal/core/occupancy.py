@@ -20,36 +20,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OccupancyStatistics:
-    """The occupancy of a batcher's open or continuous batches, until one moment.
+    """The occupancy of a batcher's open or continuous batches, until one moment."""
 
-    Attributes:
-        joined: Requests that have joined a batch, those that it began with included.
-        left: Requests that have left one: they have ended, in whatever way.
-        request_s: The sum of the times that requests were in a batch, in seconds. Divided by the
-            time that has passed, it is the mean number of requests.
-        busy_s: How long there was at least one, in seconds.
-        steps: Requests in a continuous batch at each step of its handler that had any.
-        idle_batches: Continuous batches whose handler waits for requests now.
-    """
-
+    # Requests that have joined a batch, including those that it began with.
     joined: int
+    # Requests that have left a batch, with any outcome.
     left: int
+    # The sum of the times that requests were in a batch, in seconds. Divided by the elapsed time,
+    # it is the mean number of requests.
     request_s: float
+    # How long there was at least one request, in seconds.
     busy_s: float
+    # Requests in a continuous batch, at each step of its handler that had any.
     steps: HistogramSnapshot
+    # Continuous batches with a handler that waits for requests now.
     idle_batches: int
 
 
 class Occupancy:
-    """Counts the requests of a batcher's open or continuous batches.
+    """Counts the requests of a batcher's open or continuous batches."""
 
-    It is told whenever their number may have changed. It looks at the batches themselves, so an
-    event that it is not told of makes a sum late, and never wrong for good.
-
-    Attributes:
-        joined: Requests that have joined a batch.
-        steps: Requests in a continuous batch at each step of its handler that had any.
-    """
+    # `note` looks at the batches themselves, so a missed event delays a sum and never falsifies it.
 
     __slots__ = ("_active", "_at", "_batches", "_busy_s", "_request_s", "joined", "steps")
 
@@ -63,11 +54,6 @@ class Occupancy:
         self.steps = Histogram(SIZE_BOUNDS)
 
     def note(self, now: float) -> None:
-        """Notes that the number of requests may have changed just now.
-
-        Args:
-            now: The time on the event loop's clock, in seconds.
-        """
         active = self._active
         if active:
             took_s = now - self._at
@@ -77,7 +63,6 @@ class Occupancy:
         self._active = sum([batch.active for batch in self._batches])
 
     def statistics(self, now: float) -> OccupancyStatistics:
-        """Returns what was counted until now."""
         self.note(now)
         return OccupancyStatistics(
             joined=self.joined,

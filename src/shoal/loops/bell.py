@@ -14,24 +14,17 @@ if TYPE_CHECKING:
 
 
 class Bell:
-    """Wakes one task that waits often, and any others that wait for the next change.
-
-    Args:
-        parking: The way to wait in the batcher's event loop.
-
-    Attributes:
-        waiter: That of the last wait; once that is over, to wake it does nothing.
-    """
+    """Wakes one task that waits often, and any others that wait for the next change."""
 
     __slots__ = ("_change", "_parking", "waiter")
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
+        # The waiter of the last wait; after that wait, waking it does nothing.
         self.waiter: Any = None
         self._change: anyio.Event | None = None
 
     def ring(self) -> None:
-        """Wakes all that wait."""
         if self.waiter is not None:
             self._parking.wake(self.waiter)
         if self._change is not None:
@@ -39,13 +32,7 @@ class Bell:
             self._change = None
 
     def wait(self, until: float) -> Awaitable[Any]:
-        """Returns what waits for `ring`, or until a time on the loop's clock; await it at once.
-
-        Only one task at a time does so.
-
-        Args:
-            until: The time, in seconds; infinity for no limit.
-        """
+        """Returns an awaitable for `ring` or a time (infinity for no limit); one task at a time."""
         return self._parking.park(self) if until == math.inf else self._wait_until(until)
 
     async def _wait_until(self, until: float) -> None:
@@ -55,7 +42,7 @@ class Bell:
             await self._parking.park(self)
 
     async def change(self) -> None:
-        """Waits for `ring`, beside other tasks."""
+        """Waits for `ring`, in any number of tasks."""
         if self._change is None:
             self._change = anyio.Event()
         await self._change.wait()

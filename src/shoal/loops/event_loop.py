@@ -34,10 +34,8 @@ _to_mark: Final[list[Callable[..., Any]]] = []
 
 
 def holds_ctrl_c(function: F) -> F:
-    """Marks a function in whose callees trio raises no KeyboardInterrupt for Ctrl-C.
-
-    trio raises it in its main task instead. So one that comes out of them is of the code itself.
-    """
+    """Marks a function in which trio raises no KeyboardInterrupt for Ctrl-C, nor in its callees."""
+    # trio raises it in its main task instead, so one raised from these functions is the code's own.
     _to_mark.append(function)
     if _mark is not None:
         mark_what_holds_ctrl_c(_mark)
@@ -45,7 +43,7 @@ def holds_ctrl_c(function: F) -> F:
 
 
 def mark_what_holds_ctrl_c(mark: Callable[[Any], object]) -> None:
-    """Sets how functions are marked for trio, and marks those known; called when trio is in use."""
+    """Marks known and later functions with `mark`; called when trio is in use."""
     global _mark
     _mark = mark
     with suppress(IndexError):  # all are marked, by this thread or another
@@ -54,12 +52,11 @@ def mark_what_holds_ctrl_c(mark: Callable[[Any], object]) -> None:
 
 
 def _if_loaded(module: str, name: str) -> Any:
-    """Returns an attribute of a module; None if the module is not loaded, or only in part."""
+    """Returns None if the module is not loaded, or only in part."""
     return getattr(sys.modules.get(module), name, None)
 
 
 def in_trio_task() -> bool:
-    """Returns whether the caller runs in a trio task."""
     ask = _if_loaded("trio.lowlevel", "in_trio_task")
     return ask is not None and ask()
 
@@ -71,7 +68,6 @@ def in_trio_run() -> bool:
 
 
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """Returns the asyncio loop that runs in this thread; None if none does."""
     ask = _if_loaded("asyncio.events", "get_running_loop")
     try:
         return None if ask is None else ask()
@@ -92,19 +88,13 @@ def loop_ended() -> tuple[type[BaseException], ...]:
 
 
 class EventLoop(NamedTuple):
-    """An event loop; none if both fields are None. Two are equal if they are the same loop.
-
-    Attributes:
-        trio_run: The token of the trio run whose task runs now.
-        loop: The asyncio loop that runs now.
-    """
+    """An event loop, compared by identity; none if both fields are None."""
 
     trio_run: trio.lowlevel.TrioToken | None
     loop: asyncio.AbstractEventLoop | None
 
     @classmethod
     def here(cls) -> EventLoop:
-        """Returns the event loop that runs the caller."""
         run = sys.modules["trio.lowlevel"].current_trio_token() if in_trio_task() else None
         return cls(run, running_asyncio_loop())
 
@@ -115,21 +105,14 @@ class EventLoop(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in it."""
         return EventLoop.here() == self
 
     @property
     def is_none(self) -> bool:
-        """Whether there is no event loop."""
         return self.trio_run is None and self.loop is None
 
     def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Runs an async function in this loop from a thread without one, and waits for the result.
-
-        Raises:
-            RuntimeError: The loop has ended.
-            Exception: What the function raised.
-        """
+        """Runs an async function in this loop from a thread; `RuntimeError` if it has ended."""
         if self.trio_run is not None:
             result: T = sys.modules["trio"].from_thread.run(function, trio_token=self.trio_run)
             return result
@@ -155,7 +138,7 @@ class EventLoop(NamedTuple):
                 self.loop.call_soon_threadsafe(function)
 
     def described(self) -> str:
-        """Returns a description of the loop for messages; call it in the loop's thread."""
+        """Describes the loop for messages; call it in the loop's thread."""
         where = f"thread {threading.current_thread().name!r}"
         # While a guest run has its turn no task of its host runs; in a loop that runs inside a trio
         # run a task does.

@@ -14,26 +14,20 @@ if TYPE_CHECKING:
 
 
 class Home:
-    """The event loop that a batcher belongs to: the one that it was created in.
-
-    Attributes:
-        loop: The event loop.
-        thread: Its thread.
-        process: The id of its process; the loop does not exist in forked processes.
-        described: A description of the loop, for messages.
-    """
+    """The event loop in which a batcher was created, and its thread and process."""
 
     __slots__ = ("described", "loop", "process", "thread")
 
     def __init__(self) -> None:
         self.loop = EventLoop.here()
         self.thread = get_ident()
+        # The loop does not exist in forked processes.
         self.process = os.getpid()
         self.described = self.loop.described()
 
 
 def not_open_here(name: str, homes: Iterable[Home]) -> NotOpen:
-    """Returns the error for a caller in another event loop than those where something is open."""
+    """Returns the error for a caller in another event loop than those of open batchers."""
     here = EventLoop.here()
     advice = (
         "plain code calls it by:\n    with shoal.blocking(...) as call:\n        call(item)"

@@ -22,16 +22,7 @@ if TYPE_CHECKING:
 
 
 class Deadlines:
-    """Ends requests whose time is up, unless they have ended before.
-
-    Args:
-        parking: The event loop's way to wait.
-        overdue: When requests are overdue.
-        expire: Ends a request; its second argument describes how it used up its time.
-
-    Attributes:
-        asleep_until: When the next time is up, in seconds; infinity if there is none.
-    """
+    """Ends requests that run out of time."""
 
     def __init__(
         self, parking: Parking, overdue: Overdue, expire: Callable[[Request, str], None]
@@ -40,23 +31,22 @@ class Deadlines:
         self._overdue = overdue
         self._expire = expire
         self._bell = Bell(parking)
+        # When the next request runs out of time; infinity if none does.
         self.asleep_until = math.inf
 
     def watch(self, request: Request) -> None:
-        """Starts the timer of a waiting request."""
         until = self._overdue.watch(request)
         if until < self.asleep_until:
             self.asleep_until = until
             self._bell.ring()
 
     def expire_all(self) -> None:
-        """Ends all requests whose time is up."""
         # In a function, whose frame ends: the task's would keep the last request while it sleeps.
         for request, what_it_did in self._overdue.pop(self._parking.now()):
             self._expire(request, what_it_did)
 
     async def run(self) -> None:
-        """Runs the task, until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             self.expire_all()
             self.asleep_until = self._overdue.timers.next_at()

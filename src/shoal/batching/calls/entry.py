@@ -34,15 +34,7 @@ FINISHED = State.FINISHED
 
 
 class Entry:
-    """The entry point for calls of an open batcher.
-
-    Attributes:
-        item: Binds the arguments of a call, and returns its item; see `Binding.item`.
-        needs_options: Whether each request needs `RequestOptions`, or a call more than one request.
-        now: The event loop's clock.
-        intake: The intake to which requests are added.
-        options_factory: Makes the `RequestOptions` of calls.
-    """
+    """The entry point for calls of an open batcher."""
 
     def __init__(
         self,
@@ -89,18 +81,7 @@ class Entry:
     async def call(
         self, item: Any, call_options: CallOptions | None, when_left: WhenLeft | None = None
     ) -> Any:
-        """Makes a call whose arguments are bound already, and returns its result.
-
-        Args:
-            item: Its item.
-            call_options: Its options.
-            when_left: How to learn that its caller has left, if that can happen otherwise than by
-                a cancellation.
-
-        Raises:
-            CallerLeft: The caller left; the call has been cancelled.
-            Exception: As `UnaryCall`.
-        """
+        """Makes a call with bound arguments; raises `CallerLeft` if `when_left` reports it."""
         intake, request = self.intake, None
         try:
             options = None
@@ -144,12 +125,7 @@ class Entry:
         *,
         return_exceptions: bool,
     ) -> list[Any]:
-        """Binds many calls, one for each element of the columns, and makes them.
-
-        Raises:
-            TypeError: The columns don't fit the handler's parameters.
-            ValueError: They have different lengths.
-        """
+        """Binds and makes many calls, one for each element of the columns."""
         try:
             if self._binding.single and len(columns) == 1:
                 items = list(columns[0])
@@ -163,7 +139,7 @@ class Entry:
     def begin_all(
         self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
     ) -> Coroutine[Any, Any, list[Any]]:
-        """Returns the coroutine of many calls whose arguments are bound already."""
+        """Returns the coroutine of many calls with bound arguments."""
         if call_options is None and not self.needs_options:
             return self._map_alike(items, return_exceptions=return_exceptions)
         sharing = self._shared_for(call_options)
@@ -174,7 +150,7 @@ class Entry:
         return self._map(items, call_options, return_exceptions=return_exceptions)
 
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
-        """Returns the stream of a call whose arguments are bound already; entering it makes it."""
+        """Returns the stream of a call with bound arguments; entering it makes the call."""
         return ResultStream(partial(self._entered_with, item, call_options))
 
     def entered(
@@ -188,23 +164,18 @@ class Entry:
         return opener.enter_stream(item, self.options_of(item, call_options))
 
     def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
-        """Returns the `RequestOptions` of a call; None if it needs none.
-
-        Raises:
-            ItemTooLarge: The item does not fit into any batch.
-            Exception: What a function of one item raised.
-        """
+        """Returns None if the call needs no options; raises what functions of an item raise."""
         if call_options is None and not self.needs_options:
             return None
         return self._request_options_of(item, call_options or NO_CALL_OPTIONS, self.now())
 
     def forget_results(self) -> None:
-        """Empties the cache; calls that are made from now on share no request made before."""
+        """Empties the cache; later calls share no earlier request."""
         if self._sharing is not None:
             self._sharing.clear()
 
     def _shared_for(self, call_options: CallOptions | None) -> Sharing | None:
-        """Returns what a call may share; None for nothing."""
+        """Returns the sharing of a call; None if it shares nothing."""
         return self._sharing if call_options is None or call_options.share else None
 
     def _request_options_in_scope(
@@ -267,14 +238,7 @@ class Entry:
     def _divided(
         self, item: Any, call_options: CallOptions, now: float, entering: dict[Hashable, float]
     ) -> list[Part]:
-        """Splits an item.
-
-        Args:
-            item: The item.
-            call_options: The options of its call.
-            now: The time.
-            entering: How much will be queued in front of it, by bucket; counts the item as well.
-        """
+        """Splits an item; adds its cost to `entering`, the cost queued in front of it by bucket."""
         options = self._request_options_of(item, call_options, now)
         queued = entering.get(options.key)
         if queued is None:

@@ -15,39 +15,34 @@ _WAITING: Final = (State.PARKED, State.QUEUED)
 
 
 class Flight(RequestBatch):
-    """Calls that wait for one request; the batch that their own requests are in.
-
-    Attributes:
-        key: What makes the calls equal.
-        leader: The request that the engine has; this is its waiter.
-        members: The calls' requests that have not ended, in order.
-        buffer: What gives each item of a stream to all calls; None for calls with one result.
-    """
+    """Calls that wait for one request; also the batch of their own requests."""
 
     __slots__ = ("_landed", "buffer", "key", "leader", "members")
 
+    # The request in the engine; this object is its waiter.
     leader: Request
 
     def __init__(self, key: Hashable, landed: Callable[[Flight], object]) -> None:
+        # Equal for calls that share the request.
         self.key = key
+        # The calls' requests that have not ended, in order.
         self.members: dict[Request, None] = {}
         self.active = 0
+        # Gives each item of a stream to all calls; None for calls with one result.
         self.buffer: Any = None  # a `SharedBuffer`
         self.on_left: Callable[[Request | None], object] | None = None
         self._landed = landed
 
     def admit(self, request: Request) -> None:
-        """Adds the request of a call."""
         request.state = State.RUNNING
         request.batch = self
         self.members[request] = None
         self.active += 1
 
     def let_go(self) -> None:
-        """Drops what refers to this object, which no call is in any more.
-
-        Else each would stay until the garbage collector runs, with the requests of its calls.
-        """
+        """Drops the references to this object once no call is in it."""
+        # Otherwise each flight, with the requests of its calls, stays until the garbage collector
+        # runs.
         self.on_left = None
         if self.leader.waiter is self:  # a stream's waiter asks for the state of the leader later
             del self.leader
@@ -60,14 +55,14 @@ class Flight(RequestBatch):
 
     @property
     def flight(self) -> Flight:
-        """Itself; the waiters of all leaders have it."""
+        """Itself; the waiters of all leaders have this attribute."""
         return self
 
     @property
     def waits(self) -> bool:
-        """Whether the leader has not been dispatched yet."""
+        """Whether the leader was not dispatched yet."""
         return self.leader.state in _WAITING
 
     def done(self) -> bool:
-        """Returns False: the last call that leaves abandons the leader itself."""
+        # The last call that leaves abandons the leader itself.
         return False

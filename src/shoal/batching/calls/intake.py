@@ -41,26 +41,7 @@ RUNNING = State.RUNNING
 
 
 class Intake:
-    """The queue of one open batcher, from its callers' side: creates requests, and ends some.
-
-    Args:
-        name: The batcher's name, for messages.
-        former: The queue and the policy that forms batches from it.
-        parking: The event loop's way to wait.
-        counters: The counts of how requests ended.
-        ring: Wakes the slot that waits for requests.
-        is_blocked_by: Returns whether a call made by a batch's handler waits for that handler.
-        adopt: Applies changed options that are pending, if no batch is filling.
-
-    Attributes:
-        name, former, parking, ring: As above.
-        park: See `Parking.park`.
-        options_factory: Makes the `RequestOptions` of requests under the current options.
-        deadlines: Ends requests that run out of time; a task must run it.
-        refusals: Makes the errors for calls that the batcher does not answer.
-        home: The event loop that the batcher belongs to.
-        soon: See `Parking.soon`.
-    """
+    """The callers' side of an open batcher's queue: creates requests, and ends some."""
 
     def __init__(
         self,
@@ -93,25 +74,12 @@ class Intake:
         self.options_factory = RequestOptionsFactory(self.name, options)
 
     def adopt(self) -> None:
-        """Applies changed options that are pending, if no batch is filling."""
+        """Applies pending options, if no batch is filling."""
         if self.former.awaits_change:
             self._adopt()
 
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
-        """Makes a request and adds it to the queue; the caller must `park` at once.
-
-        Args:
-            item: What the caller passed.
-            options: Its options; None for none.
-            waiter: Its waiter; None if its caller parks. Both must be in the batcher's loop.
-
-        Raises:
-            Overloaded: The queue is full.
-            DeadlineExceeded: Its deadline has passed already.
-            BatcherClosed: The batcher has stopped.
-            NotOpen: The queue is full, and it is called in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes the call would wait for itself.
-        """
+        """Makes a request and adds it to the queue; the caller must `park` at once."""
         if self._batches and running_batch.get(None) is not None:
             self.refusals.refuse_blocked()
         request = self.new_request(item, options, waiter, self._now())
@@ -128,15 +96,8 @@ class Intake:
         return request
 
     async def drop(self, request: Request | None, error: BaseException) -> bool:
-        """Drops the request of a call that has failed before it was answered.
-
-        Args:
-            request: The request; None if it was refused, which is a checkpoint then.
-            error: What was raised.
-
-        Returns:
-            Whether the call was made in another event loop than the batcher's.
-        """
+        """Drops the request of a call that failed; returns whether another loop made the call."""
+        # A refused call has no request; this executes a checkpoint for it.
         if request is not None:
             self.abandon(request)
             self.former.overdue.forget(request)
@@ -150,17 +111,7 @@ class Intake:
         return False
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
-        """Adds the request of one stream to the queue; its waiter is the stream's buffer.
-
-        Returns:
-            This object, and the request.
-
-        Raises:
-            Overloaded: The queue is full.
-            BatcherClosed: The batcher has stopped.
-            NotOpen: It is called in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes the call would wait for itself.
-        """
+        """Adds the request of a stream to the queue; its waiter is the stream's buffer."""
         if not self.parking.seems_here():
             raise self.refusals.elsewhere()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
@@ -169,19 +120,7 @@ class Intake:
     def enter_group(
         self, items: list[Any], options: Sequence[RequestOptions] | None
     ) -> list[Request]:
-        """Adds several requests with one common waiter; the caller must await it immediately.
-
-        Args:
-            items: The items of the requests; at least one.
-            options: The `RequestOptions` of each; None if none has any.
-
-        Raises:
-            Overloaded: The queue has no room for all of them; then none is added.
-            DeadlineExceeded: Their deadline has passed already.
-            BatcherClosed: The batcher has stopped.
-            NotOpen: It is called in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes the calls would wait for itself.
-        """
+        """Adds all requests or none; their common waiter must be awaited at once."""
         self.check_loop()
         self.refusals.refuse_blocked()
         waiter = GroupWaiter(self.parking, len(items))
@@ -225,14 +164,7 @@ class Intake:
     def new_request(
         self, item: Any, options: RequestOptions | None, waiter: Any, now: float
     ) -> Request:
-        """Makes a request that is in no queue yet.
-
-        Args:
-            item: What the caller passed.
-            options: Its options.
-            waiter: Its waiter.
-            now: The time, in seconds.
-        """
+        """Makes a request that is in no queue yet."""
         request = Request()
         request.item = item
         request.waiter = waiter
@@ -243,13 +175,7 @@ class Intake:
         return request
 
     def _prepare(self, request: Request) -> None:
-        """Gives a request its options under those of the batcher now, and checks its deadline.
-
-        Raises:
-            NotOpen: Its caller is in another event loop, and the queue may be full. Another request
-                could be shed for it.
-            DeadlineExceeded: Its deadline has passed already.
-        """
+        """Computes a request's options under the current ones, and checks its deadline."""
         former = self.former
         is_free = former.admits_freely and former.live < former.bound
         if not is_free and not self.parking.seems_here():
@@ -265,7 +191,6 @@ class Intake:
             raise self.refusals.late((request,))
 
     def _renew(self, request: Request) -> None:
-        """Recomputes the request's options under the batcher's current options."""
         error = self.options_factory.renew(request)
         try:
             if error is not None:
@@ -274,12 +199,7 @@ class Intake:
             del error  # its traceback holds this frame
 
     def _settle(self, admission: Admission, request: Request) -> None:
-        """Does what is to be done when a request was admitted, or was not.
-
-        Raises:
-            Overloaded: There is no room for it.
-            BatcherClosed: The batcher has stopped.
-        """
+        """Handles the outcome of an admission; raises if the request was refused."""
         if admission.refusal is not None:
             raise self.refusals.not_admitted(admission.refusal, (request,))
         if admission.victim is not None:
@@ -289,12 +209,7 @@ class Intake:
             self.ring()
 
     def _admit_all(self, requests: list[Request]) -> None:
-        """Admits all requests of a group, or none of them.
-
-        Raises:
-            Overloaded: There is no room for one of them.
-            BatcherClosed: The batcher has stopped.
-        """
+        """Admits all requests of a group, or none of them."""
         refusal = self.former.refusal_of(requests)
         if refusal is not None:
             raise self.refusals.not_admitted(refusal, requests)
@@ -309,17 +224,12 @@ class Intake:
                 raise
 
     def check_loop(self) -> None:
-        """Checks that the caller is in the batcher's event loop.
-
-        Raises:
-            NotOpen: It is in another one, or in none.
-            BatcherClosed: Likewise, and the batcher has been closed.
-        """
+        """Raises `NotOpen` or `BatcherClosed` if the caller is not in the batcher's event loop."""
         if not self.home.loop.is_here:
             raise self.refusals.elsewhere()
 
     def abandon(self, request: Request, why: Unserved = "cancelled") -> None:
-        """Drops a request whose caller has left; does nothing if it has ended already."""
+        """Drops a request that its caller has left; does nothing if it has ended already."""
         state = request.state
         if state is RUNNING:
             batch, request.batch = request.batch, None
@@ -338,12 +248,7 @@ class Intake:
             request.error = None  # it will not be raised, and its traceback keeps the request
 
     def expire(self, request: Request, what_it_did: str) -> None:
-        """Fails a request that has run out of time, unless it has ended already.
-
-        Args:
-            request: The request.
-            what_it_did: How it used up its time, for its error.
-        """
+        """Fails a request that has run out of time, unless it has ended already."""
         if request.state not in (PARKED, QUEUED, RUNNING):
             return
         self.abandon(request, "expired")
@@ -373,7 +278,7 @@ class Intake:
         self.stop(requests)
 
     def stop(self, requests: Iterable[Request]) -> None:
-        """Fails requests whose task was stopped."""
+        """Fails requests of a task that was stopped."""
         for request in requests:
             request.state = State.FAILED
             if (batch := request.batch) is not None:

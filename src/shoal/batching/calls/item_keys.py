@@ -27,16 +27,7 @@ _pickled: Final[Callable[[Any], bytes]] = held(dumps, "pickling an item")
 
 
 def key_of(name: str, item: object, metadata: Mapping[str, Any]) -> Hashable:
-    """Returns the key of a call.
-
-    Args:
-        name: The batcher's name, for messages.
-        item: The item.
-        metadata: The metadata of the call.
-
-    Raises:
-        TypeError: The item can't be pickled.
-    """
+    """Raises a `TypeError` if the item can't be pickled."""
     kind = type(item)
     own = item if kind in _BY_VALUE else _bytes_of(name, item)
     if metadata is NOTHING:
@@ -46,12 +37,7 @@ def key_of(name: str, item: object, metadata: Mapping[str, Any]) -> Hashable:
 
 
 def given_key(name: str, function: Callable[[Any], Hashable], item: Any) -> Hashable:
-    """Returns the key that a user's function gives an item.
-
-    Raises:
-        TypeError: It is not hashable.
-        Exception: What the function raised.
-    """
+    """Raises a `TypeError` if the key of a user's function is not hashable."""
     key = function(item)
     try:
         hash(key)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def enter_parts(intake: Intake, parts: Sequence[Part]) -> list[Request]:
-    """Adds the requests of parts to an intake, with one waiter; raises as `Intake.enter_group`."""
+    """Adds the requests of parts to an intake, with one waiter."""
     return intake.enter_group([part.item for part in parts], [part.options for part in parts])
 
 
@@ -38,7 +38,6 @@ async def wait_for(intake: Intake, requests: Sequence[Request]) -> None:
 
 
 async def map_alike(intake: Intake, items: list[Any], *, return_exceptions: bool) -> list[Any]:
-    """Makes calls that have only an item; see `UnaryCall.map`."""
     if not items:
         await anyio.lowlevel.checkpoint()
         return []
@@ -70,14 +69,8 @@ async def map_calls(
     *,
     return_exceptions: bool,
 ) -> list[Any]:
-    """Makes calls with one or more parts each; see `UnaryCall.map`.
-
-    Args:
-        intake: The intake.
-        splitting: Joins the results of the parts.
-        calls: The parts of each call, or the error of one that can't be made; is emptied.
-        return_exceptions: Whether errors are returned in the list instead of being raised.
-    """
+    """Makes calls with one or more parts each; empties `calls`."""
+    # A call that can't be made has its error in place of its parts.
     parts = [part for one in calls if isinstance(one, list) for part in one]
     try:
         if not parts:
@@ -104,15 +97,7 @@ async def map_calls(
 
 
 def all_results(outcomes: list[Outcome], *, return_exceptions: bool) -> list[Any]:
-    """Returns the results of many calls, and empties the list of their outcomes.
-
-    Args:
-        outcomes: The outcome of each call.
-        return_exceptions: Whether errors are returned in the list instead of being raised.
-
-    Raises:
-        Exception: The first error in the order of the calls.
-    """
+    """Returns results or raises the first error, and empties the list of outcomes."""
     first = next((error for _, error in outcomes if error is not None), None)
     try:
         if first is not None and not return_exceptions:

@@ -20,24 +20,14 @@ if TYPE_CHECKING:
 
 
 class Refusals:
-    """Makes the errors for one batcher's calls, and counts those that are never queued.
-
-    Args:
-        name: The batcher's name.
-        counters: The counts of how requests ended.
-        is_blocked_by: Returns whether a call made by a batch's handler waits for that handler.
-
-    Attributes:
-        home: The event loop that the batcher belongs to.
-        closed: Whether no more calls are admitted.
-        failure: The error that broke the batcher; None if it is not broken.
-    """
+    """Makes the errors for one batcher's calls, and counts those that are never queued."""
 
     def __init__(
         self, name: str, counters: Counters, is_blocked_by: Callable[[Batch], bool]
     ) -> None:
         self.home = Home()
         self.closed = False
+        # The error that broke the batcher.
         self.failure: BaseException | None = None
         self._name = name
         self._counters = counters
@@ -56,7 +46,6 @@ class Refusals:
         return error
 
     def not_admitted(self, why: str, requests: Sequence[Request]) -> ShoalError:
-        """Returns the error for requests that are not admitted."""
         if self.closed:
             return self.stopped()
         self._counters.rejected += len(requests)
@@ -70,7 +59,7 @@ class Refusals:
         return Overloaded(f"{self._name} is overloaded, and has shed this request for another one")
 
     def late(self, requests: Sequence[Request]) -> DeadlineExceeded:
-        """Returns the error for requests whose deadline has passed before they are queued."""
+        """Returns the error for requests with a deadline that passed before they are queued."""
         self._counters.expired += len(requests)
         self.tell_left(requests, "expired")
         return DeadlineExceeded(f"a call to {self._name} was made after its deadline")
@@ -78,13 +67,8 @@ class Refusals:
     def tell_left(
         self, requests: Sequence[Request], why: Unserved, now: float | None = None
     ) -> None:
-        """Tells the observers of requests that end before a batch has had them.
-
-        Args:
-            requests: The requests.
-            why: Why they end.
-            now: The time on the event loop's clock; None for that of their arrival.
-        """
+        """Notifies the observers of requests that end before they are in a batch."""
+        # `now` is None for the time of their arrival.
         if not (observers := self._counters.observers).all:
             return
         for request in requests:
@@ -93,11 +77,7 @@ class Refusals:
             observers.tell(tell)
 
     def refuse_blocked(self) -> None:
-        """Refuses a call that would wait for the handler that makes it.
-
-        Raises:
-            WouldDeadlock: The call would.
-        """
+        """Raises `WouldDeadlock` for a call that would wait for the handler that makes it."""
         batch = running_batch.get(None)
         if batch is None or not self._is_blocked_by(batch):
             return

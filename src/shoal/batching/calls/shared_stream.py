@@ -24,22 +24,7 @@ REPLAYED_MOST: Final = 1024
 
 
 class SharedBuffer:
-    """The waiter of the request that readers share; for the engine it is a `StreamBuffer`.
-
-    Args:
-        parking: The event loop's way to wait.
-        capacity: How many items may wait for a reader.
-        flight: The readers' requests.
-        ended: Called when the request has ended.
-        overflowed: Called when nobody can join any more.
-        fail: Called with the request of a reader that is too slow, and its error.
-
-    Attributes:
-        items: Takes the items of the engine; it is as long as the longest buffer of a reader.
-        flight: As above.
-        history: The items so far; None if they are not kept any more.
-        waiter, hold, has_sent, capacity, held_s: As in `StreamBuffer`; there is no single reader.
-    """
+    """The waiter of a request that readers share; a `StreamBuffer` for the engine."""
 
     waiter = None
     watch = None
@@ -57,7 +42,9 @@ class SharedBuffer:
     ) -> None:
         self.parking = parking
         self.capacity = capacity
+        # Takes the items of the engine; its length is that of the longest buffer of a reader.
         self.items = self
+        # The items so far; None if they are not kept any more.
         self.history: list[Any] | None = []
         self.has_sent = False
         self.hold: Any = None
@@ -87,15 +74,15 @@ class SharedBuffer:
         return max([len(buffer.items) for buffer in self._buffers()], default=0)
 
     def wake(self) -> None:
-        """Ends the streams if the request has ended; the readers got its items before."""
+        """Ends the streams if the request has ended; the readers already have its items."""
         if self.flight.leader.batch is None and not self.flight.waits:
             self._ended()
 
     def offer(self) -> None:
-        """Does nothing: `append` has offered the item to each reader."""
+        # `append` has offered the item to each reader.
+        ...
 
     def done(self) -> bool:
-        """See `StreamBuffer.done`."""
         return False
 
     @property
@@ -104,24 +91,21 @@ class SharedBuffer:
         return max([buffer.held_s for buffer in self._full()], default=0.0)
 
     def begin_hold(self, hold: Any, now: float) -> None:
-        """See `StreamBuffer.begin_hold`."""
         self.hold = hold
         for buffer in self._full():
             buffer.begin_hold(hold, now)
 
     def end_hold(self, now: float) -> None:
-        """See `StreamBuffer.end_hold`."""
         self.hold = None
         for buffer in self._buffers():
             buffer.end_hold(now)
 
     def release(self) -> None:
-        """See `StreamBuffer.release`."""
         for buffer in self._buffers():
             buffer.release()
 
     def fail_slow(self, error: Callable[[], Exception]) -> bool:
-        """Fails the readers whose buffers are full; returns True."""
+        """Fails the readers with full buffers; returns True."""
         for request in list(self.flight.members):
             if len(request.waiter.items) >= self.capacity:
                 self._fail(request, error())
@@ -135,7 +119,6 @@ class SharedBuffer:
 
 
 def filled_buffer(parking: Parking, capacity: int, items: list[Any]) -> StreamBuffer:
-    """Returns the buffer of a reader, with items."""
     buffer = StreamBuffer(parking, capacity)
     buffer.items = deque(items)
     buffer.has_sent = bool(items)

@@ -45,12 +45,7 @@ RUNNING = State.RUNNING
 
 
 class Sharing:
-    """The flights and the cache of one batcher.
-
-    Args:
-        intake: The queue.
-        counters: The counts of how requests ended.
-    """
+    """The flights and the cache of one batcher."""
 
     def __init__(self, intake: Intake, counters: Counters) -> None:
         self._intake = intake
@@ -61,7 +56,7 @@ class Sharing:
         self._results: MutableMapping[Hashable, Any] = {}
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options to the calls made from now on; another cache begins empty."""
+        """Applies new options to later calls; another cache begins empty."""
         dedupe = options.dedupe
         self._key_of = None if isinstance(dedupe, bool) else dedupe
         if options.cache != self._kept:
@@ -69,7 +64,7 @@ class Sharing:
             self._results = {} if options.cache is None else _new_cache(options.cache, self._intake)
 
     def clear(self) -> None:
-        """Forgets all results, and shares no request that was made before."""
+        """Drops all results; later calls share no earlier request."""
         self._results.clear()
         self._flights.clear()
 
@@ -80,7 +75,6 @@ class Sharing:
         *,
         return_exceptions: bool,
     ) -> list[Any]:
-        """Makes a call for each item, and waits for all of them; see `UnaryCall.map`."""
         intake = self._intake
         intake.check_loop()
         waiter = GroupWaiter(intake.parking, len(items))
@@ -123,12 +117,7 @@ class Sharing:
             self._intake.abandon(request)
 
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
-        """Makes the request of one call; as `Intake.enter` does, but it may have ended already.
-
-        Raises:
-            TypeError: The call can't be compared with others.
-            Exception: What the user's key function raised; and as for any request.
-        """
+        """Makes the request of one call, like `Intake.enter`; it may have ended already."""
         intake = self._intake
         intake.refusals.refuse_blocked()
         key = self._key(item, options)
@@ -154,7 +143,7 @@ class Sharing:
         return request
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
-        """Makes the request of one stream; as `Intake.enter_stream` does, but it may have ended."""
+        """Makes the request of a stream, like `Intake.enter_stream`; it may have ended already."""
         intake = self._intake
         if not intake.parking.seems_here():
             raise intake.refusals.elsewhere()
@@ -186,7 +175,7 @@ class Sharing:
         return flight
 
     def _left(self, flight: Flight, request: Request | None) -> None:
-        """Handles that a call has ended before the leader; drops the leader after the last one."""
+        """Handles a call that ended before the leader; drops the leader after the last one."""
         if request is not None:
             del flight.members[request]
         if not flight.active:
@@ -204,7 +193,7 @@ class Sharing:
         self._left(flight, request)
 
     def _landed(self, flight: Flight) -> None:
-        """Ends all calls of a flight whose leader has ended."""
+        """Ends all calls of a flight after its leader has ended."""
         is_current = self._flights.get(flight.key) is flight
         self._remove(flight)
         leader = flight.leader
@@ -247,16 +236,14 @@ class Sharing:
 
 
 def _waits_for_caller(flight: Flight) -> bool:
-    """Returns whether the leader can't end before the call: its handler makes it, or waits for it.
-
-    So a call of a handler to its own function, with an item that it works on, gets a request of its
-    own, as it would without sharing.
-    """
+    """Returns whether the leader can't end before the call, as its handler waits for it."""
+    # A handler that calls its own function with an item that it works on gets a request of its own,
+    # as it would without sharing.
     return any(batch is flight.leader.batch for batch in waiting_batches())
 
 
 def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
-    """Returns the options of the request that calls share, from those of the first call."""
+    """Returns the options of the shared request, from those of the first call."""
     if options is None:
         return None
     own = type(options).__new__(type(options))
@@ -267,11 +254,7 @@ def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
 
 
 def _new_cache(cache: Cache, intake: Intake) -> MutableMapping[Hashable, Any]:
-    """Makes an empty cache.
-
-    Raises:
-        ModuleNotFoundError: cachetools is not installed.
-    """
+    """Raises `ModuleNotFoundError` if cachetools is not installed."""
     from cachetools import TTLCache  # an extra
 
     made: MutableMapping[Hashable, Any]

@@ -177,8 +177,6 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
 
 
 class _BlockingContext:
-    """The block of `blocking`."""
-
     def __init__(
         self,
         call: Any,
@@ -223,33 +221,23 @@ class _BlockingContext:
 async def _in_block(
     opened: AbstractAsyncContextManager[Any], batcher: Callable[[], Batcher[Any]]
 ) -> AsyncGenerator[tuple[BatcherBlock, Batcher[Any]]]:
-    """Opens a batcher, and a block for those that its handler calls."""
+    """Opens a batcher, and a block for batchers that its handler calls."""
     async with BatcherBlock() as block, opened:
         yield block, batcher()
 
 
 class _PortalRun:
-    """Runs functions in the portal's event loop, until it is closed.
-
-    Args:
-        portal: The portal.
-        closing: Set when the block is left.
-        block: The block, which is kept alive as long as calls can be made.
-    """
+    """Runs functions in the portal's event loop, until it is closed."""
 
     def __init__(self, portal: BlockingPortal, closing: threading.Event, block: object) -> None:
         self._portal = portal
         self._closing = closing
+        # Kept alive as long as calls can be made.
         self._block = block
         self._process = os.getpid()
 
     def sync(self, function: Callable[[], T]) -> T:
-        """Runs a plain function in the event loop, and returns its result.
-
-        Raises:
-            BatcherClosed: The block has been left.
-            NotOpen: The block was entered in another process.
-        """
+        """Raises `BatcherClosed` after the block was left, `NotOpen` in a forked process."""
         self._check_process()
         try:
             return self._portal.call(function)

@@ -46,20 +46,9 @@ logger: Final = logging.getLogger("shoal")
 
 
 class Opening:
-    """Makes the batchers of one decorated handler, and has the table of the open ones.
+    """Makes the batchers of one decorated handler, and has the table of the open ones."""
 
-    Attributes:
-        handler: The handler; unbound if it is a method.
-        is_static: Whether it never has a receiver.
-        is_class_method: Whether its receiver is a class.
-        is_method: Whether it is defined in a class, with an instance as its receiver.
-        face: The callable of the function; for a method, the object that is bound to instances.
-        table: The open batchers, by event loop and receiver.
-        settings: The options changed since it was decorated.
-        entries: The entries for calls of a function, by thread.
-        call_signature: The signature of a call with one item.
-    """
-
+    # The callable of the function; for a method, the object that is bound to instances.
     face: Face
 
     def __init__(
@@ -71,10 +60,13 @@ class Opening:
         fill: Fill,
         streams: bool,
     ) -> None:
+        # Whether it never has a receiver.
         self.is_static = isinstance(function, staticmethod)
+        # Whether its receiver is a class.
         self.is_class_method = isinstance(function, classmethod)
         if self.is_static or self.is_class_method:
             function = function.__func__
+        # Unbound if it is a method.
         self.handler = Handler(function, fill=fill, streams=streams)
         checked_options(options, self.handler)
         names = self.handler.binding.names
@@ -86,12 +78,16 @@ class Opening:
             # Whether this is a method, whose first parameter is not batched, is not known yet.
             else signature_of(signature, names[1:], names)
         )
+        # Whether it is defined in a class, with an instance as its receiver.
         self.is_method = False
+        # The open batchers, by event loop and receiver.
         self.table: dict[tuple[EventLoop, int | None], OpenedBatcher] = {}
         # The same by thread and receiver; nearly always one.
         self._in_thread: dict[tuple[int, int | None], list[OpenedBatcher]] = {}
+        # The options changed since it was decorated.
         self.settings = Settings()
         self.watches = Watches(lambda: [one.batcher for one in list(self.table.values())])
+        # The entries for calls of a function, by thread.
         self.entries: dict[int, Entry] = {}
         # The keys of the batchers opened by name, also while they are opening or closing.
         self._taken: set[object] = set()
@@ -108,7 +104,7 @@ class Opening:
         return self.call_signature.replace(parameters=parameters)
 
     def signature_for(self, receiver: object) -> Signature:
-        """Returns the signature of a call with one item, by what the method is bound to."""
+        """Returns the signature of a call with one item, depending on the receiver."""
         return self.call_signature if receiver is None else self.bound_signature
 
     def key(self, receiver: object) -> tuple[EventLoop, int | None]:
@@ -116,10 +112,7 @@ class Opening:
         return EventLoop.here(), None if receiver is None else id(receiver)
 
     def loops(self, receiver: object) -> list[EventLoop]:
-        """Returns the event loops in which a batcher is open for a receiver.
-
-        If there is none, it returns that of the block of the caller's context.
-        """
+        """Returns the event loops in which a batcher is open, else that of the context's block."""
         number = None if receiver is None else id(receiver)
         process = os.getpid()  # a fork has a copy of the table, but no copies of other threads
         found = [
@@ -135,13 +128,7 @@ class Opening:
         return there[0] if there else None
 
     def found(self, receiver: object) -> OpenedBatcher:
-        """Returns the batcher open for a receiver in this event loop; opens one in a block.
-
-        Raises:
-            NotOpen: None is open, and there is no block to open it.
-            BatcherClosed: There is such a block, and it is being left.
-            Exception: It can't be opened.
-        """
+        """Returns the batcher open for a receiver in this event loop; opens one in a block."""
         found = self.table.get(self.key(receiver))
         if found is not None:
             return found
@@ -152,12 +139,7 @@ class Opening:
 
     @asynccontextmanager
     async def opened(self, receiver: object, face: Face) -> AsyncGenerator[Batcher[Any]]:
-        """Keeps a batcher open for this event loop and a receiver, and yields it.
-
-        Args:
-            receiver: The instance or class that a method is batched for; None for a function.
-            face: The callable.
-        """
+        """Keeps a batcher open for this event loop and a receiver."""
         batcher = self.new_batcher(receiver, self.new_handler(receiver))
         with self._taking(receiver):
             async with batcher:
@@ -171,14 +153,14 @@ class Opening:
         face: Face,
         batcher: Batcher[Any],
     ) -> Generator[None]:
-        """Routes calls to a batcher that is kept open elsewhere; arguments as for `opened`."""
+        """Routes calls to a batcher that is kept open elsewhere."""
         with self._taking(receiver), self._known(receiver, face, batcher):
             yield
 
     def parts(
         self, receiver: object
     ) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
-        """Returns the arguments to make a batcher for a receiver: handler, signature, options."""
+        """Returns the arguments to make a batcher: handler, signature, options."""
         function = self.handler.function
         kind: dict[str, Any] = {}
         if self.handler.fill != "closed":
@@ -197,15 +179,9 @@ class Opening:
         return checked_options(self._options_of(receiver), self.handler)
 
     def configure(self, receiver: object, changes: Mapping[str, Any]) -> None:
-        """Changes options of a receiver's batcher here, if one is open, and of later ones.
-
-        In a thread without an event loop, such as that of a plain ``reconfigure()``, it changes the
-        batchers that are open anywhere: each applies the options soon, without waiting for it.
-
-        Raises:
-            TypeError: A name is no option, or a value has the wrong type; nothing is changed.
-            ValueError: A value is out of its range; nothing is changed.
-        """
+        """Changes the options of a receiver's open batcher here, and of later ones."""
+        # In a thread without an event loop, such as that of a plain `reconfigure()`, it changes the
+        # batchers that are open anywhere: each applies the options soon, without waiting.
         checked_options({**self._options_of(receiver), **changes}, self.handler)
         own = self.settings.own(receiver)
         opened = self.table.get(self.key(receiver))
@@ -219,7 +195,7 @@ class Opening:
                     loop.soon(partial(_configure, there.batcher, changes))
 
     def _open_in(self, block: BatcherBlock, receiver: object) -> OpenedBatcher:
-        """Opens the batcher for a receiver in a block; returns at once."""
+        """Opens the batcher for a receiver in a block, without waiting."""
         key = self.key(receiver)
         place = (self, key)
         if (there := block.opened_at(place)) is not None:
@@ -237,18 +213,11 @@ class Opening:
     def new_handler(
         self, receiver: object, told: Callable[[BaseException], Exception] | None = None
     ) -> Handler:
-        """Makes the handler for a receiver; see `Handler` for `told`."""
         function, signature, _ = self.parts(receiver)
         kind: Any = self.handler.fill
         return Handler(function, signature, fill=kind, streams=self._streams, told=told)
 
     def new_batcher(self, receiver: object, handler: Handler) -> Batcher[Any]:
-        """Makes the batcher for a receiver from its handler.
-
-        Raises:
-            TypeError: An option does not fit the handler.
-            ValueError: An option is out of its range.
-        """
         make: Any = Batcher  # no overload takes a handler of unknown type
         batcher: Batcher[Any] = make(
             handler,
@@ -260,7 +229,6 @@ class Opening:
         return batcher
 
     def face_of(self, receiver: object) -> Face:
-        """Returns the callable for a receiver."""
         return self.face if receiver is None else self.face.bound_to(receiver)
 
     def publish(self, receiver: object, opened: OpenedBatcher) -> None:
@@ -268,7 +236,7 @@ class Opening:
         self._add(self.key(receiver), opened)
 
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
-        """Removes a batcher from the table; in its thread, or when its instance was collected."""
+        """Called in the batcher's thread, or in any thread when its instance was collected."""
         if self.table.get(key) is opened:
             self._remove(key, opened)
 

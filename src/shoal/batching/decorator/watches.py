@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """Observes each batcher of a decorated handler.
-
-    Args:
-        new_observer: Makes the observer of one batcher.
-    """
+    """Observes each batcher of a decorated handler."""
 
     def __init__(self, new_observer: Callable[[], BatchObserver]) -> None:
         self._new_observer = new_observer
@@ -30,12 +26,11 @@ class Watch:
         self._observed: WeakKeyDictionary[Batcher[Any], BatchObserver] = WeakKeyDictionary()
 
     def begin(self, batcher: Batcher[Any]) -> None:
-        """Observes a batcher, too."""
         observer = self._observed[batcher] = self._new_observer()
         batcher.observers.add(observer)
 
     def end(self) -> list[BatchObserver]:
-        """Observes none any more; returns those that did."""
+        """Ends observing; returns the observers."""
         ended = list(self._observed.items())
         self._observed.clear()
         for batcher, observer in ended:
@@ -44,26 +39,14 @@ class Watch:
 
 
 class Watches:
-    """Those who observe the batchers of one decorated handler.
-
-    Args:
-        opened: Returns the batchers that are open.
-    """
+    """The observers of one decorated handler's batchers."""
 
     def __init__(self, opened: Callable[[], Iterable[Batcher[Any]]]) -> None:
         self._opened = opened
         self._all: dict[object, Watch] = {}
 
     def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
-        """Observes all batchers, those that are open and later ones.
-
-        Args:
-            kind: What there may be one of.
-            new_observer: Makes the observer of one batcher.
-
-        Raises:
-            KeyError: There is one of that kind.
-        """
+        """Observes open and later batchers; raises a `KeyError` if that kind does so already."""
         if kind in self._all:
             raise KeyError(kind)
         watch = self._all[kind] = Watch(new_observer)
@@ -71,11 +54,11 @@ class Watches:
             watch.begin(batcher)
 
     def end(self, kind: object) -> list[BatchObserver]:
-        """Ends what has been begun, if it has; returns the observers, which are told no more."""
+        """Ends observers of a kind, if there are any, and returns them."""
         watch = self._all.pop(kind, None)
         return [] if watch is None else watch.end()
 
     def opening(self, batcher: Batcher[Any]) -> None:
-        """Has a batcher observed that is about to be opened."""
+        """Adds the observers to a batcher that is about to be opened."""
         for watch in tuple(self._all.values()):
             watch.begin(batcher)

@@ -29,11 +29,7 @@ MARK: Final = "__shoal_accept_batch__"
 
 
 def takes_lists(function: Callable[..., Any]) -> bool:
-    """Returns whether a function takes lists, by its mark or by its annotations.
-
-    Raises:
-        TypeError: Some of its parameters are annotated as lists, and others are not.
-    """
+    """Returns whether a function takes lists, by its mark or by its annotations."""
     marked: Any = function
     while isinstance(marked, functools.partial):
         marked = marked.func
@@ -55,14 +51,7 @@ def takes_lists(function: Callable[..., Any]) -> bool:
 
 
 def described(signature: Signature, size: int, *, batched: bool, fill: str = "closed") -> str:
-    """Returns a description of what code gets, for messages.
-
-    Args:
-        signature: The signature of a call with one item.
-        size: ``max_batch_size``.
-        batched: Whether the code takes lists.
-        fill: When its batches are complete.
-    """
+    """Describes the arguments of user code, for messages."""
     parameters = list(signature.parameters.values())
     if len(parameters) == 1:
         annotation = parameters[0].annotation

@@ -29,14 +29,9 @@ LOGGED_EACH_S: Final = 60.0
 
 
 class HoldLog:
-    """Logs that some code held up its event loop, at most once a minute.
+    """Logs that some code held up its event loop, at most once a minute."""
 
-    The time is taken when the code returns control, so nothing wakes up while no code runs.
-
-    Args:
-        code: The code, for the message: ``"the handler embed"``.
-        advice: What to do about it.
-    """
+    # The time is measured when the code returns control, so nothing wakes up while no code runs.
 
     __slots__ = ("_advice", "_code", "_logged_at")
 
@@ -48,7 +43,7 @@ class HoldLog:
         self._logged_at = -math.inf
 
     def held(self, since: float, until: float) -> None:
-        """Logs a hold; the times are of `perf_counter`, in seconds."""
+        """The times are of `perf_counter`, in seconds."""
         if until - self._logged_at < LOGGED_EACH_S:
             return
         self._logged_at = until
@@ -61,7 +56,7 @@ class HoldLog:
 
 
 class HoldLogs(dict[str, HoldLog]):
-    """The `HoldLog` of each code, by the words for it; made when it is first asked for."""
+    """The `HoldLog` of each code, by its description; made on first use."""
 
     def __missing__(self, code: str) -> HoldLog:
         self[code] = log = HoldLog(code)
@@ -70,14 +65,7 @@ class HoldLogs(dict[str, HoldLog]):
 
 @coroutine
 def in_own_context(user_code: Coroutine[Any, Any, T], log: HoldLog) -> Generator[Any, Any, T]:
-    """Awaits a coroutine in a copy of the current context; what it sets there ends with it.
-
-    It stays in the task that awaits it.
-
-    Args:
-        user_code: The coroutine.
-        log: Logs that it held up the event loop.
-    """
+    """Awaits a coroutine in a copy of the current context, in the same task."""
     run, send = copy_context().run, user_code.send
     resume: Callable[[Any], Any] = send
     value: Any = None

@@ -19,20 +19,7 @@ if TYPE_CHECKING:
 
 
 class Stepping:
-    """The steps of one run of a plain generator.
-
-    Args:
-        began: Called in the event loop once the next step was given to its thread, or has begun.
-        wants_more: Returns whether the loop will ask for another step after this one, as far as the
-            thread of the steps can tell, which calls this.
-
-    Attributes:
-        began: As above.
-        waits: Whether the last step has waited, for a device or for another program, for more than
-            half of its time.
-        has_room: Whether each reader has room for two more steps. The event loop sets it after each
-            step; it permits one step to begin before the one in front of it was handed out.
-    """
+    """The steps of one run of a plain generator."""
 
     __slots__ = ("_wants_more", "began", "has_room", "waits")
 
@@ -41,19 +28,19 @@ class Stepping:
         began: Callable[[], object] = lambda: None,
         wants_more: Callable[[list[Any]], bool] = lambda _: False,
     ) -> None:
+        # Called in the event loop once the next step was given to its thread, or has begun.
         self.began = began
+        # Whether the last step waited for more than half of its time, for a device or a program.
         self.waits = False
+        # Whether each reader has room for two more steps. The event loop sets it after each step;
+        # it permits one step to begin before the one in front of it was handed out.
         self.has_room = False
         self._wants_more = wants_more
 
     def take(self, step: Callable[[], Any]) -> tuple[Any, bool]:
-        """Runs a step in its thread, which calls this.
-
-        Returns:
-            What the step yields; and whether the next one may begin before the event loop has it.
-            Nothing here keeps that, since a thread whose replica was killed may still run a step
-            while the batch runs again on another replica.
-        """
+        """Runs a step in its thread; returns its value, and whether the next may begin early."""
+        # Nothing here keeps that, since a thread of a killed replica may still run a step while the
+        # batch runs again on another replica.
         since, used = time.perf_counter(), time.thread_time()
         try:
             slots = step()

@@ -294,25 +294,24 @@ class _Steps(Generic[T, R]):
 
 @dataclass(slots=True)
 class OpenRun(Run):
-    """Runs a handler on batches that take requests meanwhile."""
+    """Runs a handler on batches that take requests while they run."""
 
     hears_of_all: ClassVar = True
     _joining: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, to the running batches as well."""
+        """Applies new options, also to the running batches."""
         self.options = options
 
     def began(self, batch: Batch, joining: Joining) -> None:
-        """Sets what adds requests to a batch, before it is run."""
+        """Sets the joining of a batch, before it is run."""
         self._joining[batch] = joining
 
     def ended(self, batch: Batch) -> None:
-        """Forgets a batch."""
         del self._joining[batch]
 
     def check_item(self, chunk: Any) -> None:
-        """Raises a `TypeError` for what can't be an item of a stream."""
+        """Raises a `TypeError` for a value that can't be an item of a stream."""
         if isinstance(chunk, (Mark, BaseException)):
             raise TypeError(
                 f"an item of a stream can't be {chunk!r}: finish() ends the stream, fail(error) "
@@ -325,7 +324,7 @@ class OpenRun(Run):
             )
 
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
-        """Puts an item into the stream of each of some requests, once all of them have room."""
+        """Puts an item into each of several streams, once all of them have room."""
         await self.parking.checkpoint()
         while full := [
             request for request, _ in chunks if request.state is RUNNING and is_full(request)
@@ -358,7 +357,6 @@ class OpenRun(Run):
         self.parking.wake_all((request,))
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """Ends a request with an error."""
         if not isinstance(error, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"fail() takes an exception, not {error!r}; write request.fail(ValueError(...))"

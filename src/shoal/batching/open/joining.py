@@ -35,21 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Joining(ABC):
-    """Adds requests to one batch.
-
-    Args:
-        batch: The batch, with its first requests.
-        queue: The queue, at which the batch has the turn.
-        on_room: Called when the room of the batch has changed, or its handler should look again.
-        gets_no_more: Returns whether no more requests will come for a batch.
-
-    Attributes:
-        batch: As above.
-        joined: Its requests that the handler has not taken yet.
-        outcomes: How its requests have ended.
-        has_ended: Whether the handler has ended, and takes no more requests.
-        is_leaving: Whether it takes no more requests, and ends when the present ones have ended.
-    """
+    """Adds requests to one batch."""
 
     batch: Batch
     _queue: OpenQueue
@@ -77,10 +63,8 @@ class Joining(ABC):
 
     @abstractmethod
     def pull(self) -> None:
-        """Adds requests that may join when the handler asks, and drops those that have ended.
-
-        Otherwise a batch that stays open for long would keep all requests that it ever had.
-        """
+        """Adds requests that join when the handler asks, and drops those that have ended."""
+        # Otherwise a batch that stays open for long keeps all requests that it ever had.
 
     @abstractmethod
     async def wait(self) -> bool:
@@ -88,22 +72,19 @@ class Joining(ABC):
 
     @abstractmethod
     def stepped(self) -> None:
-        """Handles that the handler has taken what there is, for its next step."""
+        """Called when the handler has taken the joined requests for its next step."""
 
     def ended(self, request: Request) -> None:
-        """Handles that one of the batch's requests has ended."""
         self.outcomes.count(request)
         self._queue.ended(self.batch, request)
 
     async def pause(self) -> None:
-        """Executes a checkpoint between two steps, so that callers can take places that are free.
-
-        Those that were just answered may call again.
-        """
+        """Executes a checkpoint between two steps, so that callers can take free places."""
+        # Callers that were just answered may call again.
         await anyio.lowlevel.checkpoint()
 
     def end(self) -> None:
-        """Takes no more requests, because the handler has ended or its time is up."""
+        """Takes no more requests, because the handler has ended or run out of time."""
         self.has_ended = True
 
     def leave(self) -> None:
@@ -116,7 +97,7 @@ class Joining(ABC):
         self._on_room()
 
     def leave_queue(self) -> None:
-        """Passes the turn at the queue to the next slot, if the batch has the turn."""
+        """Passes the turn at the queue to the next slot, if the batch has it."""
         if self._has_turn:
             self._has_turn = False
             self._queue.pass_turn()
@@ -156,7 +137,6 @@ class OpenJoining(Joining):
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more requests join."""
         return self.has_ended or self.batch.reason is not DispatchReason.OPEN
 
     @property

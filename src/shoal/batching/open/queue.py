@@ -16,27 +16,16 @@ if TYPE_CHECKING:
 
 
 class OpenQueue:
-    """Takes requests from the queue, and waits for it to change.
-
-    Args:
-        parts: The parts of the batcher.
-        pass_turn: Gives up the turn at the queue.
-        occupancy: Counts the requests in the batches.
-
-    Attributes:
-        occupancy: As above.
-        former: The queue itself.
-        now: The event loop's clock.
-        change: Waits until the queue changes; needs no turn.
-        one_pass: Lets each task that is ready run once; a checkpoint.
-    """
+    """Takes requests from the queue, and waits for it to change."""
 
     def __init__(
         self, parts: SlotParts, pass_turn: Callable[[], None], occupancy: Occupancy
     ) -> None:
         self.former = parts.intake.former
         self.now: Callable[[], float] = parts.parking.now
+        # Waits until the queue changes; needs no turn.
         self.change = parts.bell.change
+        # Lets each task that is ready run once; a checkpoint.
         self.one_pass = parts.parking.one_pass
         self.occupancy = occupancy
         self._intake = parts.intake
@@ -51,7 +40,7 @@ class OpenQueue:
         self.occupancy.note(self.now())
 
     def joined(self, batch: Batch, requests: list[Request]) -> None:
-        """Counts requests that have joined a batch, and tells the observers."""
+        """Counts requests that have joined a batch, and notifies the observers."""
         now = self.now()
         self.occupancy.joined += len(requests)
         self.occupancy.note(now)
@@ -61,7 +50,7 @@ class OpenQueue:
             observers.tell(lambda each: each.requests_joined(name, batch, requests, now))
 
     def ended(self, batch: Batch, request: Request) -> None:
-        """Counts a request of a batch that has ended, and tells the observers."""
+        """Counts a request that has ended, and notifies the observers."""
         now = self.now()
         self.occupancy.note(now)
         has_failed = request.state is State.FAILED
@@ -73,7 +62,7 @@ class OpenQueue:
             )
 
     def taken_within(self, room: float) -> list[Request]:
-        """Takes the requests that fit and whose callers still wait from the queue, in order."""
+        """Takes requests that fit and have waiting callers from the queue, in order."""
         self._intake.deadlines.expire_all()
         there: list[Request] = []
         while room > 0 and (requests := self.former.take_within(room)):
@@ -89,7 +78,6 @@ class OpenQueue:
         return there
 
     def pass_turn(self) -> None:
-        """Passes the turn at the queue to the next slot."""
         self._pass_turn()
         self._intake.adopt()
 

@@ -47,7 +47,6 @@ class OpenSlots(Slots[OpenRun]):
         self._former.tell_all()
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, to the batches that are running as well."""
         self.run.configure(options)
         self._resize()
 
@@ -67,14 +66,13 @@ class OpenSlots(Slots[OpenRun]):
         )
 
     def _gets_no_more(self, batch: Batch) -> bool:
-        """Returns whether no more requests will come for a batch."""
         former = self._former
         if former.closed and not former.live:
             return True
         return self._count > self._most and list(self._open).index(batch) >= self._most
 
     def _tell_room(self) -> None:
-        """Updates how much the slots can take at once, and wakes the tasks that wait."""
+        """Updates how much the slots can take at once, and wakes the waiting tasks."""
         self._tell_idle()
         self._bell.ring()
 

@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 def checked_options(
     given: Mapping[str, Any], handler: Handler, before: BatchOptions | None = None
 ) -> BatchOptions:
-    """Checks options against each other and the handler, and returns them as `BatchOptions`.
-
-    Args:
-        given: Option names and values, as the user gave them.
-        handler: The handler.
-        before: The current options, if some are to be changed; None for the defaults.
-
-    Raises:
-        TypeError: A name is no option, or a value has the wrong type.
-        ValueError: A value is out of its range, or does not fit the handler or another option.
-        ModuleNotFoundError: An option needs an extra that is not installed.
-    """
+    """Checks options against each other and the handler, and applies them to `before`."""
     if callable(given.get("batch_size_fn")):
         cost_of: Any = given["batch_size_fn"]
         if handler.binding.gives != "lists":

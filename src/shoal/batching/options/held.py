@@ -28,7 +28,7 @@ _PLAIN: Final = (str, int, bool, float, bytes, type(None))
 
 
 def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a batcher with each function, and what it returns, `held`."""
+    """Returns options with functions that raise only `Exception`s, and so do their results."""
     functions: dict[str, Any] = {
         name: held(options[name], name) for name in _FUNCTIONS if callable(options.get(name))
     }
@@ -99,7 +99,7 @@ _of_policy = functools.partial(held, name="the policy")
 
 
 class _HeldPolicy(BatchPolicy):
-    """A user's policy; what it raises breaks at most its batcher."""
+    """A user's policy; an error of it breaks at most its batcher."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy

@@ -27,18 +27,16 @@ class CostOfOne:
     of_list: Callable[[list[Any]], float]
 
     def __call__(self, item: Any) -> float:
-        """Returns the cost of one item."""
         return self.of_list([item])
 
 
 @dataclass(frozen=True, slots=True)
 class CostOfFirst:
-    """The same for calls with several arguments, of which Ray's function gets the first."""
+    """Like `CostOfOne`, for calls with several arguments: Ray's function gets the first."""
 
     of_list: Callable[[list[Any]], float]
 
     def __call__(self, item: tuple[Any, ...]) -> float:
-        """Returns the cost of one item."""
         return self.of_list([item[0]])
 
 
@@ -65,12 +63,10 @@ def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
 
 
 def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable[[Any], float]:
-    """Returns a user's ``batch_size_fn`` as a function of one item, whichever form it has.
-
-    It has Ray Serve's form if its first parameter has the same annotation ``list[T]`` as the
-    handler's first. All others are taken as functions of one item, also with a bare ``list``, which
-    may be the type of one item, and without annotations.
-    """
+    """Returns a user's ``batch_size_fn`` as a function of one item, whichever form it has."""
+    # It has Ray Serve's form if its first parameter has the same annotation `list[T]` as the
+    # handler's first. All others are treated as functions of one item, also with a bare `list`,
+    # which may be the type of one item, and without annotations.
     given, wanted = annotations_of(fn), annotations_of(handler)
     if not given or not wanted or not _is_lists_of_same(given[0], wanted[0]):
         return fn
@@ -78,7 +74,7 @@ def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable
 
 
 def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callable[[Any], float]:
-    """Does the same if only the signature of a call with one item is known."""
+    """Like `adapted`, if only the signature of a call with one item is known."""
     given, parameters = annotations_of(fn), list(signature.parameters.values())
     if not given or not parameters or element_of(given[0]) is Parameter.empty:
         return fn

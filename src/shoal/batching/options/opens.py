@@ -30,13 +30,7 @@ _entered: Final[WeakSet[AbstractAsyncContextManager[Any]]] = WeakSet()
 
 
 def manager_of(opens: Opens) -> AbstractAsyncContextManager[Any]:
-    """Returns the context manager for one opening of a batcher.
-
-    Raises:
-        TypeError: The function did not return one.
-        RuntimeError: It can be entered only once, and was.
-        Exception: What the function raised.
-    """
+    """Raises a `TypeError` or `RuntimeError` if ``open`` returned no manager, or a used one."""
     given = cast("Any", opens)
     made: object = given if isinstance(opens, AbstractAsyncContextManager) else given()
     if not isinstance(made, AbstractAsyncContextManager):
@@ -56,11 +50,7 @@ def manager_of(opens: Opens) -> AbstractAsyncContextManager[Any]:
 
 
 def refuse_change(before: Opens | None, wanted: Opens | None) -> None:
-    """Refuses another ``open`` for a batcher that is open.
-
-    Raises:
-        ValueError: They are not the same.
-    """
+    """Raises a `ValueError` if a batcher that is open would get another ``open``."""
     if before != wanted:
         raise ValueError(
             "open= can't be changed while the batcher is open: its connections are in use; open "
@@ -70,7 +60,7 @@ def refuse_change(before: Opens | None, wanted: Opens | None) -> None:
 
 @dataclass(frozen=True)
 class HeldOpens:
-    """An ``open`` that raises only `Exception`s; see `holding`."""
+    """An ``open`` that raises only `Exception`s."""
 
     opens: Opens
 

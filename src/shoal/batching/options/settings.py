@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 class Settings:
-    """The options that were set, by receiver; None is the receiver of a plain function.
+    """The options that were set, by receiver; None is the receiver of a plain function."""
 
-    Invariant: ``_of_instances`` has no entry of a collected instance, and keeps none alive.
-    """
+    # Invariant: `_of_instances` has no entry of a collected instance, and keeps none alive.
 
     def __init__(self) -> None:
         self._of_function: dict[str, Any] = {}
@@ -26,18 +25,13 @@ class Settings:
         self._of_instances: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
 
     def of(self, receiver: object) -> Mapping[str, Any]:
-        """Returns the options set for a receiver."""
         if receiver is None:
             return self._of_function
         found = self._of_instances.get(id(receiver))
         return {} if found is None else found[1]
 
     def own(self, receiver: object) -> dict[str, Any]:
-        """Returns the options set for a receiver, as a dict to change.
-
-        Raises:
-            TypeError: The receiver allows no weak references.
-        """
+        """Returns a dict to change; raises a `TypeError` without weak references."""
         if receiver is None:
             return self._of_function
         found = self._of_instances.get(id(receiver))

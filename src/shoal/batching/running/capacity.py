@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 class Room(Protocol):
-    """The free capacity of a handler, which a batcher checks before it forms a batch.
+    """The free capacity of a handler, which a batcher checks before it forms a batch."""
 
-    The handler must take up capacity for its batch before its first wait.
-    """
+    # The handler must take up capacity for its batch before its first wait.
 
     @property
     def free(self) -> float:
@@ -26,10 +25,8 @@ class Room(Protocol):
         ...
 
     def is_full(self) -> bool:
-        """Returns whether a batch that is due must wait; if so, adds the batcher to a wait queue.
-
-        It stays in the wait queue until the handler has its batch, or until `rest`.
-        """
+        """Returns whether a due batch must wait; if so, adds the batcher to a wait queue."""
+        # It stays in the wait queue until the handler has its batch, or until `rest`.
         ...
 
     def rest(self) -> None:
@@ -37,9 +34,5 @@ class Room(Protocol):
         ...
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Calls a function whenever the free capacity changes.
-
-        Returns:
-            A function that ends the subscription.
-        """
+        """Calls a function whenever the capacity changes, until the returned function is called."""
         ...

@@ -29,7 +29,6 @@ class ClosedSlots(Slots[Run]):
     """Slots that take a batch when one is due, and then run the handler."""
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, to the batches that are formed from now on."""
         self.run = replace(self.run, options=options)
         self._resize()
 
@@ -89,14 +88,9 @@ class ClosedSlots(Slots[Run]):
         return False
 
     def _full_batch(self, now: float) -> Batch | None:
-        """Takes a full batch before the callers of the last one go on; None if it must wait.
-
-        They would take the event loop's time while the handler is idle. It is not called if other
-        tasks may have had no turn for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
-
-        Args:
-            now: The time, in seconds.
-        """
+        """Takes a full batch before the callers of the last one go on; None if it must wait."""
+        # The callers would take the event loop's time while the handler is idle. Not called if
+        # other tasks may have had no turn for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
         former = self._former
         if self._intake.deadlines.asleep_until <= now:
             self._intake.deadlines.expire_all()
@@ -108,11 +102,8 @@ class ClosedSlots(Slots[Run]):
         return batch
 
     async def _next_batch(self, is_fresh: bool) -> Batch | None:
-        """Waits for the next batch; returns None when this slot is not needed any more.
-
-        Args:
-            is_fresh: Whether the callers of this slot's last batch have not run yet.
-        """
+        """Waits for the next batch; returns None when this slot is not needed any more."""
+        # `is_fresh`: the callers of this slot's last batch have not run yet.
         former = self._former
         free_at = self._parking.now()
         if is_fresh and former.live:
@@ -146,12 +137,7 @@ class ClosedSlots(Slots[Run]):
         return None
 
     def _dispatch(self, dispatch: Dispatch, free_at: float) -> Batch | None:
-        """Takes a batch from the queue; None if some of its callers have just left.
-
-        Args:
-            dispatch: The decision.
-            free_at: When this slot was free for it.
-        """
+        """Takes a batch from the queue; None if some of its callers have just left."""
         requests = self._former.take(dispatch)
         first = requests[0].waiter if requests else None
         group = group_of(first, requests) if isinstance(first, GroupWaiter) else None

@@ -58,17 +58,7 @@ class ScopesMixedUp(Exception):
 
 @dataclass(slots=True)
 class Run(ABC):
-    """One run of a handler.
-
-    Attributes:
-        name: The batcher's name, for messages.
-        handler: The handler.
-        options: The options with which the batch was formed.
-        parking: The event loop's way to wake callers.
-        counters: The counts of how requests ended.
-        limits: Ends batches that run for too long.
-        hold_log: Logs that the handler held up the event loop.
-    """
+    """One run of a handler."""
 
     hears_of_all: ClassVar = False
     """Whether it is told of each caller that leaves, whatever the options say."""
@@ -82,15 +72,9 @@ class Run(ABC):
     hold_log: HoldLog
 
     async def run(self, batch: Batch, scope: Scope) -> None:
-        """Runs the handler on a batch, and ends each of its requests.
-
-        Args:
-            batch: The batch.
-            scope: The slot's cancel scope, which interrupts the handler; the run is inside of it.
-
-        Cancellation: propagates to the handler and is raised again. If `scope` was cancelled, all
-        requests have ended; otherwise the caller of this method must end the remaining ones.
-        """
+        """Runs the handler on a batch, and ends each of its requests."""
+        # A cancellation propagates to the handler and is raised again. If `scope` was cancelled,
+        # all requests have ended; otherwise the caller must end the remaining ones.
         if self.hears_of_all or self.options.cancel_abandoned:
             batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
@@ -114,7 +98,7 @@ class Run(ABC):
                 self._fail_all(batch.members, self._timed_out)
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
-        """Handles that the caller of a request has left."""
+        """Called when the caller of a request has left."""
         if batch.active == 0:
             scope.cancel()
 
@@ -164,12 +148,7 @@ class Run(ABC):
             self.limits.forget(timer)
 
     def _items(self, requests: Sequence[Request]) -> list[Any]:
-        """Returns the items of a run, padded to an allowed batch size.
-
-        Raises:
-            ValueError: ``pad`` returned another number of items.
-            Exception: What ``pad`` raised.
-        """
+        """Returns the items of a run, padded to an allowed size; raises what ``pad`` raises."""
         items = [request.item for request in requests]
         sizes, pad = self.options.allowed_batch_sizes, self.options.pad
         if sizes is None:
@@ -229,7 +208,6 @@ class Run(ABC):
         return True
 
     def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: BaseException) -> None:
-        """Fails requests with what the handler raised."""
         if batch.active == 0:
             # A handler whose own calls have the same deadline raises this when its callers expire.
             late = isinstance(failure, DeadlineExceeded)
@@ -243,7 +221,7 @@ class Run(ABC):
         self._fail_all(requests, lambda: own_copy(failure))
 
     def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
-        """Fails the callers because the handler's time is up, and interrupts it if possible."""
+        """Fails the callers because of the time limit, and interrupts the handler if possible."""
         self._fail_all(requests, self._timed_out)
         scope.cancel()  # a generator in a thread is asked for no further step
         batch.set_overdue()
@@ -300,22 +278,19 @@ class Run(ABC):
         request.state = state
 
     def _counted(self, results: Any, wanted: int) -> int:
-        """Returns the length of what a handler returned."""
         try:
             return len(results)
         except TypeError:
             raise not_results(self.handler.name, wanted, results) from None
 
     def _listed(self, results: Any, count: int) -> list[Any]:
-        """Returns what a handler returned as a list, whose length may still differ from `count`."""
+        """Returns a list, which may have another length than `count`."""
         if getattr(results, "__iter__", None) is not None:
             return list(results)
         return [results[index] for index in range(count)]
 
 
 class UnaryRun(Run):
-    """Runs a handler that returns a list."""
-
     __slots__ = ()
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
@@ -342,7 +317,7 @@ class UnaryRun(Run):
         (batch.group or self.parking).answer_all(running, values)
 
     def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
-        """Returns the results in a list, which has one for each item."""
+        """Returns the results in a list with one for each item."""
         check_results(self.handler.name, wanted, results)
         got = self._counted(results, wanted)
         values: list[Any] = self._listed(results, got)
@@ -367,7 +342,7 @@ class UnaryRun(Run):
         )
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
-        """Fails the requests whose result is an exception instance."""
+        """Fails the requests with an exception instance as their result."""
         for request, value in zip(requests, values, strict=True):
             if issubclass(type(value), BaseException) and request.state is RUNNING:
                 self._fail(request, own_copy(value))
@@ -382,5 +357,5 @@ def kinds_of(values: Iterable[Any]) -> Iterable[type]:
 
 
 def still_running(requests: Sequence[Request]) -> list[Request]:
-    """Returns those requests that have not ended."""
+    """Returns the requests that have not ended."""
     return [request for request in requests if request.state is RUNNING]

@@ -65,45 +65,24 @@ IDLE_SLOTS_KEPT: Final = 8
 
 @dataclass(frozen=True)
 class SlotParts:
-    """The parts of an open batcher that its slots work with.
-
-    Attributes:
-        intake: The callers' side of the queue.
-        former: The queue.
-        batches: The running batches and their start times, in seconds on the loop's clock.
-        bell: Wakes the slot that waits for the queue to change.
-        parking: The event loop's way to wait.
-        counters: The counts of batches.
-    """
+    """The parts of an open batcher that its slots work with."""
 
     intake: Intake
     former: Former
+    # The running batches and their start times, in seconds on the loop's clock.
     batches: dict[Batch, float]
+    # Wakes the slot that waits for the queue to change.
     bell: Bell
     parking: Parking
     counters: Counters
 
 
 class Slots(ABC, Generic[RunT]):
-    """The worker slots of one open batcher; subclasses define what a slot does.
+    """The worker slots of one open batcher; subclasses define what a slot does."""
 
-    The turn at the queue passes from slot to slot, in the order in which they ask for it.
-
-    Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
-    queue, or waits for it, or has been created or woken and has not run yet.
-
-    Args:
-        parts: The parts of the batcher.
-        run: Runs a batch.
-        on_death: Called with the error that ends a slot.
-        room: The capacity of a handler that forwards batches; None for `max_concurrent_batches`.
-
-    Attributes:
-        run: Runs a batch; replaced when the options change.
-        batches: The running batches and their start times, in seconds on the loop's clock.
-        draining: Set when the batcher begins to close; handlers can check it.
-        ended: Set when the last slot has ended.
-    """
+    # The turn at the queue passes from slot to slot, in the order in which they ask for it.
+    # Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
+    # queue, or waits for it, or has been created or woken and has not run yet.
 
     _are_open: ClassVar = False
     # Whether a handler runs as long as its batcher, so that its batch has no size or run time.
@@ -124,6 +103,7 @@ class Slots(ABC, Generic[RunT]):
         self._counters = parts.counters
         self._turn_is_taken = False
         self._waiting: deque[Any] = deque()  # the waiters of the slots that wait for the turn
+        # Replaced when the options change.
         self.run = run
         self._on_death = on_death
         self._room = room
@@ -131,11 +111,13 @@ class Slots(ABC, Generic[RunT]):
         self._tasks: TaskGroup | None = None
         self._count = 0
         self._last_id = 0
+        # Set when the batcher begins to close; handlers can check it.
         self.draining = anyio.Event()
         self.coroutines: list[object] = []
         # One scope per slot; cancelling them does not cancel the task that waits for the slots.
         self._lives: set[Any] = set()
         self._are_cancelled = False
+        # Set when the last slot has ended.
         self.ended = anyio.Event()
         self._on_change: Callable[[], None] | None = None
         self._tell_idle()
@@ -148,7 +130,7 @@ class Slots(ABC, Generic[RunT]):
         self._tell_idle()
 
     def cancel(self) -> None:
-        """Cancels the handlers; one that still returns results answers its callers."""
+        """Cancels the handlers; a handler that still returns results answers its callers."""
         self._are_cancelled = True
         for batch in self.batches:
             batch.set_overdue()
@@ -161,8 +143,7 @@ class Slots(ABC, Generic[RunT]):
         self._bell.ring()
 
     @abstractmethod
-    def configure(self, options: BatchOptions) -> None:
-        """Applies new options."""
+    def configure(self, options: BatchOptions) -> None: ...
 
     def _resize(self) -> None:
         """Applies a changed number of slots; surplus slots end after their batch."""
@@ -185,11 +166,10 @@ class Slots(ABC, Generic[RunT]):
         self._bell.ring()
 
     def report_changes_to(self, on_change: Callable[[], None]) -> None:
-        """Has a function called whenever the batcher may have become idle."""
+        """Calls a function whenever the batcher may have become idle."""
         self._on_change = on_change
 
     def tell_change(self) -> None:
-        """Reports that the batcher may have become idle."""
         if self._on_change is not None:
             self._on_change()
 
@@ -199,15 +179,12 @@ class Slots(ABC, Generic[RunT]):
         return not (self._former.live or self._former.parked or self._are_at_work())
 
     @abstractmethod
-    def _are_at_work(self) -> bool:
-        """Returns whether a handler has a request."""
+    def _are_at_work(self) -> bool: ...
 
     def is_blocked_by(self, batch: Batch) -> bool:
-        """Returns whether a call of a batch's handler to its own batcher would wait for ever.
-
-        That is certain if its batch has the only slot, and the call is made by the handler's
-        thread, its task, or a task that this one waits for. Other tasks may outlive the handler.
-        """
+        """Returns whether a call of a batch's handler to its own batcher would wait forever."""
+        # That is certain if its batch has the only slot, and the call is made by the handler's
+        # thread, its task, or a task that this one waits for. Other tasks may outlive the handler.
         if not self.batches or self._most > 1 or self.run.handler.fill != "closed":
             return False
         if calls_from_thread.get():
@@ -219,7 +196,6 @@ class Slots(ABC, Generic[RunT]):
         return batch in self.batches or any(r.batch in self.batches for r in batch.members)
 
     def running(self) -> Iterator[Request]:
-        """Yields the running requests."""
         for batch in self.batches:
             yield from [request for request in batch.members if request.state is RUNNING]
 
@@ -260,12 +236,8 @@ class Slots(ABC, Generic[RunT]):
                 self.ended.set()
 
     def _is_spoilt(self, error: BaseException, failure: BaseException | None) -> bool:
-        """Returns whether a slot's task can't continue because a handler has left scopes open.
-
-        Args:
-            error: What left the slot's own scope.
-            failure: What was raised inside of it; None if nothing was.
-        """
+        """Returns whether a slot's task can't continue because a handler has left scopes open."""
+        # `error` left the slot's own scope; `failure` was raised inside of it.
         if failure is None:
             return True  # the scope could not be left
         if not is_cancellation(failure):
@@ -273,11 +245,9 @@ class Slots(ABC, Generic[RunT]):
         return error is not failure or not self._parking.is_cancelled()
 
     async def _run(self, batch: Batch, scope: Scope) -> float | None:
-        """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled.
-
-        The caller calls `_tell_idle` before and after it. Between the batches that a slot runs in a
-        row there is no need for it. If this raises, it has called it.
-        """
+        """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled."""
+        # The caller calls `_tell_idle` before and after it. Between the batches that a slot runs in
+        # a row there is no need for it. If this raises, it has called it.
         run = self.run  # with the options with which the batch was filled
         if self._former.awaits_change:
             self._intake.adopt()
@@ -294,7 +264,7 @@ class Slots(ABC, Generic[RunT]):
         return self._end(batch, scope)
 
     def _end(self, batch: Batch, scope: Scope) -> float | None:
-        """Ends a batch whose requests have all ended; returns what `_run` does."""
+        """Ends a batch after its requests; returns the result of `_run`."""
         former = self._former
         started = self.batches.pop(batch)
         now = self._parking.now()
@@ -336,7 +306,6 @@ class Slots(ABC, Generic[RunT]):
         )
 
     def _outcomes(self, batch: Batch) -> Outcomes:
-        """Returns how the requests of a batch have ended."""
         outcomes = Outcomes()
         for request in batch.members:
             outcomes.count(request)
@@ -359,7 +328,7 @@ class Slots(ABC, Generic[RunT]):
             is_free = not self._turn_is_taken
 
     def _pass_turn(self) -> None:
-        """Frees the turn: wakes the slot that waits longest for it, or adds one if none waits."""
+        """Wakes the slot that waits longest for the turn, or adds one if none waits."""
         self._turn_is_taken = False
         former = self._former
         if self._waiting:
@@ -380,13 +349,7 @@ class Slots(ABC, Generic[RunT]):
         return self._bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
-        """Returns a batch with requests that were taken from the queue.
-
-        Args:
-            requests: The requests.
-            reason: Why it is dispatched.
-            free_at: When this slot was free for it.
-        """
+        """Returns a batch with requests that were taken from the queue."""
         self._last_id += 1
         former, options = self._former, self._former.options
         load: float | None = None
@@ -425,7 +388,6 @@ class Slots(ABC, Generic[RunT]):
             self._on_change()
 
     def _open_room(self) -> float:
-        """Returns how much more room the open batches have."""
         return 0
 
     @abstractmethod
@@ -433,5 +395,5 @@ class Slots(ABC, Generic[RunT]):
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
 
     def _allowed(self) -> float:
-        """Returns the maximum number of slots; a `Room` alone limits the running batches."""
+        """Returns the maximum number of slots; with a `Room`, only it limits running batches."""
         return math.inf if self._room is not None else self._former.options.slots

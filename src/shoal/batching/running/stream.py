@@ -95,14 +95,9 @@ class StreamRun(Run):
         stepping: Stepping,
         to_offer: list[StreamBuffer],
     ) -> BaseException | None:
-        """Distributes the steps of a generator, until it ends or has no readers any more.
-
-        Returns:
-            What interrupted a wait of Shoal's own between two steps.
-
-        Raises:
-            BaseException: What the generator raised, or an error for a wrong step.
-        """
+        """Distributes steps until the generator ends or has no readers."""
+        # Returns what interrupted a wait of Shoal's own between two steps; raises what the
+        # generator raised, or an error for a wrong step.
         async for step in steps:
             offer_all(to_offer)
             offers = to_offer if stepping.waits else None
@@ -149,18 +144,10 @@ class StreamRun(Run):
         width: int,
         to_offer: list[StreamBuffer] | None,
     ) -> tuple[list[Request], bool]:
-        """Puts each slot of a step into its stream.
-
-        Args:
-            requests: The requests of the run.
-            step: What the handler has yielded.
-            width: The required number of slots: one for each request, and for padding.
-            to_offer: Gets the buffers whose item is to be passed on while the next step runs; None
-                if that is done before it.
-
-        Returns:
-            The requests whose buffer is full; and whether none will be full after another step.
-        """
+        """Puts each slot of a step into its stream."""
+        # `width` counts the requests and padding. `to_offer` gets the buffers with an item to pass
+        # on while the next step runs; None to do so before it. Returns the requests with full
+        # buffers, and whether none will be full after another step.
         check_results(self.handler.name, width, step, is_step=True)
         got = self._counted(step, width)
         slots: list[Any] = self._listed(step, got)
@@ -223,5 +210,5 @@ class StreamRun(Run):
 
 
 def _active(batch: Batch, requests: Sequence[Request]) -> int:
-    """Returns how many requests of a run have not ended; of all of a batch, or of a part of it."""
+    """Returns how many requests of a run have not ended."""
     return batch.active if len(requests) == batch.size else len(still_running(requests))

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 class TimeLimits:
-    """Calls functions at given times, unless they are forgotten before.
-
-    Args:
-        parking: The event loop's way to wait.
-    """
+    """Calls functions at given times, unless they are cancelled before."""
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
@@ -40,11 +36,10 @@ class TimeLimits:
         return self._timers.add(at, on_time)
 
     def forget(self, timer: Timer) -> None:
-        """Cancels a call that has not been made."""
         self._timers.forget(timer)
 
     async def run(self) -> None:
-        """Runs the task, until it is cancelled."""
+        """Runs until it is cancelled."""
         while True:
             for on_time in self._timers.due(self._parking.now()):
                 on_time()

@@ -18,37 +18,22 @@ _QUEUED_OR_PARKED: Final = (State.PARKED, State.QUEUED)
 
 
 class Overdue:
-    """Finds requests that have timed out.
-
-    Args:
-        demote: Moves a queued request behind the others of its priority level.
-        options: The options in force.
-
-    Attributes:
-        timers: The timers of all watched requests.
-        limits_queue: Whether the time in the queue is limited for some priority level.
-    """
-
     __slots__ = ("_demote", "_options", "limits_queue", "timers")
 
     def __init__(self, demote: Callable[[Request], object], options: BatchOptions) -> None:
         self._demote = demote
         self._options = options
+        # Whether the time in the queue is limited for some priority level.
         self.limits_queue = False
         self.timers = Timers()
 
     def change(self, options: BatchOptions) -> None:
-        """Applies new options to requests that are admitted from now on."""
         self._options = options
         policies = [*options.queue_policies.values(), options.default_queue_policy]
         self.limits_queue = any(p is not None and p.timeout_s is not None for p in policies)
 
     def watch(self, request: Request) -> float:
-        """Starts the timers of a request that has just been admitted, if it has time limits.
-
-        Returns:
-            When it times out; infinity for never.
-        """
+        """Starts the timers of an admitted request; returns when the first ends, or infinity."""
         asked = request.options
         if asked is None:
             return math.inf
@@ -61,7 +46,6 @@ class Overdue:
         return until
 
     def forget(self, request: Request) -> None:
-        """Cancels the timers of a request, if it has any."""
         asked = request.options
         if asked is None:
             return
@@ -86,7 +70,7 @@ class Overdue:
         return until
 
     def pop(self, now: float) -> Iterator[tuple[Request, str]]:
-        """Yields the requests that have timed out, each with the reason for the error message."""
+        """Yields the requests that have timed out, with the reason for the error message."""
         what: Request | tuple[Request, bool]
         for what in self.timers.due(now):
             if not isinstance(what, tuple):

@@ -31,26 +31,7 @@ _MARGIN_S = 0.001
 
 
 class PressureTracker:
-    """Determines whether a batch must be dispatched before the policy would do so.
-
-    Args:
-        model: The run times measured.
-
-    Attributes:
-        asleep_until: When the waiting slot decides again, in seconds; minus infinity if no slot
-            waits.
-        covered: The queued requests that a flush covers.
-        draining: Whether batches are dispatched without waiting for them to fill.
-        has_times: Whether it is known of any request when it must be dispatched.
-        unseen: Requests with a due time that has not been processed. It is not needed while all
-            slots are busy, or while the waiting slot decides again long before; and most of these
-            requests leave before it is.
-        handed_out_flushed: Whether a flush covered any of the requests that were taken last.
-        may_wait: Whether requests ever wait for a batch to fill; if not, none has to leave early.
-        urgent_before: A request that is due before this may have to leave before the waiting slot
-            decides again, in seconds; minus infinity if no slot waits. None if it is not computed,
-            since no request with a due time has arrived meanwhile.
-    """
+    """Determines whether a batch must be dispatched before the policy would do so."""
 
     __slots__ = (
         "_earliest_unseen",
@@ -71,40 +52,38 @@ class PressureTracker:
     def __init__(self, model: LatencyModel) -> None:
         self._model = model
         self._most = 1
+        # Whether requests ever wait for a batch to fill; otherwise none has to leave early.
         self.may_wait = False
+        # When the waiting slot decides again; minus infinity if no slot waits.
         self.asleep_until = -math.inf
         self.draining = False
+        # Whether a flush covered any of the requests that were taken last.
         self.handed_out_flushed = False
+        # The queued requests that a flush covers.
         self.covered: set[Request] = set()
         # The requests of the last `take` that a flush covered.
         self._handed_out: set[Request] = set()
         self._leave_by = Timers()
+        # Whether the dispatch time of any request is known.
         self.has_times = False
+        # Requests with a due time that was not processed. Most of them leave before it is needed,
+        # since it isn't while all slots are busy or the waiting slot decides again much earlier.
         self.unseen: list[Request] = []
         self._earliest_unseen = math.inf  # no unseen request is due before this
+        # A request due before this time may have to leave before the waiting slot decides again.
+        # Minus infinity if no slot waits; None if not computed, as no such request has arrived.
         self.urgent_before: float | None = -math.inf
 
     def change(self, options: BatchOptions) -> None:
-        """Applies new options, and drops the times that were computed under the old ones."""
         self._most = options.max_batch_size
         self.may_wait = may_wait(options)
         self.forget_times()
 
     def flush(self, waiting: Iterable[Request]) -> None:
-        """Makes these requests leave with the next batches, full or not."""
         self.covered = set(waiting)
 
     def note_arrival(self, request: Request, due: float, live: int) -> bool:
-        """Records the arrival of a request with a due time.
-
-        Args:
-            request: A queued request.
-            due: When it must have ended, in seconds.
-            live: The number of queued requests, including this one.
-
-        Returns:
-            Whether it must be dispatched before the waiting slot decides again.
-        """
+        """Returns whether a request must be dispatched before the waiting slot decides again."""
         urgent_before = self.urgent_before
         if urgent_before is None:
             # A larger batch takes no less time, so no request must leave earlier than by this.
@@ -133,11 +112,7 @@ class PressureTracker:
         return lead_s is None or self._earliest_unseen - lead_s < wait.until
 
     def see(self, live: int) -> None:
-        """Computes when the unseen requests that are still queued must be dispatched.
-
-        Args:
-            live: The number of queued requests.
-        """
+        """Computes when the unseen requests that are still queued must be dispatched."""
         for request in self.unseen:
             asked = request.options
             if request.state is State.QUEUED and asked is not None and asked.due is not None:
@@ -146,7 +121,7 @@ class PressureTracker:
         self._earliest_unseen = math.inf
 
     def forget_times(self) -> None:
-        """Drops all dispatch times, and the record of what was taken last."""
+        """Drops all dispatch times, and the record of the last taken requests."""
         self.unseen = []
         self._earliest_unseen = math.inf
         self.has_times = False
@@ -154,10 +129,7 @@ class PressureTracker:
         self._handed_out = set()
 
     def pressure(self, now: float) -> Pressure | None:
-        """Returns why a batch must be dispatched now; None if it may wait.
-
-        There is a reason only while requests are `covered`, while `draining`, or if it `has_times`.
-        """
+        """Returns None unless requests are `covered`, or it is `draining`, or it `has_times`."""
         if self.covered:
             return _FLUSH
         if self.draining:
@@ -168,25 +140,18 @@ class PressureTracker:
         return None
 
     def shortened(self, wait: Wait) -> Wait:
-        """Returns a decision to wait, but no longer than until a request must be dispatched.
-
-        It is the same one unless this `has_times`.
-        """
+        """Shortens a wait until a request must be dispatched; unchanged unless it `has_times`."""
         if self._first() is None:
             return wait
         until = self._leave_by.next_at()
         return wait if wait.until is not None and wait.until <= until else Wait(until, wait.wake_at)
 
     def left(self, request: Request) -> None:
-        """Records that a request has left the queue for good."""
         if self.covered:
             self.covered.discard(request)
 
     def taken(self, requests: Sequence[Request]) -> None:
-        """Records that requests were taken.
-
-        It has no effect if no flush covers a queued request, or covered one that was taken last.
-        """
+        """Has no effect unless a flush covers a queued request, or covered one just taken."""
         if self.covered:
             self._handed_out = self.covered.intersection(requests)
             self.covered -= self._handed_out
@@ -195,23 +160,15 @@ class PressureTracker:
         self.handed_out_flushed = bool(self._handed_out)
 
     def put_back(self) -> None:
-        """Records that the requests that were taken last are queued again."""
         self.covered |= {r for r in self._handed_out if r.state is State.QUEUED}
 
     def lead_s(self, size: float) -> float | None:
-        """Returns how long before its deadline a request must be dispatched, in seconds.
-
-        Args:
-            size: The size of the batch with which it leaves.
-
-        Returns:
-            The time; None while no run time was measured.
-        """
+        """Returns how long before its deadline a request must be dispatched, in seconds."""
         run_s = self._model.bound_s(size)
         return None if run_s is None else run_s * _MARGIN + _MARGIN_S
 
     def _note(self, request: Request, due: float, live: int) -> float:
-        """Computes when a request must be dispatched; records and returns it, in seconds."""
+        """Records and returns when a request must be dispatched."""
         # The batch that it leaves with would be that large.
         lead_s = self.lead_s(min(live, self._most))
         leave_by = (request.arrived_at + due) / 2 if lead_s is None else due - lead_s
@@ -223,7 +180,6 @@ class PressureTracker:
         return leave_by
 
     def _first(self) -> Request | None:
-        """Returns the queued request that must be dispatched first; None for none."""
         if not self.has_times:
             return None
         first: Request | None = self._leave_by.first()

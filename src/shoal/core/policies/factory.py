@@ -53,18 +53,13 @@ def regathers(options: BatchOptions) -> bool:
 
 
 def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | None:
-    """Makes the rule that chooses sizes and waits; returns None if the options fix them."""
+    """Returns None if the options fix sizes and waits."""
     if options.adaptive is None:
         return None
     return AdaptiveRule(options.adaptive, model, options.max_batch_size, options.slots)
 
 
 def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Rule:
-    """Makes the rule for the given options.
-
-    Raises:
-        TypeError: The user's policy is not a `BatchPolicy`.
-    """
     if options.policy is not None:
         return Guarded(users_own(options.policy, options))
     if _is_plain(options):
@@ -84,11 +79,7 @@ def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
 
 
 def users_own(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:
-    """Makes a user's own policy.
-
-    Raises:
-        TypeError: It is not a `BatchPolicy`.
-    """
+    """Raises a `TypeError` if it is not a `BatchPolicy`."""
     made = make(options)
     if not isinstance(made, BatchPolicy):
         raise TypeError(

@@ -27,40 +27,27 @@ class Rule(BatchPolicy):
         """Returns the sum of the costs of the waiting requests; their number without costs."""
 
     def size_beside(self, asked: RequestOptions) -> float:
-        """Returns the sum of the costs of the waiting requests that may share a batch with another.
-
-        Args:
-            asked: The options of the other request.
-        """
+        """Returns the cost of the waiting requests that may share a batch with a request."""
         return self.size_of_all()
 
     @property
     def append(self) -> Callable[[Request], object]:
-        """The function that adds a request: `add`, or a faster one that never wakes the slot.
-
-        `Former` reads it once, and calls it for each request.
-        """
+        """The function that adds a request: `add`, or a faster one that never wakes the slot."""
+        # `Former` reads it once, and calls it for each request.
         return self.add
 
     def extend(self, requests: Sequence[Request]) -> bool:
-        """Adds many requests, in order.
-
-        Returns:
-            Whether a waiting slot must decide again now because of any of them.
-        """
+        """Adds requests in order; returns whether a waiting slot must decide now."""
         must_decide = False
         for request in requests:
             must_decide = self.add(request) or must_decide
         return must_decide
 
     def hold(self) -> None:
-        """Makes `add` tell of a full batch, until the next `decide`, though one is due already.
-
-        Not needed where the number of requests tells that a batch is full.
-        """
+        """Makes `add` report a full batch until the next `decide`, though one is due already."""
+        # Not needed where the number of requests shows that a batch is full.
 
     def by_arrival(self) -> list[Request]:
-        """Returns the waiting requests, in order of arrival."""
         return sorted(self.waiting(), key=_arrival)
 
 

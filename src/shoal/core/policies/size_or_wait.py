@@ -31,12 +31,6 @@ ANY: Final = Wait(None, 1)
 
 
 class SizeOrWait(Rule):
-    """The rule of ``max_batch_size`` and ``batch_wait_timeout_s``.
-
-    Attributes:
-        queue: The requests, including leftovers.
-    """
-
     __slots__ = ("_full", "_left", "_queue", "_size", "_until_full", "_wait_s", "queue")
 
     def __init__(self, options: BatchOptions) -> None:

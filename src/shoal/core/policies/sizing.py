@@ -27,25 +27,13 @@ class Sizing(ABC):
 
     @abstractmethod
     def enough(self, size: float) -> float:
-        """Returns the size from which a batch need not wait, unless `target` returns 0.
-
-        Args:
-            size: The total size of the waiting requests.
-        """
+        """Returns the size from which a batch need not wait, unless `target` returns 0."""
 
     @abstractmethod
     def target(self, size: float, costs: Costs, *, waits: bool) -> float:
-        """Returns the size up to which requests are taken into a batch.
-
-        Args:
-            size: The total size of the waiting requests.
-            costs: Returns the costs of the waiting requests, in order, until their sum exceeds a
-                bound.
-            waits: Whether the batch may still wait.
-
-        Returns:
-            The limit on the sum of the costs; 0 if the batch should wait.
-        """
+        """Returns the limit on the costs of a batch; 0 if it should wait."""
+        # `costs` returns the costs of the waiting requests, in order, until their sum exceeds a
+        # bound.
 
 
 class UpToMaximum(Sizing):
@@ -64,7 +52,7 @@ class UpToMaximum(Sizing):
 
 
 class Allowed(Sizing):
-    """TensorFlow's padding policies: pad up, reduce to the size below, or what is cheaper."""
+    """TensorFlow's padding policies: pad up, reduce to the size below, or the cheaper of both."""
 
     __slots__ = ("_model", "_padding", "_sizes")
 
@@ -93,12 +81,11 @@ class Allowed(Sizing):
 
 
 class Preferred(Sizing):
-    """Triton's rule: a batch of the largest preferred size available goes at once, others wait.
+    """Triton's rule: a batch of the largest available preferred size goes at once, others wait."""
 
-    A batch that is larger than the last preferred size, or can't grow to it, does not wait either.
-    After the window, all requests go that fit into a batch, whatever sizes are preferred. Without a
-    window, the largest preferred size available still goes.
-    """
+    # A batch also goes if it is larger than the last preferred size, or can't grow to it. After the
+    # window, all requests that fit go, whatever sizes are preferred. Without a window, the largest
+    # available preferred size goes.
 
     __slots__ = ("_has_window", "_most", "_sizes")
 
@@ -161,7 +148,6 @@ def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
 
 
 def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Sizing:
-    """Makes the sizing for the given options."""
     if adaptive is not None:
         return Adaptive(adaptive)
     if options.allowed_batch_sizes is not None:

@@ -18,14 +18,10 @@ if TYPE_CHECKING:
 
 
 class Guarded(Rule):
-    """A user's policy, with a list of the waiting requests.
+    """A user's policy, with a list of the waiting requests."""
 
-    Args:
-        policy: The user's policy.
-
-    Invariant: ``_waiting`` has the requests that were added and have been neither taken nor
-    removed, in order of arrival, whether the policy still has them or not.
-    """
+    # Invariant: `_waiting` has the requests that were added and neither taken nor removed, in order
+    # of arrival, whether the policy still has them or not.
 
     __slots__ = ("_policy", "_waiting")
 

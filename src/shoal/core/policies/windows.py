@@ -24,25 +24,13 @@ class Window(ABC):
 
     @abstractmethod
     def queue(self) -> Queue | None:
-        """Makes a queue whose first request is the one that is due first.
-
-        Returns:
-            The queue; None if the order does not matter.
-        """
+        """Makes a queue ordered by due time; None if the order does not matter."""
 
     @abstractmethod
     def due(
         self, first: Request, newest_at: float, count: int, size: float, now: float
     ) -> tuple[float, DispatchReason]:
-        """Returns when a batch of the waiting requests is due, infinity for never, and its reason.
-
-        Args:
-            first: The request that is due first.
-            newest_at: When the last request arrived, in seconds.
-            count: The number of requests.
-            size: The sum of their costs.
-            now: The time, in seconds.
-        """
+        """Returns when a batch of the waiting requests is due, and why; infinity for never."""
 
 
 class Fixed(Window):
@@ -79,7 +67,7 @@ class Fixed(Window):
 
 
 class UntilIdle(Window):
-    """``idle_timeout_s`` from the last arrival, within another window; after caikit's batcher."""
+    """``idle_timeout_s`` from the last arrival, within another window; like caikit's batcher."""
 
     __slots__ = ("_idle_s", "_within")
 
@@ -118,7 +106,6 @@ class ForTarget(Window):
 
 
 def window_of(options: BatchOptions, adaptive: AdaptiveRule | None) -> Window:
-    """Makes the window for the given options."""
     if adaptive is not None:
         return ForTarget(adaptive)
     fixed = Fixed(options)

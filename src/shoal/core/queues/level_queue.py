@@ -21,13 +21,10 @@ QUEUED = State.QUEUED
 
 
 class LevelQueue(Queue):
-    """A queue by priority level, and by arrival within each level.
+    """A queue by priority level, and by arrival within each level."""
 
-    Invariants:
-        ``_heads`` has one entry for each lane, and no lane is empty.
-        An entry refers to a request that is or was the first of its lane, so it never sorts behind
-        the current first one.
-    """
+    # Invariants: `_heads` has one entry for each lane, and no lane is empty. An entry refers to a
+    # request that is or was the first of its lane, so it never sorts behind the current first one.
 
     __slots__ = ("_heads", "_lanes", "_places", "_rank")
 
@@ -121,13 +118,13 @@ class LevelQueue(Queue):
         return iter(sorted(waiting, key=self._place))
 
     def _order(self) -> None:
-        """Drops the empty lanes, and orders the others."""
+        """Drops the empty lanes, and sorts the others."""
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane}
         self._heads = [(*self._place(lane[0]), key) for key, lane in self._lanes.items()]
         heapq.heapify(self._heads)
 
     def _first_lane(self) -> deque[Request] | None:
-        """Returns the lane that has the first request of the queue; None if it is empty."""
+        """Returns the lane that has the first request of the queue."""
         heads = self._heads
         while heads:
             rank, number, key = heads[0]
@@ -145,7 +142,6 @@ class LevelQueue(Queue):
         return None
 
     def _place(self, request: Request) -> tuple[Any, int]:
-        """Returns the sort key of a request."""
         asked = request.options
         assert asked is not None
         return self._rank(request), asked.number
@@ -165,7 +161,7 @@ def _lane_of(request: Request) -> int:
 
 
 def _is_in_lane(request: Request, key: int) -> bool:
-    """Returns whether a request waits in this lane, which has the delayed ones if `key` < 0."""
+    """Returns whether a request waits in this lane; a negative key is that of delayed requests."""
     asked = request.options
     assert asked is not None
     return request.state is QUEUED and (asked.delayed_at is not None) == (key < 0)

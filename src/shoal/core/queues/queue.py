@@ -25,21 +25,20 @@ LEFTOVERS_WORTH_A_SWEEP: Final = 64
 
 
 class Queue(ABC):
-    """An ordered queue of requests. Entries of requests that no longer wait are leftovers."""
+    """An ordered queue of requests; entries of requests that no longer wait are leftovers."""
 
     __slots__ = ()
 
     @abstractmethod
-    def push(self, request: Request) -> None:
-        """Inserts a request at its position."""
+    def push(self, request: Request) -> None: ...
 
     @abstractmethod
     def first(self) -> Request | None:
-        """Returns the first request, None if there is none. Drops leftovers before it."""
+        """Drops leftovers before the first request, and returns it."""
 
     @abstractmethod
     def take(self, room: float) -> list[Request]:
-        """Removes and returns requests, in order, while the sum of their costs is within `room`."""
+        """Removes and returns requests in order, while the sum of their costs is within `room`."""
 
     @abstractmethod
     def pop(self) -> None:
@@ -47,32 +46,27 @@ class Queue(ABC):
 
     @abstractmethod
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Puts the requests that were removed last back to their old positions, in this order."""
+        """Puts the last removed requests back to their old positions."""
 
     @abstractmethod
-    def sweep(self) -> None:
-        """Drops all leftovers."""
+    def sweep(self) -> None: ...
 
     @abstractmethod
-    def clear(self) -> None:
-        """Drops everything."""
+    def clear(self) -> None: ...
 
     @abstractmethod
     def __len__(self) -> int:
-        """Returns the number of entries, including leftovers."""
+        """Includes leftovers."""
 
     @abstractmethod
     def is_led_by(self, request: Request) -> bool:
         """Returns whether a request that has just been pushed is the first."""
 
     @abstractmethod
-    def __iter__(self) -> Iterator[Request]:
-        """Yields the waiting requests, in order."""
+    def __iter__(self) -> Iterator[Request]: ...
 
 
 class ArrivalQueue(Queue):
-    """A queue in order of arrival."""
-
     __slots__ = ("entries",)
 
     def __init__(self) -> None:
@@ -129,12 +123,11 @@ class ArrivalQueue(Queue):
 
 
 class RankedQueue(Queue):
-    """A queue by rank, lowest first, and by arrival among equals.
+    """A queue by rank, lowest first, and by arrival among equals."""
 
-    Before a request is pushed, it must be given a number that is higher than all earlier ones. A
-    request that is given a new number and pushed again is positioned by its current rank, and its
-    old entry becomes a leftover.
-    """
+    # A pushed request must have a number higher than all earlier ones. A request that gets a new
+    # number and is pushed again is placed by its current rank, and its old entry becomes a
+    # leftover.
 
     __slots__ = ("_heap", "_rank")
 

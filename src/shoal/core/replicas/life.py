@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class LifeState(Enum):
-    """The state of a replica."""
-
     NEW = "new"
     """Is to be started, perhaps after a delay."""
     STARTING = "starting"
@@ -121,29 +119,13 @@ _OVER = frozenset({_S.ENDED, _S.FAILED, _S.DIED})
 
 
 class ReplicaLife:
-    """The life cycle of one replica.
-
-    Attributes:
-        state: Its state.
-    """
-
     __slots__ = ("state",)
 
     def __init__(self) -> None:
         self.state = LifeState.NEW
 
     def on(self, event: Event) -> LifeState:
-        """Changes the state after an event.
-
-        Args:
-            event: The event.
-
-        Returns:
-            The new state.
-
-        Raises:
-            AssertionError: The event can't happen in this state: a bug in Shoal.
-        """
+        """Raises an `AssertionError` if the event can't happen in this state: a bug in Shoal."""
         after = TRANSITIONS[self.state].get(event)
         if after is None:
             raise AssertionError(f"{event!r} can't happen to a replica that is {self.state.value}")
@@ -152,12 +134,11 @@ class ReplicaLife:
 
     @property
     def takes_work(self) -> bool:
-        """Whether it may be given work."""
         return self.state is LifeState.READY
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it was told to end, so that its end is not a failure."""
+        """Whether it was asked to end, so that its end is not a failure."""
         return self.state in _LEAVING
 
     @property

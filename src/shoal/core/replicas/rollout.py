@@ -40,17 +40,8 @@ _NOT_YET_READY = frozenset({LifeState.NEW, LifeState.STARTING})
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[Id]):
-    """The data of one replica that the decision depends on.
-
-    Attributes:
-        id: Its identifier in the decision.
-        version: Its version. A replica that is to be replaced for another reason has a version that
-            differs from the wanted one.
-        state: Its state.
-        ongoing: The number of requests that it runs.
-    """
-
     id: Id
+    # A replica that must be replaced for another reason has a version that is not wanted.
     version: int
     state: LifeState
     ongoing: int
@@ -58,13 +49,6 @@ class Seen(Generic[Id]):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Id]):
-    """Which replicas to start and drain.
-
-    Attributes:
-        start: The number of replicas of the wanted version to start.
-        drain: The replicas to drain, in this order.
-    """
-
     start: int
     drain: tuple[Id, ...]
 
@@ -78,22 +62,9 @@ def decide(
     keeps_ready: bool = False,
     places: int | None = None,
 ) -> Decision[Id]:
-    """Decides which replicas to start and drain.
-
-    To scale down, replicas of older versions are drained first, then those that are not ready, the
-    youngest first, then the least busy ones, and of equally busy ones the oldest first.
-
-    Args:
-        replicas: The existing replicas, the oldest first.
-        wanted: The wanted number of replicas; 0 drains all.
-        version: The wanted version.
-        surge: How many additional replicas there may be during a replacement, at least 1.
-        keeps_ready: Whether no ready replica may be drained.
-        places: How many more replicas there are devices for; None if they need none.
-
-    Returns:
-        What to start and what to drain; neither if nothing needs to change.
-    """
+    """Decides which replicas to start and drain."""
+    # To scale down, older versions go first, then replicas that are not ready, the youngest first,
+    # then the least busy ones; of equally busy ones the oldest.
     assert wanted >= 0
     assert surge >= 1
     ready = sorted(

@@ -38,18 +38,13 @@ _NEVER = math.inf
 
 
 def _stay_away(now: float) -> None:
-    """Makes no further call, as the callers of a trace do."""
+    """Makes no further call; for the callers of a trace."""
 
 
 class SimulatedBatcher:
-    """A batcher that serves one trace.
+    """A batcher that serves one trace."""
 
-    Attributes:
-        arrived_at, latency_s, outcomes, batches: As in `Simulation`.
-        ended_at: When the last batch ended, in seconds.
-
-    Invariant: ``_running`` and ``_since`` have the batches in the handler, one for each busy slot.
-    """
+    # Invariant: `_running` and `_since` have the batches in the handler, one for each busy slot.
 
     def __init__(self, options: BatchOptions, run_time: Callable[[float], float]) -> None:
         self._options = options
@@ -102,7 +97,7 @@ class SimulatedBatcher:
         self._run_out(latest)
 
     def serve_callers(self, loop: ClosedLoop) -> None:
-        """Runs callers until all have stopped to call and every request has ended."""
+        """Runs callers until all have stopped calling and every request has ended."""
         thinks = loop.sampler()
         coming = [thinks() for _ in range(loop.callers)]
         heapq.heapify(coming)
@@ -135,7 +130,7 @@ class SimulatedBatcher:
             self._call_again(at)
 
     def _run_out(self, latest: float) -> None:
-        """Goes on without arrivals until every request has ended."""
+        """Continues without arrivals until every request has ended."""
         former = self._former
         while self._next_at < _NEVER or former.live or former.parked:
             if self._next_at < _NEVER:
@@ -193,7 +188,6 @@ class SimulatedBatcher:
         return True
 
     def _step(self) -> None:
-        """Processes the next event other than an arrival."""
         now = self._next_at
         former, running = self._former, self._running
         while running and running[0][0] <= now:
@@ -230,7 +224,6 @@ class SimulatedBatcher:
             return
 
     def _start(self, requests: list[Request], reason: DispatchReason, now: float) -> None:
-        """Gives a batch to an idle slot."""
         load = load_of(requests, self._options)
         batch = Batch(len(self.batches) + 1, reason, requests, load)
         for request in requests:
