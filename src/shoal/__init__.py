@@ -12,7 +12,7 @@ own result, whole or as a stream::
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.lazy_names import lazy_names as _lazy_names
+from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions

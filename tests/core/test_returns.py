@@ -14,9 +14,8 @@ from shoal.core.batch import Batch, DispatchReason
 from shoal.core.forming.former import Former
 from shoal.core.policy import Dispatch, Wait, WholeQueuePolicy
 from shoal.core.request import State
-from shoal.core.simulation.batcher import SimulatedBatcher
 from shoal.core.simulation.results import ClosedLoop, Linear
-from shoal.core.simulation.simulate import simulate
+from shoal.core.simulation.simulate import SimulatedBatcher, simulate
 from shoal.planning import traces
 
 REGATHER = DispatchReason.REGATHER

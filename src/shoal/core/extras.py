@@ -1,13 +1,15 @@
-"""The packages that only extras install: the one way to ask for them, which names the extra."""
+"""Packages that only extras install, and names that a package imports when they are first used."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Mapping
 
 
 def is_installed(module: str) -> bool:
@@ -47,3 +49,20 @@ def _missing(feature: str, module: str, extra: str) -> ModuleNotFoundError:
 
 
 _INSTALL: Final = "pip install"
+
+
+def lazy_names(
+    package: str, where: Mapping[str, str], extra: str = "serve"
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns ``__getattr__`` and ``__dir__`` of a package that imports names on first use."""
+    namespace = vars(sys.modules[package])
+
+    def load(name: str) -> Any:
+        module = where.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with needing(f"{package}.{name}", extra):
+            found = namespace[name] = getattr(import_module(module), name)
+        return found
+
+    return load, lambda: sorted({*namespace, *where})

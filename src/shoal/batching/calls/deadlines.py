@@ -16,7 +16,7 @@ from shoal.loops.bell import Bell
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.core.forming.overdue import Overdue
+    from shoal.core.forming.deadlines import Overdue
     from shoal.core.request import Request
     from shoal.loops.parking import Parking
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.running.slots import SlotParts
     from shoal.core.batch import Batch
-    from shoal.core.occupancy import Occupancy
+    from shoal.core.counters import Occupancy
     from shoal.core.request import Request
 
 

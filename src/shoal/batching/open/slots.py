@@ -12,7 +12,7 @@ from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining
 from shoal.batching.open.queue import OpenQueue
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
 from shoal.core.batch import DispatchReason
-from shoal.core.occupancy import Occupancy
+from shoal.core.counters import Occupancy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,8 +26,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl, Parked
-from shoal.core.forming.overdue import Overdue
-from shoal.core.forming.pressures import PressureTracker
+from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, policy_of, tells_requests_apart

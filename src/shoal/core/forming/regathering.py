@@ -42,8 +42,7 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shoal.core.forming.overdue import Overdue
-    from shoal.core.forming.pressures import PressureTracker
+    from shoal.core.forming.deadlines import Overdue, PressureTracker
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule

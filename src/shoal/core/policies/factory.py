@@ -9,10 +9,9 @@ from shoal.core.options.records import SAME
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked, rank_of
+from shoal.core.policies.rule import Guarded
 from shoal.core.policies.size_or_wait import SizeOrWait
-from shoal.core.policies.sizing import sizing_of
-from shoal.core.policies.user_policy import Guarded
-from shoal.core.policies.windows import window_of
+from shoal.core.policies.sizing import sizing_of, window_of
 from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.queues.level_queue import LevelQueue
-from shoal.core.queues.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep
+from shoal.core.queue import ArrivalQueue, LevelQueue, RankedQueue, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -36,10 +35,9 @@ if TYPE_CHECKING:
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
-    from shoal.core.policies.sizing import Sizing
-    from shoal.core.policies.windows import Window
+    from shoal.core.policies.sizing import Sizing, Window
     from shoal.core.policy import Pressure
-    from shoal.core.queues.queue import Queue
+    from shoal.core.queue import Queue
     from shoal.core.request import Request
 
     Rank = Callable[[Request], Any]

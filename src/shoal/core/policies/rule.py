@@ -1,7 +1,7 @@
-"""The internal interface of a policy: `BatchPolicy`, plus sizes and faster ways to add requests.
+"""A policy as `Former` uses it, and the one around a user's own policy.
 
-A user's policy implements only `BatchPolicy` and may use other names freely (the one in the guide
-has a ``size`` with another meaning). `Guarded` adapts it to this interface.
+A user's policy may raise, lose a request or return one twice. Whatever it does, the batcher must be
+able to notify all waiting callers: `Guarded` has a list of their requests.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
+    from shoal.core.policy import Dispatch, Pressure, Wait
     from shoal.core.request import Request, RequestOptions
 
 
@@ -54,3 +55,50 @@ class Rule(BatchPolicy):
 def _arrival(request: Request) -> tuple[float, int]:
     asked = request.options
     return request.arrived_at, 0 if asked is None else asked.number
+
+
+class Guarded(Rule):
+    """A user's policy, with a list of the waiting requests."""
+
+    # Invariant: `_waiting` has the requests that were added and neither taken nor removed, in order
+    # of arrival, whether the policy still has them or not.
+
+    __slots__ = ("_policy", "_waiting")
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self._waiting: dict[Request, None] = {}
+
+    def size_of_all(self) -> float:
+        return len(self._waiting)
+
+    def add(self, request: Request) -> bool:
+        rings = self._policy.add(request)
+        self._waiting[request] = None
+        return rings
+
+    def remove(self, request: Request) -> None:
+        del self._waiting[request]
+        self._policy.remove(request)
+
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return self._policy.decide(now, pressure)
+
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        taken = list(self._policy.take(dispatch))
+        if not taken or len(set(taken)) < len(taken) or not self._waiting.keys() >= set(taken):
+            raise RuntimeError(
+                f"take() of the policy {self._policy!r} returned {taken!r:.200}, but it must "
+                "return at least one request, only requests that wait, and none twice; use "
+                "shoal.testing.check_policy to find the cause"
+            )
+        for request in taken:
+            del self._waiting[request]
+        return taken
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        self._waiting = dict.fromkeys((*requests, *self._waiting))
+        self._policy.put_back(list(requests))  # a copy, which the policy may change
+
+    def waiting(self) -> Iterable[Request]:
+        return list(self._waiting)

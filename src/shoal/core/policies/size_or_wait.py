@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.queues.queue import ArrivalQueue, is_worth_a_sweep
+from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
