@@ -19,11 +19,11 @@ from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.binding import not_of_a_batch
 from shoal.batching.handlers.handler import Fill, Handler
+from shoal.batching.handlers.own_context import stack_of
 from shoal.batching.model import Model, model_handler
 from shoal.batching.options.checks import checked_options
-from shoal.batching.options.held import held_as_handler
+from shoal.batching.options.functions import held_as_handler
 from shoal.batching.session import Session
-from shoal.batching.stack import stack_of
 from shoal.core.counters import ClosingCounts, Counters
 from shoal.errors import BatcherClosed, NotOpen
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
     from shoal.batching.open.batch import OpenBatch
-    from shoal.batching.running.capacity import Room
+    from shoal.batching.running.slots import Room
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics
     from shoal.core.events import Observers

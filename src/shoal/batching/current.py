@@ -1,11 +1,13 @@
 """`shoal.current_batch`: the batch that the calling handler runs."""
 
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from typing import Any, Final
+from contextvars import ContextVar, Token
+from typing import Any, Final, Generic, TypeVar
 
 from shoal.core.batch import Batch
 from shoal.errors import WouldDeadlock
+
+T = TypeVar("T")
 
 running_batch: Final[ContextVar[Batch]] = ContextVar("shoal.running_batch")
 
@@ -71,3 +73,19 @@ def time_left(now: Callable[[], float]) -> float | None:
     if len(limits) < len(deadlines) or not limits:
         return None
     return max(0.0, max(limits) - now())
+
+
+class setting(Generic[T]):  # noqa: N801 - used as a function
+    """Sets a context variable in a block, and resets it after that."""
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable: ContextVar[Any] = variable
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._token: Token[Any] = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._token)

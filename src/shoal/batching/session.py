@@ -34,26 +34,26 @@ from shoal.batching.current import waiting_batches
 from shoal.batching.handlers.own_context import HoldLog
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
-from shoal.batching.options.opens import manager_of, refuse_change
+from shoal.batching.options.functions import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
-from shoal.batching.running.time_limits import TimeLimits
+from shoal.batching.time_limits import TimeLimits
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
 from shoal.failures.exceptions import ends_the_program, is_cancellation, own_copy
 from shoal.failures.hints import with_hint
-from shoal.loops.bell import Bell
+from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 
     from shoal.batching.handlers.handler import Handler
-    from shoal.batching.running.capacity import Room
+    from shoal.batching.running.slots import Room
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options.options import BatchOptions

@@ -13,18 +13,23 @@ that runs in a loop has loaded its library.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from concurrent.futures import CancelledError as ConcurrentCancelled
 from concurrent.futures import Future
 from contextlib import suppress
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
     import trio
+
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -148,3 +153,32 @@ class EventLoop(NamedTuple):
         if self.loop is not None:
             return f"asyncio's loop {id(self.loop):#x} in {where}"
         return f"{where}, which runs no event loop"
+
+
+class Home:
+    """The event loop in which a batcher was created, and its thread and process."""
+
+    __slots__ = ("described", "loop", "process", "thread")
+
+    def __init__(self) -> None:
+        self.loop = EventLoop.here()
+        self.thread = get_ident()
+        # The loop does not exist in forked processes.
+        self.process = os.getpid()
+        self.described = self.loop.described()
+
+
+def not_open_here(name: str, homes: Iterable[Home]) -> NotOpen:
+    """Returns the error for a caller in another event loop than those of open batchers."""
+    here = EventLoop.here()
+    advice = (
+        "plain code calls it by:\n    with shoal.blocking(...) as call:\n        call(item)"
+        if here.is_none
+        else "each event loop opens its own batcher:\n"
+        "    async with shoal.open_batchers(...):\n        ..."
+    )
+    return NotOpen(
+        f"{name} is not open in this event loop: it is open in "
+        f"{' and '.join(home.described for home in homes)}, and was called from "
+        f"{here.described()}; {advice}"
+    )

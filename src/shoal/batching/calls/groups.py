@@ -149,3 +149,15 @@ class Splitting:
         # A copy, since user functions run while it is iterated.
         parts: Sequence[Any] = given  # pyright: ignore[reportUnknownVariableType]
         return list(parts)
+
+
+def all_results(outcomes: list[Outcome], *, return_exceptions: bool) -> list[Any]:
+    """Returns results or raises the first error, and empties the list of outcomes."""
+    first = next((error for _, error in outcomes if error is not None), None)
+    try:
+        if first is not None and not return_exceptions:
+            raise first
+        return [result if error is None else error for result, error in outcomes]
+    finally:
+        outcomes.clear()  # the tracebacks of errors hold the frames that have it
+        del first

@@ -12,31 +12,75 @@ another caller when the first one leaves, with its deadline and its place in the
 A cache keeps the results of leaders that have ended well. An error is never kept.
 
 Invariant: a flight is in the table while its leader is alive, and has at least one call.
+
+A key function of the user defines which items are equal. Without one, items are equal if they are
+the same text, bytes, whole number or truth value, or have the same pickle: two different items are
+never equal, and two equal ones are at worst computed twice. Hashing and comparing the items
+themselves would treat 1 as True and 0.0 as -0.0, and most items of models (dicts, arrays) can't be
+hashed. Without a key function, calls of different users are not equal either. Users differ by the
+metadata of their calls: its ``user_context``, as in a call over HTTP, or else all of it.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
-from shoal.batching.calls.flight import Flight
+from shoal.batching.calls.flight import Flight, SharedBuffer, filled_buffer
 from shoal.batching.calls.groups import GroupWaiter
-from shoal.batching.calls.item_keys import given_key, key_of
-from shoal.batching.calls.shared_stream import SharedBuffer, filled_buffer
 from shoal.batching.current import waiting_batches
 from shoal.core.request import NOTHING, Request, State
 from shoal.failures.exceptions import own_copy
+from shoal.failures.held import held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, MutableMapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 
     from shoal.batching.calls.intake import Intake
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.options.records import Cache
     from shoal.core.request import RequestOptions
+
+
+_BY_VALUE: Final = (str, bytes, int, bool, type(None))
+_pickled: Final[Callable[[Any], bytes]] = held(dumps, "pickling an item")
+
+
+def key_of(name: str, item: object, metadata: Mapping[str, Any]) -> Hashable:
+    """Raises a `TypeError` if the item can't be pickled."""
+    kind = type(item)
+    own = item if kind in _BY_VALUE else _bytes_of(name, item)
+    if metadata is NOTHING:
+        return kind, own
+    user = getattr(metadata, "user_context", None)
+    return kind, own, _bytes_of(name, dict(metadata)) if user is None else user
+
+
+def given_key(name: str, function: Callable[[Any], Hashable], item: Any) -> Hashable:
+    """Raises a `TypeError` if the key of a user's function is not hashable."""
+    key = function(item)
+    try:
+        hash(key)
+    except TypeError:
+        raise TypeError(
+            f"dedupe of {name} must return a hashable key, such as a tuple, not {key!r:.80}"
+        ) from None
+    return key
+
+
+def _bytes_of(name: str, value: Any) -> bytes:
+    try:
+        return _pickled(value)
+    except Exception as error:
+        raise TypeError(
+            f"a call to {name} can't be compared with others, since what it passes can't be "
+            f"pickled: {error}; say what makes items equal: dedupe=lambda item: item.id"
+        ) from error
+
 
 _MISSING: Final = object()
 _NO_BUFFER: Final = object()

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.decorator.registry import Opening
-    from shoal.batching.decorator.watches import Watches
+    from shoal.batching.decorator.registry import Opening, Watches
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
     from shoal.core.request import Request

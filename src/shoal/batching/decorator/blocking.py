@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unp
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.calls.threads import ThreadStream
-from shoal.batching.current import calls_from_thread, waiting_batches
+from shoal.batching.current import calls_from_thread, setting, waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.decorator.decorator import open_batchers
-from shoal.batching.setting import setting
 from shoal.errors import BatcherClosed, NotOpen
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.kept import KeptBlock
@@ -232,7 +231,7 @@ class _PortalRun:
     def __init__(self, portal: BlockingPortal, closing: threading.Event, block: object) -> None:
         self._portal = portal
         self._closing = closing
-        # Kept alive as long as calls can be made.
+        # Referenced as long as calls can be made.
         self._block = block
         self._process = os.getpid()
 

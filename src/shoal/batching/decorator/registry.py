@@ -9,37 +9,125 @@ there is one.
 Identifying the event loop costs more than identifying the thread. A thread nearly always has one
 loop, so a function has its batchers by thread as well, unless two loops of a thread have it open.
 Whether the batcher that was found is another loop's is checked when the call is awaited.
+
+A decorated function outlives its batchers. The options that `configure` sets (`Settings`) and the
+observers (`Watches`) may exist before a batcher is open, and apply to each that is opened later:
+for a method separately for each instance. Each batcher gets an observer of its own, since batchers
+number their batches alike.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import weakref
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property, partial
 from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakKeyDictionary
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_context
-from shoal.batching.decorator.watches import Watches
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.options.checks import checked_options
-from shoal.batching.options.settings import Settings
 from shoal.errors import NotOpen
-from shoal.loops.event_loop import EventLoop
-from shoal.loops.home import not_open_here
+from shoal.loops.event_loop import EventLoop, not_open_here
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
     from inspect import Signature
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.decorator.block import BatcherBlock, Face
     from shoal.batching.handlers.handler import Fill
+    from shoal.core.events import BatchObserver
     from shoal.core.options.options import BatchOptions, OptionKeywords
+
+
+class Settings:
+    """The options that were set, by receiver; None is the receiver of a plain function."""
+
+    # Invariant: `_of_instances` has no entry of a collected instance, and keeps none alive.
+
+    def __init__(self) -> None:
+        self._of_function: dict[str, Any] = {}
+        # By id, since an instance may be unhashable, or equal to another one.
+        self._of_instances: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
+
+    def of(self, receiver: object) -> Mapping[str, Any]:
+        if receiver is None:
+            return self._of_function
+        found = self._of_instances.get(id(receiver))
+        return {} if found is None else found[1]
+
+    def own(self, receiver: object) -> dict[str, Any]:
+        """Returns a dict to change; raises a `TypeError` without weak references."""
+        if receiver is None:
+            return self._of_function
+        found = self._of_instances.get(id(receiver))
+        if found is None:
+            found = self._of_instances[id(receiver)] = (self._watched(receiver), {})
+        return found[1]
+
+    def _watched(self, receiver: object) -> weakref.ref[Any]:
+        number, of_instances = id(receiver), self._of_instances
+        try:
+            return weakref.ref(receiver, lambda _: of_instances.pop(number, None))
+        except TypeError:
+            raise TypeError(
+                f"options can't be set for one {type(receiver).__qualname__}, because it allows no "
+                'weak references; add "__weakref__" to its __slots__'
+            ) from None
+
+
+class Watch:
+    """Observes each batcher of a decorated handler."""
+
+    def __init__(self, new_observer: Callable[[], BatchObserver]) -> None:
+        self._new_observer = new_observer
+        # It must not keep the batchers of instances that are gone.
+        self._observed: WeakKeyDictionary[Batcher[Any], BatchObserver] = WeakKeyDictionary()
+
+    def begin(self, batcher: Batcher[Any]) -> None:
+        observer = self._observed[batcher] = self._new_observer()
+        batcher.observers.add(observer)
+
+    def end(self) -> list[BatchObserver]:
+        """Ends observing; returns the observers."""
+        ended = list(self._observed.items())
+        self._observed.clear()
+        for batcher, observer in ended:
+            batcher.observers.remove(observer)
+        return [observer for _, observer in ended]
+
+
+class Watches:
+    """The observers of one decorated handler's batchers."""
+
+    def __init__(self, opened: Callable[[], Iterable[Batcher[Any]]]) -> None:
+        self._opened = opened
+        self._all: dict[object, Watch] = {}
+
+    def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
+        """Observes open and later batchers; raises a `KeyError` if that kind does so already."""
+        if kind in self._all:
+            raise KeyError(kind)
+        watch = self._all[kind] = Watch(new_observer)
+        for batcher in self._opened():
+            watch.begin(batcher)
+
+    def end(self, kind: object) -> list[BatchObserver]:
+        """Ends observers of a kind, if there are any, and returns them."""
+        watch = self._all.pop(kind, None)
+        return [] if watch is None else watch.end()
+
+    def opening(self, batcher: Batcher[Any]) -> None:
+        """Adds the observers to a batcher that is about to be opened."""
+        for watch in tuple(self._all.values()):
+            watch.begin(batcher)
 
 
 logger: Final = logging.getLogger("shoal")

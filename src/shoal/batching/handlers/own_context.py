@@ -1,4 +1,4 @@
-"""Async user code in a context of its own, and a log line if it holds up the event loop.
+"""Async user code in a context of its own: a log line if it holds up the event loop, and its stack.
 
 A worker slot runs one batch after the other in one task. Without this, a context variable that a
 handler sets would stay set for the next batch, which has other callers. A task for each batch would
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from contextvars import copy_context
 from time import perf_counter
 from types import coroutine
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
+    from types import CodeType, FrameType
+
 
 T = TypeVar("T")
 
@@ -89,3 +92,30 @@ def in_own_context(user_code: Coroutine[Any, Any, T], log: HoldLog) -> Generator
             resume = send
         except BaseException as error:
             value, resume = error, user_code.throw
+
+
+_OWN_CONTEXT: Final[CodeType] = in_own_context.__code__
+
+
+def stack_of(coroutine: object) -> str:
+    """Formats the frames of a suspended coroutine like a traceback, outermost first."""
+    frames: list[tuple[FrameType, int]] = []
+    awaited: Any = coroutine
+    while awaited is not None:
+        frame = _attribute(awaited, "frame")
+        if frame is not None:
+            frames.append((frame, frame.f_lineno))
+        if frame is not None and frame.f_code is _OWN_CONTEXT:
+            awaited = frame.f_locals["user_code"]
+        else:
+            awaited = _attribute(awaited, "await") or _attribute(awaited, "yieldfrom")
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+
+
+def _attribute(awaited: Any, name: str) -> Any:
+    """Reads an attribute with a prefix that depends on the kind of coroutine or generator."""
+    for prefix in ("cr_", "gi_", "ag_"):
+        value = getattr(awaited, prefix + name, None)
+        if value is not None:
+            return value
+    return None

@@ -8,8 +8,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.open.batch import OpenRun
-from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining
-from shoal.batching.open.queue import OpenQueue
+from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining, OpenQueue
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
 from shoal.core.batch import DispatchReason
 from shoal.core.counters import Occupancy
@@ -17,8 +16,7 @@ from shoal.core.counters import Occupancy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.running.capacity import Room
-    from shoal.batching.running.slots import SlotParts
+    from shoal.batching.running.slots import Room, SlotParts
     from shoal.core.batch import Batch
     from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions

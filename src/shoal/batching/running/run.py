@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.handlers.own_context import HoldLog
-    from shoal.batching.running.time_limits import TimeLimits
+    from shoal.batching.time_limits import TimeLimits
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request

@@ -15,6 +15,10 @@ task switch per batch, and has permits to manage.
 
 The slot that has the turn registers how many requests it waits for. The arrival that reaches this
 number wakes it, so filling a batch wakes the slot at most twice, and an idle slot is never woken.
+
+A handler that forwards batches to replicas has a `Room` in place of a number of slots. A batch is
+formed only when a replica can take it. Until then its requests stay in the queue, where others join
+them, and callers that leave cost nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from collections import deque
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -44,12 +48,35 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.running.capacity import Room
     from shoal.core.counters import Counters
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
-    from shoal.loops.bell import Bell
-    from shoal.loops.parking import Parking, Scope
+    from shoal.loops.parking import Bell, Parking, Scope
+
+
+class Room(Protocol):
+    """The free capacity of a handler, which a batcher checks before it forms a batch."""
+
+    # The handler must take up capacity for its batch before its first wait.
+
+    @property
+    def free(self) -> float:
+        """How many more batches the handler can take now; infinity for no limit."""
+        ...
+
+    def is_full(self) -> bool:
+        """Returns whether a due batch must wait; if so, adds the batcher to a wait queue."""
+        # It stays in the wait queue until the handler has its batch, or until `rest`.
+        ...
+
+    def rest(self) -> None:
+        """Leaves the wait queue, because no batch is due any more."""
+        ...
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Calls a function whenever the capacity changes, until the returned function is called."""
+        ...
+
 
 logger: Final = logging.getLogger("shoal")
 

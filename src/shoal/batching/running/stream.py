@@ -2,16 +2,23 @@
 
 The handler is blocked between its steps while some reader's buffer is full. A reader that blocks it
 for longer than ``slow_reader_timeout_s`` in total, without having caught up once, fails alone.
+
+Forwarding the items of a step may take longer than making them, so the next step of a plain
+generator runs at the same time (`Stepping`). If the event loop would ask for that step anyway, its
+thread goes on by itself while the loop hands out the last step. A step that computes in Python
+would delay each of the items, since Python runs one thread at a time. So both happen only beside
+steps that wait for a device or another program.
 """
 
 from __future__ import annotations
 
+import time
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP, Mark
 from shoal.batching.handlers.batch_results import check_results
-from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
 from shoal.batching.stream_buffer import offer_all, too_slow, wait_for_readers
 from shoal.core.request import State
@@ -19,11 +26,52 @@ from shoal.errors import WrongBatchSize
 from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from shoal.batching.stream_buffer import StreamBuffer
     from shoal.core.batch import Batch
     from shoal.core.request import Request
+
+
+class Stepping:
+    """The steps of one run of a plain generator."""
+
+    __slots__ = ("_wants_more", "began", "has_room", "waits")
+
+    def __init__(
+        self,
+        began: Callable[[], object] = lambda: None,
+        wants_more: Callable[[list[Any]], bool] = lambda _: False,
+    ) -> None:
+        # Called in the event loop once the next step was given to its thread, or has begun.
+        self.began = began
+        # Whether the last step waited for more than half of its time, for a device or a program.
+        self.waits = False
+        # Whether each reader has room for two more steps. The event loop sets it after each step;
+        # it permits one step to begin before the one in front of it was handed out.
+        self.has_room = False
+        self._wants_more = wants_more
+
+    def take(self, step: Callable[[], Any]) -> tuple[Any, bool]:
+        """Runs a step in its thread; returns its value, and whether the next may begin early."""
+        # Nothing here keeps that, since a thread of a killed replica may still run a step while the
+        # batch runs again on another replica.
+        since, used = time.perf_counter(), time.thread_time()
+        try:
+            slots = step()
+        finally:
+            self.waits = 2 * (time.thread_time() - used) < time.perf_counter() - since
+        may_go_on = False
+        if self.waits and self.has_room:
+            self.has_room = False
+            if type(slots) in (list, tuple):
+                slots = list(slots)  # the generator may change its own in the next step
+                may_go_on = self._wants_more(slots)
+        return slots, may_go_on
+
+
+running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")
+"""What takes the steps of the run in this context, if a replica in this process runs them."""
 
 
 _MAY_END: Final = (Mark, type, BaseException)
