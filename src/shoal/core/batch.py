@@ -136,9 +136,5 @@ class Batch(RequestBatch):
         if self.on_overdue is not None:
             self.on_overdue()
 
-    def complete(self, reason: DispatchReason) -> None:
-        """Ends the time in which requests join; the batch is closed for this reason."""
-        self.reason = reason
-
     def __repr__(self) -> str:
         return f"<Batch {self.id} size={self.size} reason={self.reason}>"

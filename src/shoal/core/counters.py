@@ -51,8 +51,6 @@ class Occupancy:
 
     # `note` looks at the batches themselves, so a missed event delays a sum and never falsifies it.
 
-    __slots__ = ("_active", "_at", "_batches", "_busy_s", "_request_s", "joined", "steps")
-
     def __init__(self, batches: Iterable[Batch]) -> None:
         self._batches = batches
         self._active = 0
@@ -185,29 +183,6 @@ class BatcherStatistics:
 
 
 class Counters:
-    __slots__ = (
-        "batch_size",
-        "batches",
-        "cache_hits",
-        "cancelled",
-        "declined",
-        "expired",
-        "failed",
-        "finished",
-        "isolating_runs",
-        "load",
-        "observers",
-        "occupancy",
-        "padding",
-        "rejected",
-        "run_s",
-        "shared",
-        "shed",
-        "split_calls",
-        "split_requests",
-        "wait_s",
-    )
-
     def __init__(self, observers: Observers | None = None) -> None:
         self.observers = Observers() if observers is None else observers
         self.finished = 0

@@ -130,8 +130,6 @@ class BatchObserver:
 class Observers:
     """The observers of one batcher, or of several batchers that share them."""
 
-    __slots__ = ("all", "of_failures")
-
     def __init__(self) -> None:
         self.all: tuple[BatchObserver, ...] = ()
         # Are notified only of batches with failed requests, and of failed requests of open batches.

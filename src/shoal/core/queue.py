@@ -61,38 +61,41 @@ class Queue(ABC):
     def __len__(self) -> int:
         """Includes leftovers."""
 
-    @abstractmethod
     def is_led_by(self, request: Request) -> bool:
         """Returns whether a request that has just been pushed is the first."""
+        return self.first() is request
 
     @abstractmethod
     def __iter__(self) -> Iterator[Request]: ...
 
 
 class ArrivalQueue(Queue):
-    __slots__ = ("entries",)
+    """A queue by arrival; the requests that wait in it have the given state."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_state", "entries")
+
+    def __init__(self, state: State = QUEUED) -> None:
+        self._state = state
         self.entries: deque[Request] = deque()
 
     def push(self, request: Request) -> None:
         self.entries.append(request)
 
     def first(self) -> Request | None:
-        entries = self.entries
+        entries, state = self.entries, self._state
         while entries:
-            if entries[0].state is QUEUED:
+            if entries[0].state is state:
                 return entries[0]
             entries.popleft()
         return None
 
     def take(self, room: float) -> list[Request]:
-        entries = self.entries
+        entries, state = self.entries, self._state
         taken: list[Request] = []
         total: float = 0
         while entries:
             request = entries[0]
-            if request.state is QUEUED:
+            if request.state is state:
                 asked = request.options
                 total += 1 if asked is None else asked.cost
                 if total > room:
@@ -118,11 +121,8 @@ class ArrivalQueue(Queue):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def is_led_by(self, request: Request) -> bool:
-        return self.first() is request
-
     def __iter__(self) -> Iterator[Request]:
-        return iter([request for request in self.entries if request.state is QUEUED])
+        return iter([request for request in self.entries if request.state is self._state])
 
 
 class RankedQueue(Queue):
@@ -225,7 +225,7 @@ class LevelQueue(Queue):
         lane = self._lanes.get(key)
         if lane is None:
             self._lanes[key] = deque((request,))
-            heapq.heappush(self._heads, (self._rank(request), asked.number, key))
+            heapq.heappush(self._heads, (*self._place(request), key))
         elif asked.delayed_at is None or _delay(lane[-1]) <= asked.delayed_at:
             lane.append(request)
         else:  # it was delayed before, and is added again after a change of options
@@ -287,9 +287,6 @@ class LevelQueue(Queue):
 
     def __len__(self) -> int:
         return self._places
-
-    def is_led_by(self, request: Request) -> bool:
-        return self.first() is request
 
     def __iter__(self) -> Iterator[Request]:
         waiting = [

@@ -44,18 +44,6 @@ class Parked(Protocol):
     waiter: Any
 
 
-class SharedWaiter(Protocol):
-    """The waiter of a request if its caller waits for more than this one request."""
-
-    def wake(self) -> None:
-        """Called when the request has ended."""
-        ...
-
-    def done(self) -> bool:
-        """Returns whether the caller was woken, or was cancelled and has not run since."""
-        ...
-
-
 class Limit(Protocol):
     """A block that is cancelled at a time."""
 

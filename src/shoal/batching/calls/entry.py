@@ -8,7 +8,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
 from anyio.lowlevel import checkpoint
 
 from shoal.batching.calls.groups import Splitting, all_results, any_failed, let_go_of_errors
@@ -30,84 +29,6 @@ if TYPE_CHECKING:
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
-
-
-def enter_parts(intake: Intake, parts: Sequence[Part]) -> list[Request]:
-    """Adds the requests of parts to an intake, with one waiter."""
-    return intake.enter_group([part.item for part in parts], [part.options for part in parts])
-
-
-async def wait_for(intake: Intake, requests: Sequence[Request]) -> None:
-    """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
-    try:
-        await requests[0].waiter
-    except BaseException:
-        for request in requests:
-            intake.abandon(request)
-        raise
-    finally:
-        if requests[0].options is not None:  # all have options, or none has
-            for request in requests:
-                intake.former.overdue.forget(request)
-
-
-async def map_alike(intake: Intake, items: list[Any], *, return_exceptions: bool) -> list[Any]:
-    if not items:
-        await anyio.lowlevel.checkpoint()
-        return []
-    try:
-        requests = intake.enter_group(items, None)
-    except Exception as error:
-        await anyio.lowlevel.checkpoint()
-        if return_exceptions:
-            return [own_copy(error) for _ in items]
-        raise
-    await wait_for(intake, requests)
-    waiter: GroupWaiter = requests[0].waiter
-    if waiter.answered < len(requests):  # some may have failed
-        try:
-            if return_exceptions:
-                return [r.value if r.error is None else r.error for r in requests]
-            for request in requests:
-                if request.error is not None:
-                    raise request.error
-        finally:
-            let_go_of_errors(requests)
-    return [request.value for request in requests]
-
-
-async def map_calls(
-    intake: Intake,
-    splitting: Splitting,
-    calls: list[list[Part] | Exception],
-    *,
-    return_exceptions: bool,
-) -> list[Any]:
-    """Makes calls with one or more parts each; empties `calls`."""
-    # A call that can't be made has its error in place of its parts.
-    parts = [part for one in calls if isinstance(one, list) for part in one]
-    try:
-        if not parts:
-            await anyio.lowlevel.checkpoint()
-            return calls.copy()
-        try:
-            requests = enter_parts(intake, parts)
-        except Exception as error:
-            await anyio.lowlevel.checkpoint()
-            if return_exceptions:
-                return [own_copy(error) if isinstance(one, list) else one for one in calls]
-            raise
-        await wait_for(intake, requests)
-        rest = iter(requests)
-        outcomes = [
-            splitting.outcome(list(islice(rest, len(one))))
-            if isinstance(one, list)
-            else (None, one)
-            for one in calls
-        ]
-    finally:
-        calls.clear()  # the frame that made it is held by the tracebacks of its errors
-    return all_results(outcomes, return_exceptions=return_exceptions)
 
 
 CANCELLED = State.CANCELLED
@@ -273,10 +194,10 @@ class Entry:
         parts = splitting.parts(item, options, call_options, self.now(), queued)
         if len(parts) > 1:
             self._count_split(parts)
-        requests = enter_parts(self.intake, parts)
+        requests = self.intake.enter_parts(parts)
         waiter: GroupWaiter = requests[0].waiter
         waiter.has_failed = partial(any_failed, requests)
-        await wait_for(self.intake, requests)
+        await self._wait_for(requests)
         for request in requests:
             if request.error is None:
                 self.intake.abandon(request)
@@ -285,13 +206,47 @@ class Entry:
         finally:
             let_go_of_errors(requests)
 
+    async def _wait_for(self, requests: Sequence[Request]) -> None:
+        """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
+        try:
+            await requests[0].waiter
+        except BaseException:
+            for request in requests:
+                self.intake.abandon(request)
+            raise
+        finally:
+            if requests[0].options is not None:  # all have options, or none has
+                for request in requests:
+                    self.intake.former.overdue.forget(request)
+
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
         """Makes calls that have only an item."""
         self.intake.check_loop()
         self.intake.adopt()
         if self.needs_options:  # configured since
             return await self._map(items, NO_CALL_OPTIONS, return_exceptions=return_exceptions)
-        return await map_alike(self.intake, items, return_exceptions=return_exceptions)
+        if not items:
+            await checkpoint()
+            return []
+        try:
+            requests = self.intake.enter_group(items, None)
+        except Exception as error:
+            await checkpoint()
+            if return_exceptions:
+                return [own_copy(error) for _ in items]
+            raise
+        await self._wait_for(requests)
+        waiter: GroupWaiter = requests[0].waiter
+        if waiter.answered < len(requests):  # some may have failed
+            try:
+                if return_exceptions:
+                    return [r.value if r.error is None else r.error for r in requests]
+                for request in requests:
+                    if request.error is not None:
+                        raise request.error
+            finally:
+                let_go_of_errors(requests)
+        return [request.value for request in requests]
 
     async def _map(
         self, items: list[Any], call_options: CallOptions, *, return_exceptions: bool
@@ -301,14 +256,32 @@ class Entry:
         self.intake.adopt()
         divided = self._divided_or_error if return_exceptions else self._divided
         now, entering = self.now(), dict[Hashable, float]()
+        # A call that can't be made has its error in place of its parts.
+        calls: list[list[Part] | Exception] = []
         try:
-            calls = [divided(item, call_options, now, entering) for item in items]
-        except Exception:
-            await checkpoint()
-            raise
-        return await map_calls(
-            self.intake, self._splitting, calls, return_exceptions=return_exceptions
-        )
+            try:
+                calls += [divided(item, call_options, now, entering) for item in items]
+                parts = [part for one in calls if isinstance(one, list) for part in one]
+                requests = self.intake.enter_parts(parts) if parts else []
+            except Exception as error:
+                await checkpoint()
+                if return_exceptions:
+                    return [own_copy(error) if isinstance(one, list) else one for one in calls]
+                raise
+            if not requests:
+                await checkpoint()
+                return calls.copy()
+            await self._wait_for(requests)
+            rest = iter(requests)
+            outcomes = [
+                self._splitting.outcome(list(islice(rest, len(one))))
+                if isinstance(one, list)
+                else (None, one)
+                for one in calls
+            ]
+        finally:
+            calls.clear()  # the tracebacks of its errors hold this frame
+        return all_results(outcomes, return_exceptions=return_exceptions)
 
     def _divided_or_error(self, *args: Any) -> list[Part] | Exception:
         try:

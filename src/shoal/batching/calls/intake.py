@@ -28,6 +28,7 @@ from shoal.loops.event_loop import Home, not_open_here
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from shoal.batching.calls.groups import Part
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.events import Unserved
@@ -145,6 +146,10 @@ class Intake:
         for request in requests:
             self.deadlines.watch(request)
         return requests
+
+    def enter_parts(self, parts: Sequence[Part]) -> list[Request]:
+        """Adds the requests of parts of items, with one waiter."""
+        return self.enter_group([part.item for part in parts], [part.options for part in parts])
 
     def _enter_alike(self, items: list[Any], waiter: Any) -> list[Request]:
         """Adds requests that have only an item to the queue, which has room for them."""

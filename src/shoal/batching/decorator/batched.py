@@ -49,7 +49,8 @@ class Decorated:
         """Sets the receiver of the method, and the entries open for it, by thread."""
         self._receiver = receiver
         self._here = here
-        self.__signature__ = self._opening.signature_for(receiver)
+        opening = self._opening
+        self.__signature__ = opening.call_signature if receiver is None else opening.bound_signature
 
     def bound_to(self, receiver: object) -> Self:
         """Returns this method for one receiver, as a new object."""

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from shoal.core.events import BatchObserver
     from shoal.core.options.options import BatchOptions, OptionKeywords
 
+logger: Final = logging.getLogger("shoal")
+
 
 class Settings:
     """The options that were set, by receiver; None is the receiver of a plain function."""
@@ -83,7 +85,7 @@ class Settings:
             ) from None
 
 
-class Watch:
+class _Observation:
     """Observes each batcher of a decorated handler."""
 
     def __init__(self, new_observer: Callable[[], BatchObserver]) -> None:
@@ -109,13 +111,13 @@ class Watches:
 
     def __init__(self, opened: Callable[[], Iterable[Batcher[Any]]]) -> None:
         self._opened = opened
-        self._all: dict[object, Watch] = {}
+        self._all: dict[object, _Observation] = {}
 
     def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
         """Observes open and later batchers; raises a `KeyError` if that kind does so already."""
         if kind in self._all:
             raise KeyError(kind)
-        watch = self._all[kind] = Watch(new_observer)
+        watch = self._all[kind] = _Observation(new_observer)
         for batcher in self._opened():
             watch.begin(batcher)
 
@@ -128,9 +130,6 @@ class Watches:
         """Adds the observers to a batcher that is about to be opened."""
         for watch in tuple(self._all.values()):
             watch.begin(batcher)
-
-
-logger: Final = logging.getLogger("shoal")
 
 
 class Opening:
@@ -190,10 +189,6 @@ class Opening:
             return self.call_signature
         _self, *parameters = self.call_signature.parameters.values()
         return self.call_signature.replace(parameters=parameters)
-
-    def signature_for(self, receiver: object) -> Signature:
-        """Returns the signature of a call with one item, depending on the receiver."""
-        return self.call_signature if receiver is None else self.bound_signature
 
     def key(self, receiver: object) -> tuple[EventLoop, int | None]:
         """Returns the key of this event loop's batcher for a receiver."""
@@ -292,10 +287,12 @@ class Opening:
         function, gone = self.handler.function, block.gone(place)
         is_kept = receiver is None or not handler.refer_weakly(function, receiver, gone)
         batcher = self.new_batcher(receiver, handler)
-        face = self.face_of(receiver) if is_kept else None
+        face = None
+        if is_kept:
+            face = self.face if receiver is None else self.face.bound_to(receiver)
         opened = block.begin(place, batcher, face, partial(self.withdraw, key))
         if not block.is_closing:
-            self.publish(receiver, opened)
+            self._add(key, opened)
         return opened
 
     def new_handler(
@@ -315,13 +312,6 @@ class Opening:
         )
         self.watches.opening(batcher)
         return batcher
-
-    def face_of(self, receiver: object) -> Face:
-        return self.face if receiver is None else self.face.bound_to(receiver)
-
-    def publish(self, receiver: object, opened: OpenedBatcher) -> None:
-        """Registers a batcher that was opened in a block, so that calls find it."""
-        self._add(self.key(receiver), opened)
 
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         """Called in the batcher's thread, or in any thread when its instance was collected."""

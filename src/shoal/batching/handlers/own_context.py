@@ -36,8 +36,6 @@ class HoldLog:
 
     # The time is measured when the code returns control, so nothing wakes up while no code runs.
 
-    __slots__ = ("_advice", "_code", "_logged_at")
-
     def __init__(
         self, code: str, advice: str = "declare it with def, or await the slow part"
     ) -> None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 import anyio.lowlevel
 
 from shoal.batching.calls.stream import Mark
 from shoal.batching.running.run import RUNNING, Run
-from shoal.batching.stream_buffer import is_full, too_slow, wait_for_readers
+from shoal.batching.stream_buffer import is_full, wait_for_readers
 from shoal.core.request import State
 from shoal.errors import Unfinished
 from shoal.failures.exceptions import own_copy
@@ -387,12 +386,6 @@ class OpenRun(Run):
     def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
         self._joining[batch].end()
         Run._time_is_up(self, batch, requests, scope)
-
-    def _fail_slow_reader(self, request: Request) -> None:
-        limit_s = self.options.slow_reader_timeout_s
-        error = partial(too_slow, self.name, request, limit_s)
-        if not request.waiter.fail_slow(error):
-            self._fail(request, error())
 
     def _unfinished(self) -> Unfinished:
         return Unfinished(f"the handler of {self.name} ended and left this request unanswered")

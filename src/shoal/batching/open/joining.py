@@ -231,7 +231,7 @@ class OpenJoining(Joining):
                     self._is_flushed = self._is_flushed or queue.former.pressures.handed_out_flushed
                 until, reason = self._closing()
                 if until <= queue.now():
-                    self.batch.complete(reason)
+                    self.batch.reason = reason
                     break
                 await queue.listen(until)
         finally:

@@ -69,11 +69,6 @@ class OpenSlots(Slots[OpenRun]):
             return True
         return self._count > self._most and list(self._open).index(batch) >= self._most
 
-    def _tell_room(self) -> None:
-        """Updates how much the slots can take at once, and wakes the waiting tasks."""
-        self._tell_idle()
-        self._bell.ring()
-
     async def _serve(self, scope: Scope) -> bool:
         innermost_scope = self._parking.innermost_scope()
         own_scope = innermost_scope()
@@ -126,7 +121,7 @@ class OpenSlots(Slots[OpenRun]):
         return None
 
     async def _run_open(self, batch: Batch, scope: Scope) -> None:
-        joining = self._joining_of(batch, self._queue, self._tell_room, self._gets_no_more)
+        joining = self._joining_of(batch, self._queue, self.room_changed, self._gets_no_more)
         self._open[batch] = joining
         self.run.began(batch, joining)
         self._tell_idle()
@@ -145,7 +140,7 @@ class OpenSlots(Slots[OpenRun]):
             if not self._are_endless:
                 self._counters.batch_size.gather((batch.size,))
             self._queue.occupancy.note(self._parking.now())
-            self._tell_room()
+            self.room_changed()
 
     async def _run_and_feed(self, batch: Batch, joining: OpenJoining, scope: Scope) -> None:
         failure: BaseException | None = None

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.own_context import in_own_context
+from shoal.batching.stream_buffer import too_slow
 from shoal.core.batch import Batch
 from shoal.core.chosen_status import is_declined
 from shoal.core.policies.sizing import padded
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from shoal.loops.parking import Parking, Scope
 
 RUNNING = State.RUNNING
+
+_WRONG_SIZE: Final = "gave back {got} results; it must give back one for each, in their order"
 
 logger: Final = logging.getLogger("shoal")
 
@@ -277,17 +280,31 @@ class Run(ABC):
         batch.active -= 1
         request.state = state
 
-    def _counted(self, results: Any, wanted: int) -> int:
+    def _listed(self, results: Any, wanted: int, wrong_size: str, *, is_step: bool) -> list[Any]:
+        """Returns what the handler returned, or a step, in a list with one value for each item."""
+        check_results(self.handler.name, wanted, results, is_step=is_step)
         try:
-            return len(results)
+            got = len(results)
         except TypeError:
             raise not_results(self.handler.name, wanted, results) from None
-
-    def _listed(self, results: Any, count: int) -> list[Any]:
-        """Returns a list, which may have another length than `count`."""
         if getattr(results, "__iter__", None) is not None:
-            return list(results)
-        return [results[index] for index in range(count)]
+            values: list[Any] = list(results)
+        else:
+            values = [results[index] for index in range(got)]
+        if got != wanted or len(values) != wanted:
+            raise WrongBatchSize(
+                f"the handler of {self.name} was given {wanted} items and "
+                + wrong_size.format(got=got),
+                expected=wanted,
+                got=got,
+            )
+        return values
+
+    def _fail_slow_reader(self, request: Request) -> None:
+        limit_s = self.options.slow_reader_timeout_s
+        error = partial(too_slow, self.name, request, limit_s)
+        if not request.waiter.fail_slow(error):
+            self._fail(request, error())
 
 
 class UnaryRun(Run):
@@ -300,7 +317,7 @@ class UnaryRun(Run):
         if results.__class__ is list and len(results) == width:
             values: Sequence[Any] = list(results)  # the handler may change its list
         else:
-            values = self._one_each(width, results)
+            values = self._listed(results, width, _WRONG_SIZE, is_step=False)
         if width > len(requests):
             values = values[: len(requests)]  # the results of padding are dropped
         for kind in kinds_of(values):
@@ -315,20 +332,6 @@ class UnaryRun(Run):
         batch.active -= len(running)
         self.counters.finished += len(running)
         (batch.group or self.parking).answer_all(running, values)
-
-    def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
-        """Returns the results in a list with one for each item."""
-        check_results(self.handler.name, wanted, results)
-        got = self._counted(results, wanted)
-        values: list[Any] = self._listed(results, got)
-        if got != wanted or len(values) != wanted:
-            raise WrongBatchSize(
-                f"the handler of {self.name} was given {wanted} items and gave back {got} results; "
-                "it must give back one for each, in their order",
-                expected=wanted,
-                got=got,
-            )
-        return values
 
     def _not_awaited(self, values: Sequence[Any]) -> WrongResultType:
         """Returns the error for results that a plain handler could not await."""

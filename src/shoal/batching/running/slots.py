@@ -179,8 +179,7 @@ class Slots(ABC, Generic[RunT]):
             return
         if self._tasks is not None and not self._turn_is_taken:
             self._pass_turn()
-        self._tell_idle()
-        self._bell.ring()
+        self.room_changed()
 
     @property
     @abstractmethod
@@ -188,7 +187,7 @@ class Slots(ABC, Generic[RunT]):
         """Whether a batch is filling, with the options with which it began."""
 
     def room_changed(self) -> None:
-        """Checks again whether the handler can take a batch."""
+        """Updates how much the slots can take at once, and wakes the waiting tasks."""
         self._tell_idle()
         self._bell.ring()
 

@@ -18,11 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP, Mark
-from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
-from shoal.batching.stream_buffer import offer_all, too_slow, wait_for_readers
+from shoal.batching.stream_buffer import offer_all, wait_for_readers
 from shoal.core.request import State
-from shoal.errors import WrongBatchSize
 from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
 
 if TYPE_CHECKING:
@@ -74,6 +72,9 @@ running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")
 """What takes the steps of the run in this context, if a replica in this process runs them."""
 
 
+_WRONG_SIZE: Final = (
+    "yielded {got} slots; each step must have one for each, shoal.END for a stream that is over"
+)
 _MAY_END: Final = (Mark, type, BaseException)
 """The kinds of slots that may end a stream; the others are items."""
 
@@ -196,16 +197,7 @@ class StreamRun(Run):
         # `width` counts the requests and padding. `to_offer` gets the buffers with an item to pass
         # on while the next step runs; None to do so before it. Returns the requests with full
         # buffers, and whether none will be full after another step.
-        check_results(self.handler.name, width, step, is_step=True)
-        got = self._counted(step, width)
-        slots: list[Any] = self._listed(step, got)
-        if got != width or len(slots) != width:
-            raise WrongBatchSize(
-                f"the handler of {self.name} was given {width} items and yielded {got} slots; "
-                "each step must have one for each, shoal.END for a stream that is over",
-                expected=width,
-                got=got,
-            )
+        slots = self._listed(step, width, _WRONG_SIZE, is_step=True)
         if any(issubclass(kind, _MAY_END) for kind in kinds_of(slots)):
             self._end_some(requests, slots)
         full: list[Request] = []
@@ -249,12 +241,6 @@ class StreamRun(Run):
         return not self.options.cancel_abandoned and any(
             request.state is State.CANCELLED for request in requests
         )
-
-    def _fail_slow_reader(self, request: Request) -> None:
-        limit_s = self.options.slow_reader_timeout_s
-        error = partial(too_slow, self.name, request, limit_s)
-        if not request.waiter.fail_slow(error):
-            self._fail(request, error())
 
 
 def _active(batch: Batch, requests: Sequence[Request]) -> int:

@@ -1,7 +1,7 @@
 """Admission control: which requests a full queue admits, sheds or parks.
 
-`AdmissionControl` has the rules for requests that are not all alike, `Shedding` selects requests to
-shed, and `Parked` holds the requests that wait to be admitted, in order of arrival.
+`AdmissionControl` has the rules for requests that are not all alike, and `Shedding` selects the
+requests to shed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from shoal.core.batch import Batch
     from shoal.core.latency_model import LatencyModel
@@ -26,8 +26,6 @@ _LEFTOVERS_WORTH_A_SWEEP: Final = 64
 
 class Shedding:
     """Selects the request to shed for a new one."""
-
-    __slots__ = ("_by_level", "_levels", "_newest", "_places")
 
     def __init__(self, *, newest: bool) -> None:
         # Whether to shed the newest request of the lowest level, and only for a request of a higher
@@ -216,44 +214,3 @@ def _free_times(
     """Returns when each slot is expected to be free, the earliest first."""
     ends = [max(now, since + (model.run_s(batch.load) or 0)) for batch, since in batches.items()]
     return sorted([*ends, *[now] * (slots - len(ends))])
-
-
-PARKED = State.PARKED
-
-
-class Parked:
-    """The parked requests, in order; entries of requests that have left are skipped."""
-
-    __slots__ = ("_requests",)
-
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
-
-    def add(self, request: Request) -> None:
-        self._requests.append(request)
-
-    def first(self) -> Request | None:
-        requests = self._requests
-        while requests and requests[0].state is not PARKED:
-            requests.popleft()
-        return requests[0] if requests else None
-
-    def pop(self) -> None:
-        self._requests.popleft()
-
-    def tidy(self, live: int) -> None:
-        """Drops the entries of requests that have left, if they are the majority."""
-        if not live:
-            self._requests.clear()
-        elif len(self) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
-            self._requests = deque(self)
-
-    def clear(self) -> None:
-        self._requests.clear()
-
-    def __len__(self) -> int:
-        """Includes the entries of requests that have left."""
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter([request for request in self._requests if request.state is PARKED])

@@ -71,17 +71,6 @@ _new = RequestOptions.__new__
 
 
 class RequestOptionsFactory:
-    __slots__ = (
-        "_bucket_by",
-        "_cost_of",
-        "_limit_s",
-        "_most",
-        "_name",
-        "_options",
-        "_priority",
-        "of_each",
-    )
-
     def __init__(self, name: str, options: BatchOptions) -> None:
         self._name = name
         self._options = options

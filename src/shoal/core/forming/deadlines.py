@@ -34,22 +34,6 @@ _MARGIN_S = 0.001
 class PressureTracker:
     """Determines whether a batch must be dispatched before the policy would do so."""
 
-    __slots__ = (
-        "_earliest_unseen",
-        "_handed_out",
-        "_leave_by",
-        "_model",
-        "_most",
-        "asleep_until",
-        "covered",
-        "draining",
-        "handed_out_flushed",
-        "has_times",
-        "may_wait",
-        "unseen",
-        "urgent_before",
-    )
-
     def __init__(self, model: LatencyModel) -> None:
         self._model = model
         self._most = 1
@@ -198,8 +182,6 @@ _QUEUED_OR_PARKED: Final = (State.PARKED, State.QUEUED)
 
 
 class Overdue:
-    __slots__ = ("_demote", "_options", "limits_queue", "timers")
-
     def __init__(self, demote: Callable[[Request], object], options: BatchOptions) -> None:
         self._demote = demote
         self._options = options

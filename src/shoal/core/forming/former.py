@@ -25,13 +25,14 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl, Parked
+from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
 from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, policy_of, tells_requests_apart
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policy import Dispatch
+from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Former:
         self._left = 0  # how many requests have left the queue, however they did
         self.pressures = pressures = PressureTracker(self.model)
         self.regathering = Regathering(self.model, self.overdue, pressures)
-        self._parked = Parked()
+        self._parked = ArrivalQueue(PARKED)
         self._control: AdmissionControl | None
         # Adds a request to the queue; returns whether a slot must decide now.
         self.append: Callable[[Request], object]
@@ -344,7 +345,7 @@ class Former:
 
     def _park(self, request: Request) -> None:
         request.state = PARKED
-        self._parked.add(request)
+        self._parked.push(request)
         self.parked += 1
         if self._control is not None:
             self._control.note_added(request, self.live)
@@ -387,7 +388,8 @@ class Former:
             self._policy.remove(request)
         else:
             self.parked -= 1
-            self._parked.tidy(self.parked)
+            if not self.parked or is_worth_a_sweep(self._parked, self.parked):
+                self._parked.sweep()
         if not self.live and not self.parked:
             self._tidy()  # the waiting slot may sleep until the next arrival
 

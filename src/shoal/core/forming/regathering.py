@@ -68,8 +68,6 @@ _WINDOW_ENDED: Final = (DispatchReason.TIMER, DispatchReason.IDLE)
 class _Round:
     """The calls after the end of a batch."""
 
-    __slots__ = ("answered", "began_at", "delays", "ended_at", "others", "told_s", "worth_s")
-
     def __init__(self, began_at: float, answered: int, worth_s: float) -> None:
         self.began_at = began_at
         self.answered = answered
@@ -108,23 +106,6 @@ class _Returns(NamedTuple):
 
 class Regathering:
     """The waits of one batcher for callers that are about to call again."""
-
-    __slots__ = (
-        "_is_on",
-        "_last_end_at",
-        "_model",
-        "_most",
-        "_overdue",
-        "_owed_since",
-        "_pressures",
-        "_seen",
-        "_share",
-        "_wait_s",
-        "has_waited",
-        "owed",
-        "rounds",
-        "urgent_before",
-    )
 
     def __init__(self, model: LatencyModel, overdue: Overdue, pressures: PressureTracker) -> None:
         self._model = model

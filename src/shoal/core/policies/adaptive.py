@@ -72,23 +72,6 @@ _NEVER: Final = float("-inf")
 class AdaptiveRule:
     """Chooses the size and the wait of one batcher's batches."""
 
-    __slots__ = (
-        "_ended",
-        "_ended_at",
-        "_fresh",
-        "_gaps",
-        "_growth",
-        "_last_arrival",
-        "_model",
-        "_most",
-        "_oldest_waited_s",
-        "_planned_s",
-        "_rising",
-        "_slots",
-        "_sums",
-        "_waited_s",
-    )
-
     def __init__(
         self, target: LatencyTarget, model: LatencyModel, max_batch_size: int, slots: float
     ) -> None:

@@ -51,19 +51,6 @@ class _Bucket:
 class Buckets(Rule):
     """A separate rule for each key; the bucket with the first request goes first."""
 
-    __slots__ = (
-        "_agenda",
-        "_asleep_until",
-        "_buckets",
-        "_chosen",
-        "_isolates",
-        "_make",
-        "_number",
-        "_rank",
-        "_ready",
-        "size",
-    )
-
     def __init__(
         self,
         make: Callable[[], Ranked],

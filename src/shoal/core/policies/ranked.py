@@ -49,22 +49,6 @@ NOBODY_WAITS = -math.inf
 class Ranked(Rule):
     """The rule for one bucket."""
 
-    __slots__ = (
-        "_adaptive",
-        "_by_due",
-        "_has_two_queues",
-        "_is_held",
-        "_newest_at",
-        "_numbers",
-        "_sizing",
-        "_target",
-        "_window",
-        "asleep_until",
-        "count",
-        "queue",
-        "size",
-    )
-
     def __init__(
         self,
         rank: Rank | None,

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class Rule(BatchPolicy):
     """A policy as `Former` uses it."""
 
-    __slots__ = ()
-
     @abstractmethod
     def size_of_all(self) -> float:
         """Returns the sum of the costs of the waiting requests; their number without costs."""
@@ -62,8 +60,6 @@ class Guarded(Rule):
 
     # Invariant: `_waiting` has the requests that were added and neither taken nor removed, in order
     # of arrival, whether the policy still has them or not.
-
-    __slots__ = ("_policy", "_waiting")
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy

@@ -31,8 +31,6 @@ ANY: Final = Wait(None, 1)
 
 
 class SizeOrWait(Rule):
-    __slots__ = ("_full", "_left", "_queue", "_size", "_until_full", "_wait_s", "queue")
-
     def __init__(self, options: BatchOptions) -> None:
         self._size = options.max_batch_size
         self._full = Dispatch(self._size, DispatchReason.FULL)

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 class Sizing(ABC):
     """How much goes into one batch."""
 
-    __slots__ = ()
-
     @abstractmethod
     def enough(self, size: float) -> float:
         """Returns the size from which a batch need not wait, unless `target` returns 0."""
@@ -45,8 +43,6 @@ class Sizing(ABC):
 class UpToMaximum(Sizing):
     """All waiting requests, up to ``max_batch_size``."""
 
-    __slots__ = ("_most",)
-
     def __init__(self, most: float) -> None:
         self._most = most
 
@@ -59,8 +55,6 @@ class UpToMaximum(Sizing):
 
 class Allowed(Sizing):
     """TensorFlow's padding policies: pad up, reduce to the size below, or the cheaper of both."""
-
-    __slots__ = ("_model", "_padding", "_sizes")
 
     def __init__(self, sizes: Sequence[int], padding: str, model: LatencyModel) -> None:
         self._sizes = sizes
@@ -93,8 +87,6 @@ class Preferred(Sizing):
     # window, all requests that fit go, whatever sizes are preferred. Without a window, the largest
     # available preferred size goes.
 
-    __slots__ = ("_has_window", "_most", "_sizes")
-
     def __init__(self, sizes: Sequence[int], most: float, *, has_window: bool) -> None:
         self._sizes = sizes
         self._most = most
@@ -126,8 +118,6 @@ class Preferred(Sizing):
 
 class Adaptive(Sizing):
     """The size that the latency target allows."""
-
-    __slots__ = ("_rule",)
 
     def __init__(self, rule: AdaptiveRule) -> None:
         self._rule = rule
@@ -168,8 +158,6 @@ def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
 class Window(ABC):
     """How long the requests of one bucket wait."""
 
-    __slots__ = ()
-
     @abstractmethod
     def queue(self) -> Queue | None:
         """Makes a queue ordered by due time; None if the order does not matter."""
@@ -183,8 +171,6 @@ class Window(ABC):
 
 class Fixed(Window):
     """``batch_wait_timeout_s`` from the arrival, or that of the level's queue policy."""
-
-    __slots__ = ("_by_level", "_others_s", "is_uniform")
 
     def __init__(self, options: BatchOptions) -> None:
         wait_s = options.batch_wait_timeout_s
@@ -217,8 +203,6 @@ class Fixed(Window):
 class UntilIdle(Window):
     """``idle_timeout_s`` from the last arrival, within another window; like caikit's batcher."""
 
-    __slots__ = ("_idle_s", "_within")
-
     def __init__(self, idle_s: float, within: Window) -> None:
         self._idle_s = idle_s
         self._within = within
@@ -236,8 +220,6 @@ class UntilIdle(Window):
 
 class ForTarget(Window):
     """The wait that the adaptive rule chooses for a latency target."""
-
-    __slots__ = ("_rule",)
 
     def __init__(self, rule: AdaptiveRule) -> None:
         self._rule = rule

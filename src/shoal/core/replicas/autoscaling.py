@@ -111,8 +111,6 @@ class AutoscalingOptions:
 class Autoscaler:
     """Decides how many replicas a backend should have."""
 
-    __slots__ = ("_direction", "_options", "_seen", "_since")
-
     def __init__(self, options: AutoscalingOptions) -> None:
         self._options = options
         # Times and request counts, in order: those of the look-back period and the one before.

@@ -143,8 +143,6 @@ _OVER = frozenset({_S.ENDED, _S.FAILED, _S.DIED})
 
 
 class ReplicaLife:
-    __slots__ = ("state",)
-
     def __init__(self) -> None:
         self.state = LifeState.NEW
 

@@ -23,18 +23,6 @@ import math
 class Restarts:
     """The backoff and the circuit breaker of a backend's replicas."""
 
-    __slots__ = (
-        "_factor",
-        "_failures",
-        "_initial_s",
-        "_max_s",
-        "_open_after",
-        "_reset_after_s",
-        "_start_failures",
-        "_started_at",
-        "next_at",
-    )
-
     def __init__(
         self,
         *,
