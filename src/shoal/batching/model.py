@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Model(Protocol[P, R_co]):
+class BatchableModel(Protocol[P, R_co]):
     """What `Batcher.over` takes: a method for one call, and one for a batch."""
 
     @property

@@ -254,8 +254,8 @@ class Session:
         for request, error in self._former.change(options, options_factory.renew):
             if ending is None and ends_the_program(error):
                 ending = error
-            told = error if isinstance(error, Exception) else own_copy(error)
-            self._intake.fail_one(request, told)
+            failure = error if isinstance(error, Exception) else own_copy(error)
+            self._intake.fail_one(request, failure)
         self._in_force = options
         self.entry.configure(options)
         self.slots.configure(options)
@@ -358,7 +358,7 @@ class Session:
                 *self._ended_so_far(),
                 *astuple(self._counts),
             )
-        self.slots.tell_change()
+        self.slots.report_change()
 
     def _begin_counting(self) -> None:
         if self._ended_before is None:

@@ -1,9 +1,9 @@
-"""What a batcher tells its observers: that a batch began, took more requests, and ended.
+"""The events of a batcher for its observers: a batch began, took more requests, and ended.
 
-Metrics with more detail than counters, traces, logs, recordings and pages are made of these events.
-A batcher that nobody observes makes none of them, and one that is observed makes them for each
-batch, not for each request. Requests of open batches are told of one by one, since they join and
-end one by one, and so are those that end before a batch has them.
+Detailed metrics, traces, logs, recordings and pages are made from these events. A batcher without
+observers makes none. With observers it makes them for each batch, not for each request. Requests of
+open batches have events of their own, since they join and end one by one; requests that end before
+a batch has them do, too.
 """
 
 from __future__ import annotations
@@ -97,34 +97,34 @@ class Outcomes:
 
 
 class BatchObserver:
-    """Is told what becomes of the batches of a batcher; override the methods that you need.
+    """Observes the batches of a batcher; override the methods that you need.
 
     They are called in the batcher's event loop, between two steps of the engine: they must be
-    quick, and must not wait. Requests are theirs for the call alone: who keeps one keeps its item
-    and its result. One that raises is logged and not called again.
+    quick, and must not wait. Use requests only during the call: a reference to one keeps its item
+    and its result alive. An observer that raises is logged and not called again.
     """
 
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
-        """Tells that a handler is about to get a batch; ``batch.requests`` are its requests."""
+        """Called when a handler is about to get a batch; ``batch.requests`` are its requests."""
 
     def requests_joined(
         self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
     ) -> None:
-        """Tells that requests have joined an open batch that is running."""
+        """Called when requests have joined an open batch that is running."""
 
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
-        """Tells that a request of an open batch has ended, in whatever state."""
+        """Called when a request of an open batch has ended, in any state."""
 
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
-        """Tells that a batch has ended.
+        """Called when a batch has ended.
 
         Args:
-            record: What is known about it.
+            record: Its times, outcomes and error.
             requests: Its requests, in order; of an open batch, those that ended with it.
         """
 
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        """Tells that a request has ended that no batch has had."""
+        """Called when a request has ended before it was in a batch."""
 
 
 class Observers:

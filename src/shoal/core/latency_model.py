@@ -21,8 +21,8 @@ line and a steady load leaves the slope undetermined; quantile regression, which
 (arXiv 1612.03079, section 4.3), because it needs a solver and many samples in the tail; an average
 for each size (TensorFlow, for padding), because it predicts nothing for sizes that never ran.
 
-While all batches had about the same size, `a` and `b` can't be told apart. Then the expected time
-is taken as constant, which is the lowest estimate for larger sizes, and the 99% bound as
+While all batches had about the same size, `a` and `b` are unknown. Then the expected time is taken
+as constant, which is the lowest estimate for larger sizes, and the 99% bound as
 proportional to the size, which is the highest.
 
 Cost: `observe` is one append. The rest is done on demand, at most once per batch: about 5

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shoal.core.histogram import HistogramSnapshot
 
 PROTOCOLS: Final = ("json", "oip", "openai", "websocket", "python", "other")
-"""All protocols that are told apart. ``json`` is Shoal's own over HTTP, whatever a body's form;
+"""All protocols that are counted separately. ``json`` is Shoal's own over HTTP, for any body;
 ``python`` are calls by handles; ``other`` are pages, and protocols that the program defines."""
 
 OUTCOMES: Final = ("ok", "invalid", "unavailable", "timeout", "failed", "left")

@@ -122,8 +122,8 @@ class AsyncioParking(Parking):
     def departed(self, requests: Iterable[Request]) -> list[Request]:
         if not in_trio_run():
             return [request for request in requests if request.waiter.done()]
-        # A task of trio, as this loop's guest, can't wait for a future, and is told so in its next
-        # turn. Until then the future is not done, but no task of asyncio has taken it up.
+        # A task of trio, as this loop's guest, can't wait for a future, and gets an error for it in
+        # its next turn. Until then the future is not done, but no asyncio task has taken it up.
         return [
             request
             for request in requests

@@ -82,14 +82,14 @@ def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
 
 def cancellations() -> tuple[type[BaseException], ...]:
     """Returns the cancellation exceptions of the loaded event loop libraries."""
-    told = _if_loaded("asyncio.exceptions", "CancelledError"), _if_loaded("trio", "Cancelled")
-    return tuple(each for each in told if each is not None)
+    kinds = _if_loaded("asyncio.exceptions", "CancelledError"), _if_loaded("trio", "Cancelled")
+    return tuple(kind for kind in kinds if kind is not None)
 
 
 def loop_ended() -> tuple[type[BaseException], ...]:
     """Returns the exceptions raised in a thread that waits for an event loop which ends."""
-    met = _if_loaded("trio", "RunFinishedError"), _if_loaded("trio", "Cancelled")
-    return ConcurrentCancelled, *(each for each in met if each is not None)
+    kinds = _if_loaded("trio", "RunFinishedError"), _if_loaded("trio", "Cancelled")
+    return ConcurrentCancelled, *(kind for kind in kinds if kind is not None)
 
 
 class EventLoop(NamedTuple):

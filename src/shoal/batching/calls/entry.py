@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shoal.batching.calls.groups import Splitting, all_results, any_failed, let_go_of_errors
+from shoal.batching.calls.groups import Splitting, all_results, any_failed, clear_errors
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
 from shoal.batching.calls.sharing import Sharing
@@ -204,7 +204,7 @@ class Entry:
         try:
             return splitting.joined(requests)
         finally:
-            let_go_of_errors(requests)
+            clear_errors(requests)
 
     async def _wait_for(self, requests: Sequence[Request]) -> None:
         """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
@@ -245,7 +245,7 @@ class Entry:
                     if request.error is not None:
                         raise request.error
             finally:
-                let_go_of_errors(requests)
+                clear_errors(requests)
         return [request.value for request in requests]
 
     async def _map(

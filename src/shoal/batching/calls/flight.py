@@ -48,7 +48,7 @@ class Flight(RequestBatch):
         self.members[request] = None
         self.active += 1
 
-    def let_go(self) -> None:
+    def drop_references(self) -> None:
         """Drops the references to this object once no call is in it."""
         # Otherwise each flight, with the requests of its calls, stays until the garbage collector
         # runs.

@@ -76,7 +76,7 @@ def any_failed(requests: Sequence[Request]) -> bool:
     return any(request.error is not None for request in requests)
 
 
-def let_go_of_errors(requests: Sequence[Request]) -> None:
+def clear_errors(requests: Sequence[Request]) -> None:
     """Breaks the reference cycle of request, error, traceback and frame."""
     for request in requests:
         request.error = None
@@ -138,7 +138,7 @@ class Splitting:
         except Exception as error:
             return None, error
         finally:
-            let_go_of_errors(requests)
+            clear_errors(requests)
 
     def _checked(self, given: Any) -> list[Any]:
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:

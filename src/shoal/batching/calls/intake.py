@@ -62,7 +62,7 @@ class Intake:
         self.former = former
         self.configure(former.options)
         self.deadlines = Deadlines(parking, former.overdue, self.expire)
-        self.refusals = Refusals(name, counters, is_blocked_by)
+        self.refusals = CallErrors(name, counters, is_blocked_by)
         self.home = self.refusals.home
         self.soon = parking.soon
         self.ring = ring
@@ -249,7 +249,7 @@ class Intake:
                 batch.on_left(request)
         elif state is QUEUED or state is PARKED:
             self._counters.cancelled += 1
-            self.refusals.tell_left((request,), why, self._now())
+            self.refusals.notify_left((request,), why, self._now())
             if self.former.leave(request):
                 self.ring()
         else:
@@ -311,7 +311,7 @@ def result_of(request: Request) -> Any:
         request.error = None  # its traceback holds this frame
 
 
-class Refusals:
+class CallErrors:
     """Makes the errors for one batcher's calls, and counts those that are never queued."""
 
     def __init__(
@@ -341,22 +341,22 @@ class Refusals:
         if self.closed:
             return self.stopped()
         self._counters.rejected += len(requests)
-        self.tell_left(requests, "rejected")
+        self.notify_left(requests, "rejected")
         return Overloaded(f"{self._name} is overloaded: {why}")
 
     def shed(self, request: Request, now: float) -> Overloaded:
         """Returns the error for a request that was shed from the queue for another."""
         self._counters.shed += 1
-        self.tell_left((request,), "shed", now)
+        self.notify_left((request,), "shed", now)
         return Overloaded(f"{self._name} is overloaded, and has shed this request for another one")
 
     def late(self, requests: Sequence[Request]) -> DeadlineExceeded:
         """Returns the error for requests with a deadline that passed before they are queued."""
         self._counters.expired += len(requests)
-        self.tell_left(requests, "expired")
+        self.notify_left(requests, "expired")
         return DeadlineExceeded(f"a call to {self._name} was made after its deadline")
 
-    def tell_left(
+    def notify_left(
         self, requests: Sequence[Request], why: Unserved, now: float | None = None
     ) -> None:
         """Notifies the observers of requests that end before they are in a batch."""

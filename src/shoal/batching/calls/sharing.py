@@ -96,15 +96,15 @@ class Sharing:
         self._counters = counters
         self._flights: dict[Hashable, Flight] = {}
         self._key_of: Callable[[Any], Hashable] | None = None
-        self._kept: Cache | None = None
+        self._cache: Cache | None = None
         self._results: MutableMapping[Hashable, Any] = {}
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options to later calls; another cache begins empty."""
         dedupe = options.dedupe
         self._key_of = None if isinstance(dedupe, bool) else dedupe
-        if options.cache != self._kept:
-            self._kept = options.cache
+        if options.cache != self._cache:
+            self._cache = options.cache
             self._results = {} if options.cache is None else _new_cache(options.cache, self._intake)
 
     def clear(self) -> None:
@@ -166,7 +166,7 @@ class Sharing:
         intake.refusals.refuse_blocked()
         key = self._key(item, options)
         request = intake.new_request(item, options, waiter, intake.parking.now())
-        value = self._results.get(key, _MISSING) if self._kept is not None else _MISSING
+        value = self._results.get(key, _MISSING) if self._cache is not None else _MISSING
         if value is not _MISSING:
             self._counters.cache_hits += 1
             self._counters.finished += 1
@@ -226,7 +226,7 @@ class Sharing:
             self._remove(flight)
             self._intake.abandon(flight.leader)
             self._counters.cancelled -= 1  # the call was counted
-            flight.let_go()
+            flight.drop_references()
 
     def _failed(self, flight: Flight, request: Request, error: Exception) -> None:
         """Ends one call with an error, before the leader has ended."""
@@ -253,12 +253,12 @@ class Sharing:
         else:
             counters.failed += len(requests) - 1
         buffer, flight.buffer = flight.buffer, None
-        flight.let_go()
+        flight.drop_references()
         value: Any = None
         if error is None:
             value = leader.value if buffer is None else buffer.history
             # A flight that is not current may be of another version of the code.
-            if self._kept is not None and is_current and (buffer is None or value is not None):
+            if self._cache is not None and is_current and (buffer is None or value is not None):
                 self._results[flight.key] = value
         for request in requests:
             request.batch = None

@@ -145,11 +145,11 @@ class Decorated:
         # That batcher has the same handler, and its owner keeps it open.
         return self._opening.lent(self._receiver, self, batcher)
 
-    def enter_at(self, entry: Entry) -> None:
+    def set_entry(self, entry: Entry) -> None:
         """Sets the entry for calls in this thread."""
         self._here[get_ident()] = entry
 
-    def enter_no_more(self, entry: Entry) -> None:
+    def remove_entry(self, entry: Entry) -> None:
         """Removes an entry for calls."""
         for thread, there in tuple(self._here.items()):
             if there is entry:

@@ -59,9 +59,9 @@ class Face(Protocol):
 
     def bound_to(self, receiver: object) -> Face: ...
 
-    def enter_at(self, entry: Entry) -> None: ...
+    def set_entry(self, entry: Entry) -> None: ...
 
-    def enter_no_more(self, entry: Entry) -> None: ...
+    def remove_entry(self, entry: Entry) -> None: ...
 
 
 class OpenedBatcher(NamedTuple):
@@ -77,7 +77,7 @@ class BatcherBlock:
     def __init__(
         self,
         *,
-        told: Callable[[BaseException], Exception] | None = None,
+        convert_error: Callable[[BaseException], Exception] | None = None,
         is_private: bool = False,
     ) -> None:
         # Whether only calls made in its context open batchers in it.
@@ -86,13 +86,13 @@ class BatcherBlock:
         # Converts an exception of a handler that would end the program to the error for its
         # callers. With it, a batcher that breaks ends only itself, and the next call opens another,
         # unless the block is private.
-        self.told = told
+        self.convert_error = convert_error
         self.loop = EventLoop.here()
         self.process = os.getpid()
         # An instance may be collected at any time, in any thread: its entry is then moved from the
         # first to the second. So the first is copied before it is iterated.
         self._opened: dict[Place, tuple[OpenedBatcher, Callable[[OpenedBatcher], None]]] = {}
-        self._given_back: list[Batcher[Any]] = []
+        self._collected: list[Batcher[Any]] = []
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
         self._closing = anyio.Event()
@@ -149,7 +149,7 @@ class BatcherBlock:
     ) -> OpenedBatcher:
         """Opens a batcher in the block, without waiting."""
         # `withdraw` removes it from where calls find it, when it is gone or will be closed.
-        stands_alone = self.told is not None and not self.is_private
+        stands_alone = self.convert_error is not None and not self.is_private
         on_broken = partial(self._forget, place) if stands_alone else None
         self._context.copy().run(batcher.begin, self._tasks, on_broken)
         opened = OpenedBatcher(batcher, batcher.find(), face)
@@ -172,7 +172,7 @@ class BatcherBlock:
 
     def _close(self) -> None:
         self.is_closing = True
-        self._stop_given_back()
+        self._stop_collected()
         for opened, withdraw in list(self._opened.values()):
             withdraw(opened)
             self._stop(opened.batcher)
@@ -204,15 +204,15 @@ class BatcherBlock:
         def forget(_: object) -> None:
             # At once, since another instance may get the same id.
             if (opened := self._forget(place)) is not None:
-                self._given_back.append(opened.batcher)
+                self._collected.append(opened.batcher)
                 with suppress(RuntimeError):  # the event loop has ended
-                    self._soon(self._stop_given_back)
+                    self._soon(self._stop_collected)
 
         return forget
 
-    def _stop_given_back(self) -> None:
-        while self._given_back:
-            self._given_back.pop().stop()
+    def _stop_collected(self) -> None:
+        while self._collected:
+            self._collected.pop().stop()
 
 
 def block_here() -> BatcherBlock | None:

@@ -283,7 +283,7 @@ class Opening:
         place = (self, key)
         if (there := block.opened_at(place)) is not None:
             return there  # the block is closing, so the batcher is not published any more
-        handler = self.new_handler(receiver, block.told)
+        handler = self.new_handler(receiver, block.convert_error)
         function, gone = self.handler.function, block.gone(place)
         is_kept = receiver is None or not handler.refer_weakly(function, receiver, gone)
         batcher = self.new_batcher(receiver, handler)
@@ -296,11 +296,13 @@ class Opening:
         return opened
 
     def new_handler(
-        self, receiver: object, told: Callable[[BaseException], Exception] | None = None
+        self, receiver: object, convert_error: Callable[[BaseException], Exception] | None = None
     ) -> Handler:
         function, signature, _ = self.parts(receiver)
         kind: Any = self.handler.fill
-        return Handler(function, signature, fill=kind, streams=self._streams, told=told)
+        return Handler(
+            function, signature, fill=kind, streams=self._streams, convert_error=convert_error
+        )
 
     def new_batcher(self, receiver: object, handler: Handler) -> Batcher[Any]:
         make: Any = Batcher  # no overload takes a handler of unknown type
@@ -322,30 +324,30 @@ class Opening:
         self.table[key] = opened
         place = (opened.entry.intake.home.thread, key[1])
         self._in_thread.setdefault(place, []).append(opened)
-        self._tell_faces(place)
+        self._update_entries(place)
 
     def _remove(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         del self.table[key]
         if opened.face is not None:
-            opened.face.enter_no_more(opened.entry)
+            opened.face.remove_entry(opened.entry)
         place = (opened.entry.intake.home.thread, key[1])
         there = self._in_thread[place]
         there.remove(opened)
         if not there:
             del self._in_thread[place]
         else:
-            self._tell_faces(place)
+            self._update_entries(place)
 
-    def _tell_faces(self, place: tuple[int, int | None]) -> None:
+    def _update_entries(self, place: tuple[int, int | None]) -> None:
         """Sets the entries for calls of a thread if the thread alone determines the batcher."""
         there = self._in_thread[place]
         for opened in there:
             if opened.face is None:
                 continue
             if len(there) == 1:
-                opened.face.enter_at(opened.entry)
+                opened.face.set_entry(opened.entry)
             else:
-                opened.face.enter_no_more(opened.entry)
+                opened.face.remove_entry(opened.entry)
 
     @contextmanager
     def _taking(self, receiver: object) -> Generator[None]:

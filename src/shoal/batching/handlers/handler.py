@@ -44,7 +44,7 @@ class Handler:
         fill: Fill = "closed",
         streams: bool = False,
         binding: Binding | None = None,
-        told: Callable[[BaseException], Exception] | None = None,
+        convert_error: Callable[[BaseException], Exception] | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(
@@ -60,7 +60,7 @@ class Handler:
         self.function = function
         # Converts an exception of the handler that would end the program to the error that fails
         # its batch; None to let it end the program.
-        self.told = told
+        self.convert_error = convert_error
         self.name = _name(function)
         self.fill = one_of("fill", fill, get_args(Fill))
         code = innermost(function)

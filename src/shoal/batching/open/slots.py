@@ -42,7 +42,7 @@ class OpenSlots(Slots[OpenRun]):
         self._queue = OpenQueue(parts, self._pass_turn, occupancy)
         self._are_endless = fill == "continuous"
         self._joining_of = OpenJoining if fill == "open" else ContinuousJoining
-        self._former.tell_all()
+        self._former.wake_always()
 
     def configure(self, options: BatchOptions) -> None:
         self.run.configure(options)
@@ -124,7 +124,7 @@ class OpenSlots(Slots[OpenRun]):
         joining = self._joining_of(batch, self._queue, self.room_changed, self._gets_no_more)
         self._open[batch] = joining
         self.run.began(batch, joining)
-        self._tell_idle()
+        self._report_idle()
         try:
             if isinstance(joining, OpenJoining):
                 await self._run_and_feed(batch, joining, scope)

@@ -18,7 +18,7 @@ from shoal.batching.handlers.binding import annotations_of, element_of
 from shoal.core.extras import need
 from shoal.core.options.mixes import refused_fill
 from shoal.core.options.options import BatchOptions
-from shoal.core.policies.factory import users_own
+from shoal.core.policies.factory import custom_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -120,5 +120,5 @@ def checked_options(
     if refusal is not None:
         raise ValueError(refusal)
     if options.policy is not None:
-        users_own(options.policy, options)  # refuses an invalid policy here, not when it opens
+        custom_policy(options.policy, options)  # refuses an invalid policy here, not when it opens
     return options

@@ -126,7 +126,7 @@ def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def held_as_handler(options: Mapping[str, Any], handler: Handler) -> Mapping[str, Any]:
     """Returns the options with `held` functions if the handler's errors are limited too."""
-    return options if handler.told is None else with_held_functions(options)
+    return options if handler.convert_error is None else with_held_functions(options)
 
 
 def _listed(function: Callable[..., Any], *args: Any) -> Any:

@@ -61,26 +61,26 @@ class ClosedSlots(Slots[Run]):
                     return False
                 in_a_row, turn_at = 0, self.batches[batch]
             if not in_a_row or former.parked:
-                self._tell_idle()
+                self._report_idle()
             calls = former.calls
             ended_at = await self._run(batch, scope)
             batch = None  # an idle slot must not keep items and results alive
             is_fresh = True
             # A scope that a handler has not left would cancel the next batch as well.
             if ended_at is None or innermost_scope() is not own_scope:
-                self._tell_idle()
+                self._report_idle()
                 return True
             in_a_row += 1
             if former.calls != calls:  # its caller had a turn
                 in_a_row, turn_at = 0, ended_at
             if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
                 if former.parked:
-                    self._tell_idle()  # they may join the next batch
+                    self._report_idle()  # they may join the next batch
                 if former.live >= former.options.max_batch_size and self._count <= self._most:
                     batch = self._full_batch(ended_at)
             if batch is not None:
                 continue
-            self._tell_idle()
+            self._report_idle()
             if in_a_row > 1 or former.regathering.rounds:
                 await self._parking.one_pass()
                 former.regathering.callers_ran(self._parking.now())

@@ -64,7 +64,7 @@ class Run(ABC):
     """One run of a handler."""
 
     hears_of_all: ClassVar = False
-    """Whether it is told of each caller that leaves, whatever the options say."""
+    """Whether `on_left` is called for each caller, whatever the options say."""
 
     name: str
     handler: Handler
@@ -119,10 +119,14 @@ class Run(ABC):
         except BaseException as error:
             if not goes_on(error, self.parking):
                 failure = error
-            elif self.handler.told is None or not ends_the_program(error) or is_of_a_signal(error):
+            elif (
+                self.handler.convert_error is None
+                or not ends_the_program(error)
+                or is_of_a_signal(error)
+            ):
                 raise
             else:
-                failure = self.handler.told(error)
+                failure = self.handler.convert_error(error)
         if failure is None:
             return
         # Outside of the block above: errors of later runs would have this one as their context.

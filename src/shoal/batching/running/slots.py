@@ -147,14 +147,14 @@ class Slots(ABC, Generic[RunT]):
         # Set when the last slot has ended.
         self.ended = anyio.Event()
         self._on_change: Callable[[], None] | None = None
-        self._tell_idle()
+        self._report_idle()
 
     def start(self, tasks: TaskGroup) -> None:
         """Starts the slots in a nursery."""
         self._tasks = tasks
         self._context = copy_context()
         self._start_slot()
-        self._tell_idle()
+        self._report_idle()
 
     def cancel(self) -> None:
         """Cancels the handlers; a handler that still returns results answers its callers."""
@@ -188,14 +188,14 @@ class Slots(ABC, Generic[RunT]):
 
     def room_changed(self) -> None:
         """Updates how much the slots can take at once, and wakes the waiting tasks."""
-        self._tell_idle()
+        self._report_idle()
         self._bell.ring()
 
     def report_changes_to(self, on_change: Callable[[], None]) -> None:
         """Calls a function whenever the batcher may have become idle."""
         self._on_change = on_change
 
-    def tell_change(self) -> None:
+    def report_change(self) -> None:
         if self._on_change is not None:
             self._on_change()
 
@@ -248,7 +248,7 @@ class Slots(ABC, Generic[RunT]):
                             if self._parking.leave_scopes_in(scope):
                                 logger.warning(LEFT_OPEN)
         except BaseException as error:
-            if begun == self._last_id or not self._is_spoilt(error, failure):
+            if begun == self._last_id or not self._is_unusable(error, failure):
                 self._on_death(failure or error)
                 raise
             logger.warning(LEFT_OPEN, exc_info=error)
@@ -261,7 +261,7 @@ class Slots(ABC, Generic[RunT]):
             if self._count == 0:
                 self.ended.set()
 
-    def _is_spoilt(self, error: BaseException, failure: BaseException | None) -> bool:
+    def _is_unusable(self, error: BaseException, failure: BaseException | None) -> bool:
         """Returns whether a slot's task can't continue because a handler has left scopes open."""
         # `error` left the slot's own scope; `failure` was raised inside of it.
         if failure is None:
@@ -272,8 +272,8 @@ class Slots(ABC, Generic[RunT]):
 
     async def _run(self, batch: Batch, scope: Scope) -> float | None:
         """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled."""
-        # The caller calls `_tell_idle` before and after it. Between the batches that a slot runs in
-        # a row there is no need for it. If this raises, it has called it.
+        # The caller calls `_report_idle` before and after it, but need not between the batches that a
+        # slot runs in a row. If this raises, it has called it.
         run = self.run  # with the options with which the batch was filled
         if self._former.awaits_change:
             self._intake.adopt()
@@ -285,7 +285,7 @@ class Slots(ABC, Generic[RunT]):
             elif batch.active:  # the remaining requests are found through their batch
                 self._on_death(error)
             self._end(batch, scope)
-            self._tell_idle()
+            self._report_idle()
             raise
         return self._end(batch, scope)
 
@@ -301,12 +301,12 @@ class Slots(ABC, Generic[RunT]):
         former.ended(batch, run_s, now, interrupted=interrupted)
         observers = self._counters.observers
         if observers.all or (batch.failure is not None and observers.of_failures):
-            self._tell_ended(batch, started, now)
+            self._notify_ended(batch, started, now)
         batch.members = []  # not cleared, since it may be iterated just now
         batch.failure = None  # its traceback may keep the batch
         return None if interrupted else now
 
-    def _tell_ended(self, batch: Batch, began_at: float, now: float) -> None:
+    def _notify_ended(self, batch: Batch, began_at: float, now: float) -> None:
         outcomes = self._outcomes(batch)
         record = BatchRecord(
             batcher=self.run.name,
@@ -403,7 +403,7 @@ class Slots(ABC, Generic[RunT]):
             self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))
         return batch
 
-    def _tell_idle(self) -> None:
+    def _report_idle(self) -> None:
         idle = self._most - len(self.batches) if self._room is None else self._room.free
         if idle < 0:  # fewer are allowed than run
             idle = 0

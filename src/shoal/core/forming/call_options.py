@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from shoal.core.options.checks import seconds, whole, yes_or_no
 from shoal.core.options.names import unknown_option
-from shoal.core.policies.factory import tells_requests_apart
+from shoal.core.policies.factory import distinguishes_requests
 from shoal.core.request import NOTHING, RequestOptions
 from shoal.errors import ItemTooLarge
 
@@ -82,7 +82,7 @@ class RequestOptionsFactory:
         limit_s = options.request_timeout_s
         self._limit_s = math.inf if limit_s is None else limit_s
         # Whether each request needs its own record, whatever its call options are.
-        self.of_each = tells_requests_apart(options)
+        self.of_each = distinguishes_requests(options)
 
     def of(
         self, item: Any, call_options: CallOptions, now: float, scope_deadline: float = math.inf

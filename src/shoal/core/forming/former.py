@@ -29,7 +29,7 @@ from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionCon
 from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
-from shoal.core.policies.factory import adaptive_of, policy_of, tells_requests_apart
+from shoal.core.policies.factory import adaptive_of, distinguishes_requests, policy_of
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
@@ -59,7 +59,7 @@ class Former:
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
         # Whether new options are pending until no batch is being collected.
-        self.awaits_change = self._tells_all = False
+        self.awaits_change = self._wakes_always = False
         self._left = 0  # how many requests have left the queue, however they did
         self.pressures = pressures = PressureTracker(self.model)
         self.regathering = Regathering(self.model, self.overdue, pressures)
@@ -130,12 +130,12 @@ class Former:
         before = self.live
         must_decide = self._policy.extend(requests)
         self.live += len(requests)
-        return must_decide or self._tells_all or before < self.wake_at <= self.live
+        return must_decide or self._wakes_always or before < self.wake_at <= self.live
 
     def leave(self, request: Request, state: State = State.CANCELLED) -> bool:
         """Removes a waiting request that has ended; returns whether the slot must be woken."""
         self._drop(request, state)
-        return (self.parked > 0 and self._admit_parked()) or self._tells_all
+        return (self.parked > 0 and self._admit_parked()) or self._wakes_always
 
     @property
     def most(self) -> float:
@@ -154,10 +154,10 @@ class Former:
             self._idle_slots, self._open_room = idle_slots, open_room
         return self.parked > 0 and self._admit_parked()
 
-    def tell_all(self) -> None:
+    def wake_always(self) -> None:
         """Makes every arrival and departure wake the slot from now on; for open batches."""
-        self._tells_all = True
-        self.append = self._append_and_tell
+        self._wakes_always = True
+        self.append = self._append_and_wake
 
     def decide(self, now: float) -> Dispatch | Wait:
         """Decides for a free slot: a batch to take, or when to ask again."""
@@ -305,7 +305,7 @@ class Former:
         self.regathering.change(options)
         self._control = AdmissionControl.for_options(options, self.model)
         self.admits_freely = self._control is None
-        self.takes_anyone = self.admits_freely and not tells_requests_apart(options)
+        self.takes_anyone = self.admits_freely and not distinguishes_requests(options)
         bound = options.max_queued_requests
         self.bound = 0 if self.closed else math.inf if bound is None else bound
         self.await_change(is_pending=self.awaits_change)
@@ -313,10 +313,10 @@ class Former:
     def _file_by(self, policy: Rule) -> None:
         self._policy = policy
         self.append = policy.append
-        if self._tells_all:
-            self.tell_all()
+        if self._wakes_always:
+            self.wake_always()
 
-    def _append_and_tell(self, request: Request) -> bool:
+    def _append_and_wake(self, request: Request) -> bool:
         self._policy.add(request)
         self.wake_at = self.live + 1
         return True

@@ -75,7 +75,7 @@ class _Round:
         self.worth_s = worth_s
         # How long it took until the callers had their results and ran, in seconds. The event loop
         # works for them in this time, so it does not count as theirs.
-        self.told_s = 0.0
+        self.woken_s = 0.0
         # When the next batch ended; infinity if none has.
         self.ended_at = math.inf
         # How long after the beginning calls were made: those within `worth_s`, at most one for each
@@ -170,12 +170,12 @@ class Regathering:
         """Records that the callers of the last batch have run since it ended."""
         if self.rounds:
             last = self.rounds[-1]
-            last.told_s = now - last.began_at
+            last.woken_s = now - last.began_at
 
     def wait(self, calls: int, idle_slots: float) -> tuple[float, int]:
         """Returns until when a free slot with a due batch waits for calls, and for how many."""
-        came = calls - self._owed_since
-        missing = self.owed / max(1, idle_slots) - came  # no call is awaited by unlimited slots
+        made = calls - self._owed_since
+        missing = self.owed / max(1, idle_slots) - made  # no call is awaited by unlimited slots
         return self._last_end_at + self._wait_s, max(0, math.ceil(missing - _ROUNDING))
 
     def decide(
@@ -217,7 +217,7 @@ class Regathering:
             begin = bisect_left(times, each.began_at, place)
             if before is not None:
                 before.others += begin - place
-            late = bisect_right(times, each.began_at + each.worth_s + each.told_s, begin)
+            late = bisect_right(times, each.began_at + each.worth_s + each.woken_s, begin)
             place = min(late, begin + each.answered - len(each.delays))
             each.delays += [at - each.began_at for at in times[begin:place]]
             before = each
@@ -232,7 +232,7 @@ class Regathering:
 
     def _learn(self, each: _Round) -> None:
         delays = sorted(each.delays)
-        worth_s = each.worth_s + each.told_s
+        worth_s = each.worth_s + each.woken_s
         lasted_s = each.ended_at - each.began_at
         returned = math.ceil(len(delays) * _MOST_OF_THEM)
         within_s = delays[returned - 1] if returned else min(worth_s, lasted_s)
@@ -242,8 +242,8 @@ class Regathering:
                 each.answered,
                 len(delays),
                 within_s,
-                max(0, returned - bisect_left(delays, each.told_s)),
-                max(0.0, within_s - each.told_s),
+                max(0, returned - bisect_left(delays, each.woken_s)),
+                max(0.0, within_s - each.woken_s),
                 each.others + len(delays) - returned,
                 max(0.0, lasted_s - within_s),
             )

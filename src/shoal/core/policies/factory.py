@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.core.policies.rule import Rule
 
 
-def tells_requests_apart(options: BatchOptions) -> bool:
+def distinguishes_requests(options: BatchOptions) -> bool:
     """Returns whether the rule distinguishes requests, so that each needs its own record."""
     return options.policy is not None or not _is_plain(options)
 
@@ -60,7 +60,7 @@ def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | No
 
 def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Rule:
     if options.policy is not None:
-        return Guarded(users_own(options.policy, options))
+        return Guarded(custom_policy(options.policy, options))
     if _is_plain(options):
         return SizeOrWait(options)
     rank = rank_of(options)
@@ -77,7 +77,7 @@ def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
     return Buckets(one_bucket, rank, isolates=options.priority_mixing == "isolate")
 
 
-def users_own(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:
+def custom_policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:
     """Raises a `TypeError` if it is not a `BatchPolicy`."""
     made = make(options)
     if not isinstance(made, BatchPolicy):

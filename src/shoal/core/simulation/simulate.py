@@ -91,7 +91,7 @@ class SimulatedBatcher:
         self.ended_at = -_NEVER
         # Called with the time when a request has ended, however it did.
         self._call_again: Callable[[float], object] = _stay_away
-        self._tell_idle(-_NEVER)
+        self._report_idle(-_NEVER)
 
     def serve(self, trace: Iterable[float | Arrival]) -> None:
         """Runs the whole trace until every request has ended."""
@@ -256,7 +256,7 @@ class SimulatedBatcher:
         places = tuple([request.waiter for request in requests])
         self.batches.append(SimulatedBatch(now, reason, places, load, run_s))
         self._since[batch] = now
-        self._tell_idle(now)
+        self._report_idle(now)
 
     def _end(self, batch: Batch, now: float, *, interrupted: bool) -> None:
         """Ends a batch, with results unless the handler has timed out or all callers have left."""
@@ -277,7 +277,7 @@ class SimulatedBatcher:
         former = self._former
         former.ended(batch, run_s, now, interrupted=interrupted)
         self.ended_at = now
-        self._tell_idle(now)
+        self._report_idle(now)
 
     def _expire(self, request: Request, now: float) -> None:
         """Removes a request that has timed out."""
@@ -298,7 +298,7 @@ class SimulatedBatcher:
         self.outcomes[request.waiter] = Outcome.EXPIRED
         self._call_again(now)
 
-    def _tell_idle(self, now: float) -> None:
+    def _report_idle(self, now: float) -> None:
         self._idle = self._options.slots - len(self._since)
         if self._former.reform(idle_slots=self._idle):
             self._ring(now)

@@ -214,7 +214,7 @@ class LocalReplica(Replica):
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
         # Batchers that the code opens belong to this replica.
-        block = BatcherBlock(told=self._work.told, is_private=True)
+        block = BatcherBlock(convert_error=self._work.told, is_private=True)
         with setting(running_replica, self.blueprint.identity):
             async with block as self._work.block:
                 await self._serve(task_status)
