@@ -12,7 +12,7 @@ own result, whole or as a stream::
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.lazy_names import lazy_names as _lazy_names
+from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shoal.batching.decorator.blocking import BlockingCall, BlockingStreamCall, blocking
     from shoal.batching.decorator.decorator import batch, open_batchers
     from shoal.batching.open.batch import OpenBatch, OpenRequest
-    from shoal.batching.options.list_cost import of_list
+    from shoal.batching.options.checks import of_list
     from shoal.batching.retrying import retrying
     from shoal.core.batch import Batch, DispatchReason
     from shoal.core.counters import BatcherStatistics, ClosingCounts
@@ -266,7 +266,7 @@ _WHERE: Final = {
     "current_backend_tag": "shoal.replicas.code.current",
     "current_batch": "shoal.batching.current",
     "current_replica_tag": "shoal.replicas.code.current",
-    "of_list": "shoal.batching.options.list_cost",
+    "of_list": "shoal.batching.options.checks",
     "open_batchers": "shoal.batching.decorator.decorator",
     "retrying": "shoal.batching.retrying",
     "serve": "shoal.starting",

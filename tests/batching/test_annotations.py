@@ -23,9 +23,9 @@ from shoal.batching.handlers.binding import (
     annotations_of,
     signature_of_batch,
     signature_of_call,
+    takes_lists,
     unreadable_annotations,
 )
-from shoal.batching.handlers.items_or_lists import takes_lists
 
 if TYPE_CHECKING:
     from collections.abc import Callable

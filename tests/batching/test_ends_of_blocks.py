@@ -171,7 +171,7 @@ async def test_where_the_program_must_not_end_a_handler_fails_its_batch_alone(er
                 raise error
             request.finish(request.item)
 
-    async with BatcherBlock(told=own_copy):
+    async with BatcherBlock(convert_error=own_copy):
         for batched in (handler, open_batch):
             with pytest.raises(shoal.HandlerFailed):
                 await batched(0)

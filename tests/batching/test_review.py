@@ -28,7 +28,7 @@ from batching.scenes import (
     settle,
 )
 from shoal.batching.stream_buffer import StreamBuffer
-from shoal.core.forming.overdue import Overdue
+from shoal.core.forming.deadlines import Overdue
 from shoal.core.histogram import Histogram
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 import shoal
 from batching.scenes import line_up, settle
 from batching.sharing_scenes import WHOLE, Second, balanced, opened, read
-from shoal.batching.calls.shared_stream import REPLAYED_MOST
+from shoal.batching.calls.flight import REPLAYED_MOST
 from shoal.errors import DeadlineExceeded, SlowReader
 
 pytestmark = pytest.mark.anyio

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-OF_SHARING = {"sharing", "flight", "shared_stream", "item_keys"}
+OF_SHARING = {"sharing", "flight"}
 
 
 @contextmanager

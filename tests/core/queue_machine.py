@@ -67,9 +67,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.rung = self.has_happened = False
         # Whether a better batch may have become possible without the slot being woken.
         self.may_be_better = False
-        self._tell_idle(slots)
+        self._report_idle(slots)
 
-    def _tell_idle(self, idle: int) -> None:
+    def _report_idle(self, idle: int) -> None:
         self.model.idle = idle
         rings = self.former.reform(idle_slots=idle)
         self.model.admit_parked()
@@ -175,7 +175,7 @@ class QueueMachine(RuleBasedStateMachine):
             self._close()
         elif what == "more" or self.model.idle:
             self.slots += 1 if what == "more" else -1
-            self._tell_idle(self.model.idle + (1 if what == "more" else -1))
+            self._report_idle(self.model.idle + (1 if what == "more" else -1))
 
     def _drain(self) -> None:
         self.former.pressures.draining = True
@@ -214,7 +214,7 @@ class QueueMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.idle < self.slots)
     @rule()
     def a_batch_ends(self) -> None:
-        self._tell_idle(self.model.idle + 1)
+        self._report_idle(self.model.idle + 1)
 
     @precondition(lambda self: self.model.idle > 0)
     @rule(again=st.booleans(), departed=RARELY_SOME, is_quick=st.booleans())
@@ -250,13 +250,13 @@ class QueueMachine(RuleBasedStateMachine):
                 self.former.overdue.forget(one)
             self.former.put_back(taken)
             self.model.put_back([one for one in taken if one not in gone])
-            self._tell_idle(self.model.idle)
+            self._report_idle(self.model.idle)
         else:
             self._run(taken)
             if not is_quick:
-                self._tell_idle(self.model.idle - 1)
+                self._report_idle(self.model.idle - 1)
             type(self).taken += len(taken)
-            self._tell_idle(self.model.idle)
+            self._report_idle(self.model.idle)
 
     def time_is_up_for_those_who_are_due(self) -> None:
         if self.former.overdue.timers.next_at() <= self.model.now:
@@ -299,7 +299,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert joined == wanted
         self.model.hand_out(joined)
         self._run(joined)
-        self._tell_idle(self.model.idle)
+        self._report_idle(self.model.idle)
         self.may_be_better = True
 
     # What must hold
@@ -333,12 +333,12 @@ class QueueMachine(RuleBasedStateMachine):
             assert list(self.former.clear()) == self.model.in_order() + self.model.parked
             return
         self._drain()
-        self._tell_idle(self.model.idle + 1)
+        self._report_idle(self.model.idle + 1)
         while self.model.queued or self.model.parked:
             decision = self.former.decide(self.model.now)
             assert isinstance(decision, Dispatch)
             self._run(self._take(decision))
-            self._tell_idle(self.model.idle)
+            self._report_idle(self.model.idle)
             self.it_is_as_the_model()
         assert isinstance(self.former.decide(self.model.now), Wait)
         self._nothing_is_kept()

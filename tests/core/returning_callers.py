@@ -99,7 +99,7 @@ class Rounds:
         self.now = 0.0
         self.calls = 0
 
-    def ended(self, answered: int, *delays: float, told_s: float = 0.0, running: int = 0) -> None:
+    def ended(self, answered: int, *delays: float, woken_s: float = 0.0, running: int = 0) -> None:
         """Ends a batch, whose requests were made so long after the end of the last one."""
         requests = [new(self.now + delay) for delay in delays]
         for nth, request in enumerate(requests):
@@ -107,7 +107,7 @@ class Rounds:
         self.now += 1
         self.calls += len(delays)
         self.tracker.ended(requests, 0.5, self.now, self.calls, running)
-        self.tracker.callers_ran(self.now + told_s)
+        self.tracker.callers_ran(self.now + woken_s)
 
     def wait_s(self) -> float:
         """How long after the end of the last batch a slot waits at most."""

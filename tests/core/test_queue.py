@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.queues.level_queue import LevelQueue
-from shoal.core.queues.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep
+from shoal.core.queue import ArrivalQueue, LevelQueue, RankedQueue, is_worth_a_sweep
 from shoal.core.request import State
 from shoal.testing import make_request
 

@@ -14,9 +14,8 @@ from shoal.core.batch import Batch, DispatchReason
 from shoal.core.forming.former import Former
 from shoal.core.policy import Dispatch, Wait, WholeQueuePolicy
 from shoal.core.request import State
-from shoal.core.simulation.batcher import SimulatedBatcher
 from shoal.core.simulation.results import ClosedLoop, Linear
-from shoal.core.simulation.simulate import simulate
+from shoal.core.simulation.simulate import SimulatedBatcher, simulate
 from shoal.planning import traces
 
 REGATHER = DispatchReason.REGATHER
@@ -413,14 +412,14 @@ def test_calls_that_do_not_depend_on_a_batch_are_not_taken_for_returns():
 def test_calls_before_the_callers_ran_prove_nothing():
     rounds = Rounds()
     for _ in range(20):
-        rounds.ended(10, *[nth / 10 + 0.05 for nth in range(10)], told_s=0.9)
+        rounds.ended(10, *[nth / 10 + 0.05 for nth in range(10)], woken_s=0.9)
     assert rounds.missing() == 0
 
 
 def test_calls_after_the_callers_ran_do():
     rounds = Rounds()
     for _ in range(20):
-        rounds.ended(4, 0.5, 0.501, 0.502, 0.503, told_s=0.499)
+        rounds.ended(4, 0.5, 0.501, 0.502, 0.503, woken_s=0.499)
     assert rounds.missing() == 4
 
 

@@ -9,8 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shoal.core.replicas.life import LifeState, ReplicaLife
-from shoal.core.replicas.rollout import Decision, Seen, decide
+from shoal.core.replicas.life import Decision, LifeState, ReplicaLife, Seen, decide
 
 VERSION = 7
 STATES = {

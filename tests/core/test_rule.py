@@ -9,7 +9,7 @@ import pytest
 from core.former_scenes import admit, new, queue
 from shoal import WholeQueuePolicy
 from shoal.core.batch import DispatchReason
-from shoal.core.policies.user_policy import Guarded
+from shoal.core.policies.rule import Guarded
 from shoal.core.policy import Wait
 from shoal.core.request import State
 

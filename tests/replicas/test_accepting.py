@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.batching.handlers.items_or_lists import takes_lists
+from shoal.batching.handlers.binding import takes_lists
 from shoal.replicas.code.definition import accept_batch
 
 

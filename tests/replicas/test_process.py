@@ -20,8 +20,7 @@ from replicas.process_backends import (
     Unsendable,
     odd_errors,
 )
-from shoal.batching.current import running_batch
-from shoal.batching.setting import setting
+from shoal.batching.current import running_batch, setting
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied
 from shoal.testing.replicas.folder import Folder

@@ -27,8 +27,7 @@ from replicas.ray_backends import (
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from serving.table_code import KINDS as KINDS_OF_TABLES
 from serving.table_code import Async, Plain
-from shoal.batching.current import running_batch
-from shoal.batching.setting import setting
+from shoal.batching.current import running_batch, setting
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import (
     HandlerFailed,

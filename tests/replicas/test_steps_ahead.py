@@ -26,8 +26,8 @@ from replicas.plain_generators import (
     pretend,
     serve,
 )
-from shoal.batching.handlers.stepping import Stepping, running_steps
-from shoal.batching.setting import setting
+from shoal.batching.current import setting
+from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaDied, WrongBatchSize
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica

@@ -10,7 +10,7 @@ import pytest
 
 from batching.scenes import read_all
 from replicas.plain_generators import calls_of, pretend
-from shoal.batching.handlers.stepping import Stepping, running_steps
+from shoal.batching.running.stream import Stepping, running_steps
 from shoal.testing import settle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

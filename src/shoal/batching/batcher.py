@@ -19,11 +19,11 @@ from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.binding import not_of_a_batch
 from shoal.batching.handlers.handler import Fill, Handler
-from shoal.batching.model import Model, model_handler
+from shoal.batching.handlers.own_context import stack_of
+from shoal.batching.model import BatchableModel, model_handler
 from shoal.batching.options.checks import checked_options
-from shoal.batching.options.held import held_as_handler
+from shoal.batching.options.functions import held_as_handler
 from shoal.batching.session import Session
-from shoal.batching.stack import stack_of
 from shoal.core.counters import ClosingCounts, Counters
 from shoal.errors import BatcherClosed, NotOpen
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
     from shoal.batching.open.batch import OpenBatch
-    from shoal.batching.running.capacity import Room
+    from shoal.batching.running.slots import Room
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics
     from shoal.core.events import Observers
@@ -74,12 +74,12 @@ class Batcher(Generic[C_co]):
             async function of an `OpenBatch`.
         streams: Whether an open or continuous handler answers calls with streams.
         room: Tells when the handler can take another batch; None for whenever a slot is free.
-        observers: What is told of its batches, where batchers share it; None for its own.
+        observers: The observers of its batches, if batchers share them; None for its own.
         **options: As in `BatchOptions`.
 
     Attributes:
         name: The name in messages and metrics.
-        observers: What is told of its batches; add a `BatchObserver`.
+        observers: The observers of its batches; add a `BatchObserver`.
 
     Raises:
         TypeError: The handler is no function of a list, or an option is unknown or of a wrong type.
@@ -160,7 +160,7 @@ class Batcher(Generic[C_co]):
         self.call: C_co = cast("C_co", face(self.find, self.loops))
 
     @classmethod
-    def over(cls, model: Model[P, R], *, name: str | None = None, **options: Unpack[OptionKeywords]) -> Batcher[UnaryCall[P, R]]:  # fmt: skip
+    def over(cls, model: BatchableModel[P, R], *, name: str | None = None, **options: Unpack[OptionKeywords]) -> Batcher[UnaryCall[P, R]]:  # fmt: skip
         """Makes a batcher of a model object, as caikit does; a call has the parameters of ``run``.
 
         ``run_batch`` gets a list for each parameter of ``run``, by name; ``run`` is never called.

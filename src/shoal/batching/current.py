@@ -1,11 +1,13 @@
 """`shoal.current_batch`: the batch that the calling handler runs."""
 
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from typing import Any, Final
+from contextvars import ContextVar, Token
+from typing import Any, Final, Generic, TypeVar
 
 from shoal.core.batch import Batch
 from shoal.errors import WouldDeadlock
+
+T = TypeVar("T")
 
 running_batch: Final[ContextVar[Batch]] = ContextVar("shoal.running_batch")
 
@@ -36,7 +38,7 @@ def current_batch() -> Batch:
 
 
 def waiting_batches() -> Iterator[Batch]:
-    """Yields the batches whose handlers wait for this code: its own, and those of its callers."""
+    """Yields the batches with handlers that wait for this code: its own, and its callers'."""
     seen: set[Batch] = set()
     to_see = [running_batch.get(None)]
     while to_see:
@@ -52,15 +54,7 @@ def waiting_batches() -> Iterator[Batch]:
 
 
 def refuse_own_handler(block: str, runs: Callable[[Batch], bool]) -> None:
-    """Refuses to leave a block whose end would wait for the calling code.
-
-    Args:
-        block: What makes the block, for the message.
-        runs: Returns whether the block waits for the handler of a batch.
-
-    Raises:
-        WouldDeadlock: The calling code is such a handler, or one waits for it.
-    """
+    """Raises `WouldDeadlock` if leaving a block would wait for the calling code."""
     if any(map(runs, waiting_batches())):
         raise WouldDeadlock(
             f"a handler leaves the block of {block} in which it runs: the block waits for the "
@@ -69,13 +63,8 @@ def refuse_own_handler(block: str, runs: Callable[[Batch], bool]) -> None:
 
 
 def time_left(now: Callable[[], float]) -> float | None:
-    """Returns the time left to the running batch that makes a call, in seconds; None for no limit.
-
-    This is the time until the last deadline of its requests: before it, a caller still waits.
-
-    Args:
-        now: The clock of the deadlines.
-    """
+    """Returns the time left to the running batch that makes a call, in seconds, if limited."""
+    # Until the last deadline of its requests: a caller still waits before it.
     batch = running_batch.get(None)
     if batch is None:
         return None
@@ -84,3 +73,19 @@ def time_left(now: Callable[[], float]) -> float | None:
     if len(limits) < len(deadlines) or not limits:
         return None
     return max(0.0, max(limits) - now())
+
+
+class setting(Generic[T]):  # noqa: N801 - used as a function
+    """Sets a context variable in a block, and resets it after that."""
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable: ContextVar[Any] = variable
+        self._value = value
+
+    def __enter__(self) -> None:
+        self._token: Token[Any] = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._token)

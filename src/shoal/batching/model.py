@@ -27,7 +27,7 @@ P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 
 
-class Model(Protocol[P, R_co]):
+class BatchableModel(Protocol[P, R_co]):
     """What `Batcher.over` takes: a method for one call, and one for a batch."""
 
     @property
@@ -48,14 +48,7 @@ class ModelHandler(partial[Any]):
 
 
 def model_handler(model: Any) -> ModelHandler:
-    """Makes the handler of a model object.
-
-    Args:
-        model: An object with ``run`` and ``run_batch``.
-
-    Raises:
-        TypeError: The model lacks one of them, or their parameters don't match.
-    """
+    """Raises a `TypeError` if a model lacks a method, or their parameters don't match."""
     if inspect.isclass(model):
         raise TypeError(
             f"Batcher.over() takes a model object, not the class {model!r}; create an instance"

@@ -34,26 +34,26 @@ from shoal.batching.current import waiting_batches
 from shoal.batching.handlers.own_context import HoldLog
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
-from shoal.batching.options.opens import manager_of, refuse_change
+from shoal.batching.options.functions import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
-from shoal.batching.running.time_limits import TimeLimits
+from shoal.batching.time_limits import TimeLimits
 from shoal.core.counters import NO_LEVELS, ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
 from shoal.failures.exceptions import ends_the_program, is_cancellation, own_copy
 from shoal.failures.hints import with_hint
-from shoal.loops.bell import Bell
+from shoal.loops.parking import Bell
 from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 
     from shoal.batching.handlers.handler import Handler
-    from shoal.batching.running.capacity import Room
+    from shoal.batching.running.slots import Room
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options.options import BatchOptions
@@ -71,18 +71,7 @@ _BOUNDS: Final = ["max_concurrent_batches", "max_queued_requests"]
 
 
 class Session:
-    """The queue, the worker slots and the shutdown of one open batcher.
-
-    Attributes:
-        thread: The thread of its event loop. Whether a caller in this thread is also in this loop
-            is checked where the call is awaited.
-        loop: Its event loop.
-        process: The id of its process.
-        entry: Where calls enter.
-        slots: The worker slots: the tasks that run batches.
-        state: The state of its lifecycle.
-        failure: The error that broke it; None if it is not broken.
-    """
+    """The queue, the worker slots and the shutdown of one open batcher."""
 
     def __init__(
         self,
@@ -114,6 +103,8 @@ class Session:
         )
         self.loop = self._intake.home.loop
         self.process = self._intake.home.process
+        # The thread of its event loop. Whether a caller in this thread is also in this loop is
+        # checked where the call is awaited.
         self.thread = self._intake.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
         self._limits = TimeLimits(self._parking)
@@ -126,10 +117,7 @@ class Session:
         self._counts = ClosingCounts(0, 0, 0)
 
     async def run(self, on_open: Callable[[], object]) -> None:
-        """Serves calls until it is closed.
-
-        Cancellation: waiting callers fail at once.
-        """
+        """Serves calls until it is closed. Cancellation: waiting callers fail at once."""
         self._task = anyio.get_current_task()
         unsubscribe = None if self._room is None else self._room.subscribe(self.slots.room_changed)
         try:
@@ -181,16 +169,9 @@ class Session:
             yield
 
     async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
-        """Stops intake, and waits until everything has ended.
-
-        Args:
-            drop_queued: Whether queued requests fail at once; None for what the options say.
-
-        Returns:
-            How the requests ended that were in the batcher when closing began.
-
-        Cancellation: closing continues without the caller.
-        """
+        """Stops intake, and waits until everything has ended."""
+        # The counts are those of requests in the batcher when closing began. If the caller is
+        # cancelled, closing continues without it.
         if drop_queued or self._drop_asked is None:
             self._drop_asked = drop_queued
         if drop_queued:
@@ -209,13 +190,9 @@ class Session:
         others_at_rest: Callable[[], Awaitable[None]] | None = None,
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        """Starts closing, as `aclose` does, without waiting.
-
-        Args:
-            others_at_rest: Waits until the batchers whose handlers may call this one have no more
-                work. Calls are accepted until then. None to accept no more calls.
-            on_change: Called whenever this batcher may have become idle.
-        """
+        """Starts closing without waiting; accepts calls until `others_at_rest` returns."""
+        # `others_at_rest` waits until the batchers with handlers that may call this one are idle.
+        # `on_change` is called whenever this batcher may have become idle.
         self._begin_counting()
         self._others_at_rest = others_at_rest
         if on_change is not None:  # if None, others may still wait for this one
@@ -224,7 +201,7 @@ class Session:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether closing has been requested, or the session has ended."""
+        """Whether closing was requested, or the session has ended."""
         return self.state != "open" or self._stopping.is_set()
 
     @property
@@ -233,7 +210,6 @@ class Session:
         return self.state in ("closed", "broken") or self.slots.are_at_rest
 
     def check_loop(self) -> None:
-        """See `Intake.check_loop`."""
         self._intake.check_loop()
 
     def flush(self) -> None:
@@ -247,21 +223,15 @@ class Session:
         self.stop_waiting()
 
     def stop_waiting(self) -> None:
-        """Stops waiting for batches to fill, from now on."""
         self._former.pressures.draining = True
         self.slots.draining.set()
         self._bell.ring()
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, from the next batch on.
-
-        A batch that is filling (it has its first request, and a slot waits with it) keeps its
-        options. The new ones are applied as soon as it is dispatched or empty. Options of admission
-        control and of the number of batches are applied at once.
-
-        Raises:
-            ValueError: ``open`` is another; nothing is changed.
-        """
+        """Applies new options from the next batch on; raises `ValueError` for another ``open``."""
+        # A batch that is filling (it has its first request, and a slot waits with it) keeps its
+        # options. The new ones are applied as soon as it is dispatched or empty. Options of
+        # admission control and of the number of batches are applied at once.
         refuse_change(self._options.open, options.open)
         self._options = options
         now = options
@@ -284,8 +254,8 @@ class Session:
         for request, error in self._former.change(options, options_factory.renew):
             if ending is None and ends_the_program(error):
                 ending = error
-            told = error if isinstance(error, Exception) else own_copy(error)
-            self._intake.fail_one(request, told)
+            failure = error if isinstance(error, Exception) else own_copy(error)
+            self._intake.fail_one(request, failure)
         self._in_force = options
         self.entry.configure(options)
         self.slots.configure(options)
@@ -296,7 +266,6 @@ class Session:
             del ending  # its traceback holds this frame
 
     def statistics(self) -> BatcherStatistics:
-        """Returns the counts and the current state of the queue and the slots."""
         former = self._former
         limit = None if former.adaptive is None else former.adaptive.limit(former.size)
         return self._counters.statistics(
@@ -327,7 +296,6 @@ class Session:
 
     @property
     def scheduling_capacity(self) -> float:
-        """How much more work would start at once."""
         return self._former.scheduling_capacity
 
     def _new_slots(self) -> ClosedSlots | OpenSlots:
@@ -390,7 +358,7 @@ class Session:
                 *self._ended_so_far(),
                 *astuple(self._counts),
             )
-        self.slots.tell_change()
+        self.slots.report_change()
 
     def _begin_counting(self) -> None:
         if self._ended_before is None:
@@ -403,7 +371,7 @@ class Session:
 
 
 def _with_what_holds_at_once(in_force: BatchOptions, wanted: BatchOptions) -> BatchOptions:
-    """Returns `in_force` with those wanted options that do not affect a batch being filled."""
+    """Returns `in_force` with the wanted options that do not affect a batch being filled."""
     for names in (_AT_ONCE, _BOUNDS):
         with suppress(ValueError):  # not every mix of two sets of options is valid
             return in_force.changed({name: getattr(wanted, name) for name in names})

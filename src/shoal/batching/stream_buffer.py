@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 
 
 class StreamBuffer:
-    """The buffer shared by the slot and the reader of one stream; the waiter of its request.
+    """The buffer between the slot and the reader of one stream; the waiter of its request."""
 
-    Invariants:
-        ``len(items) <= capacity``.
-        ``waiter`` is that of the reader that waits for an item; it waits only while `items` is
-        empty and the request has not ended.
-        ``passes_on`` takes an item for the reader only while that waits.
-        ``hold`` is the waiter of the slot that waits for room; it waits only while `items` is full.
-    """
+    # Invariants: `len(items) <= capacity`. `waiter` is that of the reader that waits for an item;
+    # it waits only while `items` is empty and the request has not ended. `passes_on` takes an item
+    # for the reader only while that waits. `hold` is the waiter of the slot that waits for room; it
+    # waits only while `items` is full.
 
     __slots__ = (
         "_held_since",
@@ -66,7 +63,7 @@ class StreamBuffer:
             self.parking.wake(waiter)
 
     def offer(self) -> None:
-        """Has an item that was put in passed on if the reader waits for it, or wakes the reader."""
+        """Forwards a new item if the reader waits for it, or wakes the reader."""
         if self.waiter is not None:
             items = self.items
             if self.passes_on is not None and len(items) == 1 and self.passes_on(items[0]):
@@ -75,15 +72,12 @@ class StreamBuffer:
                 self.wake()
 
     def done(self) -> bool:
-        """Returns False: a reader leaves by closing its stream, not by a cancelled wait."""
+        # A reader leaves by closing its stream, not with a cancelled wait.
         return False
 
     def fail_slow(self, error: Callable[[], Exception]) -> bool:
-        """Fails those of several readers that are slow.
-
-        Returns:
-            Whether it has several; the only reader of this one is failed with its request.
-        """
+        """Fails the slow ones of several readers; returns whether it has several."""
+        # The only reader of this one is failed with its request.
         return False
 
     def begin_hold(self, hold: Any, now: float) -> None:
@@ -92,7 +86,7 @@ class StreamBuffer:
         self._held_since = now
 
     def end_hold(self, now: float) -> None:
-        """Records that the slot's wait has ended, and adds its time to the reader's."""
+        """Adds the slot's wait to the time that the reader has blocked the batch."""
         if self.hold is not None:
             self.hold = None
             self.held_s += now - self._held_since
@@ -106,7 +100,7 @@ class StreamBuffer:
 
 
 def offer_all(buffers: list[StreamBuffer]) -> None:
-    """Offers what was put into buffers and not read since, once; then the list is empty."""
+    """Offers unread items of buffers, once each, and empties the list."""
     for buffer in buffers:
         if buffer.items:
             buffer.offer()
@@ -114,7 +108,6 @@ def offer_all(buffers: list[StreamBuffer]) -> None:
 
 
 def is_full(request: Request) -> bool:
-    """Returns whether a stream's buffer is full."""
     buffer: StreamBuffer = request.waiter
     return len(buffer.items) >= buffer.capacity
 
@@ -125,14 +118,8 @@ async def wait_for_readers(
     parking: Parking,
     fail: Callable[[Request], None],
 ) -> None:
-    """Waits until no buffer is full, but no longer than a reader may block the batch.
-
-    Args:
-        full: The requests whose buffers are full.
-        limit_s: For how long in total one reader may block it, in seconds; None for no limit.
-        parking: The event loop's way to wait.
-        fail: Fails the request of a reader that is too slow.
-    """
+    """Waits until no buffer is full, but no longer than a reader may block the batch."""
+    # `limit_s` is the total time for which one reader may block it; None for no limit.
     while full:
         now = parking.now()
         hold = parking.new_waiter()

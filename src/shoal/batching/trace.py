@@ -18,11 +18,8 @@ R = TypeVar("R")
 
 
 def trace_headers() -> dict[str, str]:
-    """Returns the headers by which a call continues the current trace; none where there is none.
-
-    They are those of the propagators that the program has chosen, by default W3C's ``traceparent``
-    and ``tracestate``, and ``baggage``.
-    """
+    """Returns the headers by which a call continues the current trace; none without a trace."""
+    # From the program's propagators: by default W3C's `traceparent`, `tracestate` and `baggage`.
     propagate: Any = sys.modules.get("opentelemetry.propagate")
     headers: dict[str, str] = {}
     if propagate is not None:
@@ -53,11 +50,7 @@ def in_this_context(function: Callable[P, R]) -> Callable[P, R]:
 
 @contextmanager
 def continued(trace: Mapping[str, str] | None) -> Generator[None]:
-    """Continues a trace in this block.
-
-    Args:
-        trace: The headers of the trace, from this program or one that it trusts; None for none.
-    """
+    """Continues a trace in this block; its headers must be from a trusted program."""
     if not trace:
         yield
         return

@@ -39,17 +39,13 @@ class Draining(Protocol):
     """An event that tells a handler that its batcher is draining and it must end soon."""
 
     def is_set(self) -> bool:
-        """Returns whether the batcher is draining; may be called from any thread."""
+        """May be called from any thread."""
         ...
 
-    def wait(self) -> Awaitable[None]:
-        """Waits until the batcher is draining."""
-        ...
+    def wait(self) -> Awaitable[None]: ...
 
 
 class _Never:
-    """The event of a batch that no batcher drains; it is never set."""
-
     def is_set(self) -> bool:
         return False
 
@@ -139,10 +135,6 @@ class Batch(RequestBatch):
         self.is_overdue = True
         if self.on_overdue is not None:
             self.on_overdue()
-
-    def complete(self, reason: DispatchReason) -> None:
-        """Ends the time in which requests join; the batch is closed for this reason."""
-        self.reason = reason
 
     def __repr__(self) -> str:
         return f"<Batch {self.id} size={self.size} reason={self.reason}>"

@@ -13,10 +13,7 @@ from shoal.errors import ItemTooLarge
 
 
 def chosen_status(error: BaseException) -> int | None:
-    """Returns the status that an error chooses; None for one that chooses none.
-
-    It is from 300 to 599: a success is a result.
-    """
+    """Returns the status (300 to 599) that an error chooses; None if it chooses none."""
     if is_of_template(error):
         return 400
     starlette = sys.modules.get("starlette.exceptions")  # else nobody has raised one
@@ -31,15 +28,12 @@ def chosen_status(error: BaseException) -> int | None:
 
 
 def is_of_template(error: BaseException) -> bool:
-    """Returns whether a template has raised an error on purpose."""
+    """Returns whether a template has raised this error on purpose."""
     jinja2 = sys.modules.get("jinja2.exceptions")
     return jinja2 is not None and type(error) is jinja2.TemplateError
 
 
 def is_declined(error: BaseException) -> bool:
-    """Returns whether an error is a response below 500 that the code chose, and no failure.
-
-    It is one that chooses its status, or `ItemTooLarge`, which is answered with 413.
-    """
+    """Returns whether an error is a response below 500 that the code chose, and no failure."""
     status = chosen_status(error)
     return status < 500 if status is not None else isinstance(error, ItemTooLarge)

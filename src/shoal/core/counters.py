@@ -2,6 +2,9 @@
 
 Counters are updated once per batch, not once per request, and are read only on demand. So a call
 costs the same whether its metrics are scraped or not.
+
+An open batch has no one size: requests join and leave, and a continuous one lasts as long as its
+batcher. So `Occupancy` integrates its requests over time, and counts them at each step.
 """
 
 from __future__ import annotations
@@ -15,14 +18,67 @@ from shoal.core.events import Observers
 from shoal.core.histogram import SIZE_BOUNDS, TIME_BOUNDS_S, Histogram
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from shoal.core.batch import Batch
     from shoal.core.histogram import HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
-    from shoal.core.occupancy import Occupancy, OccupancyStatistics
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class OccupancyStatistics:
+    """The occupancy of a batcher's open or continuous batches, until one moment."""
+
+    # Requests that have joined a batch, including those that it began with.
+    joined: int
+    # Requests that have left a batch, with any outcome.
+    left: int
+    # The sum of the times that requests were in a batch, in seconds. Divided by the elapsed time,
+    # it is the mean number of requests.
+    request_s: float
+    # How long there was at least one request, in seconds.
+    busy_s: float
+    # Requests in a continuous batch, at each step of its handler that had any.
+    steps: HistogramSnapshot
+    # Continuous batches with a handler that waits for requests now.
+    idle_batches: int
+
+
+class Occupancy:
+    """Counts the requests of a batcher's open or continuous batches."""
+
+    # `note` looks at the batches themselves, so a missed event delays a sum and never falsifies it.
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = batches
+        self._active = 0
+        self._at = 0.0
+        self._request_s = 0.0
+        self._busy_s = 0.0
+        self.joined = 0
+        self.steps = Histogram(SIZE_BOUNDS)
+
+    def note(self, now: float) -> None:
+        active = self._active
+        if active:
+            took_s = now - self._at
+            self._request_s += active * took_s
+            self._busy_s += took_s
+        self._at = now
+        self._active = sum([batch.active for batch in self._batches])
+
+    def statistics(self, now: float) -> OccupancyStatistics:
+        self.note(now)
+        return OccupancyStatistics(
+            joined=self.joined,
+            left=self.joined - self._active,
+            request_s=self._request_s,
+            busy_s=self._busy_s,
+            steps=self.steps.snapshot(),
+            idle_batches=sum([not batch.active for batch in self._batches]),
+        )
 
 
 NO_LEVELS: Final[Mapping[int, int]] = MappingProxyType({})
@@ -127,31 +183,6 @@ class BatcherStatistics:
 
 
 class Counters:
-    """The running totals of one batcher, and its observers."""
-
-    __slots__ = (
-        "batch_size",
-        "batches",
-        "cache_hits",
-        "cancelled",
-        "declined",
-        "expired",
-        "failed",
-        "finished",
-        "isolating_runs",
-        "load",
-        "observers",
-        "occupancy",
-        "padding",
-        "rejected",
-        "run_s",
-        "shared",
-        "shed",
-        "split_calls",
-        "split_requests",
-        "wait_s",
-    )
-
     def __init__(self, observers: Observers | None = None) -> None:
         self.observers = Observers() if observers is None else observers
         self.finished = 0
@@ -175,12 +206,7 @@ class Counters:
         self.occupancy: Occupancy | None = None
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
-        """Counts the load of a batch whose size is more than the number of its requests.
-
-        Args:
-            requests: Its requests.
-            load: The sum of their costs, with padding.
-        """
+        """Counts the load of a batch where it is not just the number of its requests."""
         self.load += load
         self.padding += load - sum([request.cost for request in requests])
 
@@ -198,21 +224,6 @@ class Counters:
         now: float = 0,
         queued_by_level: Mapping[int, int] = NO_LEVELS,
     ) -> BatcherStatistics:
-        """Returns the totals together with the current state of the batcher.
-
-        Args:
-            name: The batcher's name.
-            state: The batcher's state.
-            options: The options in force.
-            queued: The number of requests in the queue.
-            parked: The number of requests that wait to be admitted.
-            batches: The batches in the handler.
-            latency_model: The measured run times; None before the batcher was first opened.
-            batch_size_limit: The current limit on a batch's size; None for `max_batch_size`.
-            scheduling_capacity: How much more could start at once.
-            now: The time on the event loop's clock, in seconds.
-            queued_by_level: The requests that wait, by priority level.
-        """
         return BatcherStatistics(
             name=name,
             state=state,

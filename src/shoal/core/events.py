@@ -1,9 +1,9 @@
-"""What a batcher tells its observers: that a batch began, took more requests, and ended.
+"""The events of a batcher for its observers: a batch began, took more requests, and ended.
 
-Metrics with more detail than counters, traces, logs, recordings and pages are made of these events.
-A batcher that nobody observes makes none of them, and one that is observed makes them for each
-batch, not for each request. Requests of open batches are told of one by one, since they join and
-end one by one, and so are those that end before a batch has them.
+Detailed metrics, traces, logs, recordings and pages are made from these events. A batcher without
+observers makes none. With observers it makes them for each batch, not for each request. Requests of
+open batches have events of their own, since they join and end one by one; requests that end before
+a batch has them do, too.
 """
 
 from __future__ import annotations
@@ -81,20 +81,13 @@ class BatchRecord:
 
 @dataclass(slots=True)
 class Outcomes:
-    """How requests of one batch have ended, so far.
-
-    Attributes:
-        finished: How many ended with a result.
-        failed: How many failed.
-        declined: How many the handler declined.
-    """
+    """The number of requests of one batch by outcome."""
 
     finished: int = 0
     failed: int = 0
     declined: int = 0
 
     def count(self, request: Request) -> None:
-        """Counts a request, which has ended."""
         if request.state is State.FINISHED:
             self.finished += 1
         elif request.state is State.FAILED:
@@ -104,71 +97,57 @@ class Outcomes:
 
 
 class BatchObserver:
-    """Is told what becomes of the batches of a batcher; override the methods that you need.
+    """Observes the batches of a batcher; override the methods that you need.
 
     They are called in the batcher's event loop, between two steps of the engine: they must be
-    quick, and must not wait. Requests are theirs for the call alone: who keeps one keeps its item
-    and its result. One that raises is logged and not called again.
+    quick, and must not wait. Use requests only during the call: a reference to one keeps its item
+    and its result alive. An observer that raises is logged and not called again.
     """
 
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:
-        """Tells that a handler is about to get a batch; ``batch.requests`` are its requests."""
+        """Called when a handler is about to get a batch; ``batch.requests`` are its requests."""
 
     def requests_joined(
         self, batcher: str, batch: Batch, requests: Sequence[Request], now: float
     ) -> None:
-        """Tells that requests have joined an open batch that is running."""
+        """Called when requests have joined an open batch that is running."""
 
     def request_ended(self, batcher: str, batch: Batch, request: Request, now: float) -> None:
-        """Tells that a request of an open batch has ended, in whatever state."""
+        """Called when a request of an open batch has ended, in any state."""
 
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
-        """Tells that a batch has ended.
+        """Called when a batch has ended.
 
         Args:
-            record: What is known about it.
+            record: Its times, outcomes and error.
             requests: Its requests, in order; of an open batch, those that ended with it.
         """
 
     def request_left(self, batcher: str, request: Request, why: Unserved, now: float) -> None:
-        """Tells that a request has ended that no batch has had."""
+        """Called when a request has ended before it was in a batch."""
 
 
 class Observers:
-    """The observers of one batcher, or of many that share it.
-
-    Attributes:
-        all: Those that are told of everything.
-        of_failures: Those that are told only of the ends of batches in which a request failed, and
-            of failed requests of open batches. While there is no other, batches without failures
-            cost what they cost without observers.
-    """
-
-    __slots__ = ("all", "of_failures")
+    """The observers of one batcher, or of several batchers that share them."""
 
     def __init__(self) -> None:
         self.all: tuple[BatchObserver, ...] = ()
+        # Are notified only of batches with failed requests, and of failed requests of open batches.
+        # If there are no other observers, batches without failures cost nothing extra.
         self.of_failures: tuple[BatchObserver, ...] = ()
 
     def add(self, observer: BatchObserver, *, only_failures: bool = False) -> None:
-        """Adds an observer, which is told of what happens from now on."""
         if only_failures:
             self.of_failures = (*self.of_failures, observer)
         else:
             self.all = (*self.all, observer)
 
     def remove(self, observer: BatchObserver) -> None:
-        """Removes an observer; nothing happens if it is not there."""
         self.all = tuple(each for each in self.all if each is not observer)
         self.of_failures = tuple(each for each in self.of_failures if each is not observer)
 
     def tell(self, call: Callable[[BatchObserver], object], *, has_failed: bool = False) -> None:
-        """Calls a function with each observer; one that raises is logged, and removed.
-
-        Args:
-            call: The function.
-            has_failed: Whether a request has failed.
-        """
+        """Calls a function with each observer; logs and removes an observer that raises."""
         for observer in (*self.all, *self.of_failures) if has_failed else self.all:
             try:
                 call(observer)

@@ -1,17 +1,19 @@
-"""The packages that only extras install: the one way to ask for them, which names the extra."""
+"""Packages that only extras install, and names that a package imports when they are first used."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator, Mapping
 
 
 def is_installed(module: str) -> bool:
-    """Returns whether a module can be imported; it is not imported."""
+    """Returns whether a module can be imported, without importing it."""
     try:
         return find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # not even the package that it is in
@@ -19,31 +21,14 @@ def is_installed(module: str) -> bool:
 
 
 def need(feature: str, module: str, extra: str) -> None:
-    """Checks that a module is installed; it is not imported.
-
-    Args:
-        feature: What needs it, as the user names it.
-        module: The module.
-        extra: The extra.
-
-    Raises:
-        ModuleNotFoundError: It is not installed; the message names the extra.
-    """
+    """Raises a `ModuleNotFoundError` that names the extra if a module is not installed."""
     if not is_installed(module):
         raise _missing(feature, module, extra)
 
 
 @contextmanager
 def needing(feature: str, extra: str) -> Generator[None]:
-    """Names the extra in the error for a module that is missing in this block.
-
-    Args:
-        feature: What needs it, as the user names it.
-        extra: The extra.
-
-    Raises:
-        ModuleNotFoundError: A module is missing.
-    """
+    """Names the extra in the `ModuleNotFoundError` of this block."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -55,7 +40,6 @@ def needing(feature: str, extra: str) -> Generator[None]:
 
 
 def advice(extra: str) -> str:
-    """Returns the command that installs an extra."""
     return f"{_INSTALL} 'shoal[{extra}]'"
 
 
@@ -65,3 +49,20 @@ def _missing(feature: str, module: str, extra: str) -> ModuleNotFoundError:
 
 
 _INSTALL: Final = "pip install"
+
+
+def lazy_names(
+    package: str, where: Mapping[str, str], extra: str = "serve"
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Returns ``__getattr__`` and ``__dir__`` of a package that imports names on first use."""
+    namespace = vars(sys.modules[package])
+
+    def load(name: str) -> Any:
+        module = where.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        with needing(f"{package}.{name}", extra):
+            found = namespace[name] = getattr(import_module(module), name)
+        return found
+
+    return load, lambda: sorted({*namespace, *where})

@@ -40,29 +40,22 @@ class HistogramSnapshot:
 
 
 class Histogram:
-    """A histogram with fixed bounds.
-
-    Attributes:
-        new: Observations that are kept until many are counted together.
-    """
-
     __slots__ = ("_bounds", "_counts", "_sum", "new")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
+        # Observations that are not counted yet; many are counted together.
         self.new: list[float] = []
 
     def observe(self, value: float) -> None:
-        """Adds one observation, which is counted later."""
         new = self.new
         new.append(value)
         if len(new) >= MOST_NEW:
             self.count_new()
 
     def observe_all(self, values: Iterable[float]) -> None:
-        """Adds many observations, which costs little more than to add one."""
         values = sorted(values)
         if not values:
             return
@@ -85,11 +78,9 @@ class Histogram:
             self.count_new()
 
     def count_new(self) -> None:
-        """Counts the observations that were not counted yet."""
         self.observe_all(self.new)
         self.new.clear()
 
     def snapshot(self) -> HistogramSnapshot:
-        """Returns a copy of the current counts."""
         self.count_new()
         return HistogramSnapshot(self._bounds, tuple(self._counts), sum(self._counts), self._sum)

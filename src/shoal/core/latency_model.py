@@ -21,8 +21,8 @@ line and a steady load leaves the slope undetermined; quantile regression, which
 (arXiv 1612.03079, section 4.3), because it needs a solver and many samples in the tail; an average
 for each size (TensorFlow, for padding), because it predicts nothing for sizes that never ran.
 
-While all batches had about the same size, `a` and `b` can't be told apart. Then the expected time
-is taken as constant, which is the lowest estimate for larger sizes, and the 99% bound as
+While all batches had about the same size, `a` and `b` are unknown. Then the expected time is taken
+as constant, which is the lowest estimate for larger sizes, and the 99% bound as
 proportional to the size, which is the highest.
 
 Cost: `observe` is one append. The rest is done on demand, at most once per batch: about 5
@@ -86,10 +86,7 @@ class LatencyModelSnapshot:
 
 
 class LatencyModel:
-    """The run time of batches by size, learned from the batches that have run.
-
-    A size is the number of a batch's items, or the sum of their costs.
-    """
+    """The run time of batches by size (their items, or the sum of their costs), learned."""
 
     def __init__(self) -> None:
         # Observations since the last query.
@@ -112,25 +109,16 @@ class LatencyModel:
         self._one_size: float = 0
 
     def observe(self, size: float, seconds: float) -> None:
-        """Records a batch that has run.
-
-        Args:
-            size: The number of its items, or the sum of their costs.
-            seconds: How long the handler took.
-        """
         self._unread.append((size, seconds))
 
     def interrupted(self, size: float, seconds: float) -> None:
-        """Records a run that was cancelled, and would have taken longer.
-
-        It is ignored if a longer time was expected anyway. The arguments are those of `observe`.
-        """
+        """Records a cancelled run, which would have taken longer; ignored if that was expected."""
         expected_s = self.run_s(size)
         if expected_s is None or expected_s <= seconds:
             self.observe(size, seconds * _AT_LEAST)
 
     def run_s(self, size: float) -> float | None:
-        """Returns the usual run time of a batch of a size, in seconds; None before the first."""
+        """Returns the usual run time of a batch, in seconds; None before the first."""
         return self._level * self._on_line(size) if self._is_known() else None
 
     def bound_s(self, size: float) -> float | None:
@@ -142,11 +130,9 @@ class LatencyModel:
         return usual_s * beyond * self._spread
 
     def size_within(self, seconds: float) -> float | None:
-        """Returns the largest size of which about 99% of the batches run within some seconds.
-
-        Infinity if the run time does not depend on the size; 0 if even the smallest batch takes
-        longer; None before the first batch.
-        """
+        """Returns the largest size of which about 99% of the batches run within some seconds."""
+        # Infinity if the time does not depend on the size, 0 if the smallest batch takes longer,
+        # None before the first batch.
         if not self._is_known():
             return None
         on_line = seconds / (self._level * self._spread)
@@ -157,7 +143,7 @@ class LatencyModel:
         return (on_line - self._b) / self._a if self._a else math.inf
 
     def mean_s_of(self, size: float) -> float | None:
-        """Returns the median time of the last batches of exactly this size; None for none."""
+        """Returns the median time of the last batches of exactly this size; None without any."""
         self._is_known()
         measured = self._sizes.get(size)
         return None if measured is None else _median(measured)
@@ -174,7 +160,6 @@ class LatencyModel:
         return self._level * self._b
 
     def samples(self) -> int:
-        """Returns the number of batches measured."""
         self._is_known()
         return self._samples
 
@@ -184,7 +169,6 @@ class LatencyModel:
         return self._largest
 
     def snapshot(self) -> LatencyModelSnapshot:
-        """Returns a snapshot of the model."""
         return LatencyModelSnapshot(*self.per_size_s(), self._spread, self._samples)
 
     def _is_known(self) -> bool:
@@ -232,11 +216,9 @@ class LatencyModel:
             _keep(sample, self._classes, _class_of(sample[0]), keys=_CLASSES, each=_IN_CLASS)
 
     def _new_pace(self, block: list[_Sample]) -> float | None:
-        """Returns how many times as long as before batches run; None for no clear change.
-
-        Only classes that were measured before are compared: others may take longer because of their
-        size. The more the times vary anyway, the larger the change must be.
-        """
+        """Returns by which factor batches run slower than before; None for no clear change."""
+        # Only classes measured before are compared: others may take longer because of their size.
+        # The more the times vary anyway, the larger the change must be.
         paces: list[float] = []
         for size, seconds in block:
             if known := self._classes.get(_class_of(size)):
@@ -270,15 +252,7 @@ def _class_of(size: float) -> int:
 def _keep(
     value: _Kept, by_key: dict[_Key, deque[_Kept]], key: _Key, *, keys: int, each: int
 ) -> None:
-    """Adds a value to the last few of a key; drops the least recently used key if there are many.
-
-    Args:
-        value: The value.
-        by_key: The last values by key, the least recently used key first.
-        key: The key.
-        keys: The most keys to keep.
-        each: The most values to keep for a key.
-    """
+    """Adds to the last `each` values of a key; drops the least recently used of `keys`."""
     kept = by_key.pop(key) if key in by_key else deque[_Kept](maxlen=each)
     kept.append(value)
     if len(by_key) >= keys:
@@ -287,19 +261,18 @@ def _keep(
 
 
 def _median(values: Iterable[float]) -> float:
-    """Returns the median, the lower one of two, since disturbances only make a handler slower."""
+    # The lower one of two, since disturbances only make a handler slower.
     rising = sorted(values)
     return rising[(len(rising) - 1) // 2]
 
 
 def _middle(samples: Iterable[_Sample]) -> tuple[float, float]:
-    """Returns the median size and the median time of samples of one class."""
     sizes, seconds = zip(*samples, strict=True)
     return _median(sizes), _median(seconds)
 
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:
-    """Returns the weighted median of pairs of value and weight, the lower one of two."""
+    """Returns the weighted median of (value, weight) pairs, the lower one of two."""
     rising = sorted(values)
     weights = list(accumulate(weight for _, weight in rising))
     return rising[bisect_left(weights, weights[-1] / 2)][0]

@@ -18,22 +18,14 @@ NPY: Final = "application/x-npy"
 
 
 def npy_of(array: Any) -> bytes:
-    """Returns the bytes of a ``.npy`` file with a numpy array.
-
-    Raises:
-        ValueError: It is an array of objects.
-    """
+    """Raises a `ValueError` for an array of objects."""
     file = io.BytesIO()
     _numpy().lib.format.write_array(file, array, allow_pickle=False)
     return file.getvalue()
 
 
 def array_of(body: bytes) -> Any:
-    """Returns the numpy array that a ``.npy`` file holds; it may be written to.
-
-    Raises:
-        ValueError: The bytes are no such file, or the array is one of objects.
-    """
+    """Returns a writable array; raises a `ValueError` for other bytes or an array of objects."""
     np = _numpy()
     form = np.lib.format
     file = io.BytesIO(body)

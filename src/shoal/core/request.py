@@ -71,50 +71,28 @@ _WITHOUT_RESULT: Final = _ENDS - {State.FINISHED}
 
 
 class RequestBatch:
-    """The part of a batch that its requests refer to.
-
-    Attributes:
-        active: How many of its requests are in the state RUNNING.
-        on_left: Called with a request whose caller has left, or with None if a caller left before
-            this was set. None for no callback.
-    """
+    """The part of a batch that its requests refer to."""
 
     __slots__ = ("active", "on_left")
 
+    # How many of its requests are RUNNING.
     active: int
 
     @property
     def waits(self) -> bool:
-        """Whether its requests wait for a request that they share, and which is still queued."""
+        """Whether its requests wait for a shared request that is still queued."""
         return False
 
+    # Called with a request that its caller has left; with None if that happened before this was
+    # set.
     on_left: Callable[[Request | None], object] | None
 
 
 class RequestOptions:
-    """The options of one request: what its call asked for, and its priority, cost and bucket key.
+    """The options of one request: those of its call, its priority, cost and bucket key."""
 
-    In a queue whose requests are not all alike, each request has its own record. Otherwise requests
-    share one, or have None.
-
-    Attributes:
-        deadline: When the request must have ended, on the event loop's clock; None for no limit.
-        metadata: Whatever the caller wants the handler to know about this request.
-        priority: Its priority level; 1 is the highest.
-        cost: How much of ``max_batch_size`` it takes up.
-        key: The bucket key; all requests of one batch have equal keys.
-        queue_timeout_s: How long it may wait in the queue, in seconds; None for no limit.
-        due: The time by which it is ordered and dispatched: the deadline, or that of the caller's
-            cancel scope if that is earlier and counts. None for no limit.
-        number: Its position in the order of arrival; set by the queue.
-        delayed_at: When it was moved behind others because it had waited too long; None if not.
-        asked_priority: The level that its caller asked for; None if the caller named none.
-        options_factory: The factory that made the record. On admission it is checked whether this
-            is still the current one.
-        waits_for_room: Whether it waits for a place in a full queue, whatever ``overload`` says.
-        timer: The timer of its deadline, while it is watched.
-        queue_timer: The timer of its time limit in the queue, while it is watched.
-    """
+    # In a queue of requests that are not all alike, each has its own record. Otherwise requests
+    # share one, or have None.
 
     __slots__ = (
         "asked_priority",
@@ -144,15 +122,22 @@ class RequestOptions:
         self.deadline = self.due = deadline
         self.metadata = metadata
         self.priority = priority
+        # How much of `max_batch_size` it takes up.
         self.cost = cost
+        # All requests of one batch have equal keys.
         self.key = key
         self.queue_timeout_s: float | None = None
+        # Its position in the order of arrival; set by the queue.
         self.number = 0
+        # When it was moved behind others because it had waited too long.
         self.delayed_at: float | None = None
+        # The level that its caller requested, if any.
         self.asked_priority: int | None = None
+        # The factory of this record; admission checks whether it is still the current one.
         self.options_factory: object = None
         self.timer: Timer | None = None
         self.queue_timer: Timer | None = None
+        # Whether it waits for a place in a full queue, whatever `overload` says.
         self.waits_for_room = False
 
 

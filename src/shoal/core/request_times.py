@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from shoal.core.histogram import HistogramSnapshot
 
 PROTOCOLS: Final = ("json", "oip", "openai", "websocket", "python", "other")
-"""All protocols that are told apart. ``json`` is Shoal's own over HTTP, whatever a body's form;
+"""All protocols that are counted separately. ``json`` is Shoal's own over HTTP, for any body;
 ``python`` are calls by handles; ``other`` are pages, and protocols that the program defines."""
 
 OUTCOMES: Final = ("ok", "invalid", "unavailable", "timeout", "failed", "left")
@@ -54,34 +54,22 @@ _NO_HEADERS: Final[Mapping[bytes, bytes]] = MappingProxyType({})
 
 
 class Exemplar(NamedTuple):
-    """One request of those that a bucket counts.
-
-    Attributes:
-        trace_id: Its trace: 32 hexadecimal digits.
-        took_s: How long it took, in seconds.
-        at: When it ended, in seconds since the epoch.
-    """
+    """One of the requests that a bucket counts."""
 
     trace_id: str
     took_s: float
+    # In seconds since the epoch.
     at: float
 
 
 class TimesOfOne(NamedTuple):
-    """The times of the requests to one endpoint by one protocol that ended alike.
-
-    Attributes:
-        endpoint: The endpoint's name.
-        protocol: One of `PROTOCOLS`.
-        outcome: One of `OUTCOMES`.
-        times: Their times, in seconds.
-        exemplars: An exemplar for each bucket that has one, by the bucket's number.
-    """
+    """The times of requests to one endpoint with the same protocol and outcome."""
 
     endpoint: str
     protocol: str
     outcome: str
     times: HistogramSnapshot
+    # By the bucket's number.
     exemplars: Mapping[int, Exemplar]
 
 
@@ -94,8 +82,6 @@ class _Series:
 
 
 class RequestTimes:
-    """How long requests took."""
-
     def __init__(self) -> None:
         self._series: dict[tuple[str, str, str], _Series] = {}
         # By endpoint, protocol and status.
@@ -109,15 +95,7 @@ class RequestTimes:
         took_s: float,
         headers: Mapping[bytes, bytes] = _NO_HEADERS,
     ) -> None:
-        """Counts a request that has ended.
-
-        Args:
-            endpoint: The endpoint's name, or a fixed word if there is none.
-            protocol: One of `PROTOCOLS`.
-            status: The status it was answered with, or would be by HTTP; or `LEFT`.
-            took_s: How long it took, in seconds.
-            headers: Its headers, of which ``traceparent`` is read.
-        """
+        """Counts an ended request; `status` may be `LEFT`. Reads ``traceparent`` of the headers."""
         new = self._new[endpoint, protocol, status]
         new.append(took_s)
         if len(new) >= MOST_NEW:
@@ -126,33 +104,23 @@ class RequestTimes:
             self._note(endpoint, protocol, status, took_s, headers[b"traceparent"])
 
     def __iter__(self) -> Iterator[TimesOfOne]:
-        """Yields what was counted so far."""
         self.count_new()
         for (endpoint, protocol, outcome), series in self._series.items():
             times = series.histogram.snapshot()
             yield TimesOfOne(endpoint, protocol, outcome, times, dict(series.exemplars))
 
     def keep(self, endpoints: Container[str]) -> None:
-        """Forgets the times of other endpoints, which were deleted."""
+        """Drops the times of endpoints that were deleted."""
         for key in [key for key in self._series if key[0] not in endpoints]:
             del self._series[key]
         for new in [new for new in self._new if new[0] not in endpoints]:
             del self._new[new]
 
     def new_of(self, endpoint: str, protocol: str, status: int) -> list[float]:
-        """Returns the list that a caller may append the times of such requests to by itself.
-
-        It has them counted by `count_new` when there are `MOST_NEW`, or more.
-
-        Args:
-            endpoint: As for `count`.
-            protocol: As for `count`.
-            status: As for `count`.
-        """
+        """Returns a list to append times to directly, for speed; call `count_new` at `MOST_NEW`."""
         return self._new[endpoint, protocol, status]
 
     def count_new(self) -> None:
-        """Counts the times that were not counted yet."""
         for (endpoint, protocol, status), new in self._new.items():
             if new:
                 self._of(endpoint, protocol, status).histogram.observe_all(new)
@@ -169,7 +137,7 @@ class RequestTimes:
     def _note(
         self, endpoint: str, protocol: str, status: int, took_s: float, traceparent: bytes
     ) -> None:
-        """Notes a request of a trace that is recorded, for its bucket."""
+        """Keeps a request of a recorded trace as the exemplar of its bucket."""
         exemplars = self._of(endpoint, protocol, status).exemplars
         bucket, now = bisect_left(TIME_BOUNDS_S, took_s), time.time()
         there = exemplars.get(bucket)
@@ -181,15 +149,7 @@ class RequestTimes:
 
 
 def sampled_trace(traceparent: bytes) -> str | None:
-    """Returns the id of the trace in a ``traceparent`` header.
-
-    Args:
-        traceparent: The header's value, by W3C Trace Context.
-
-    Returns:
-        32 hexadecimal digits; None if the header is malformed, or the trace is not recorded, so
-        that nobody could look it up.
-    """
+    """Returns the trace id in a ``traceparent`` header; None if malformed or not recorded."""
     found = _TRACEPARENT.fullmatch(traceparent)
     if found is None or traceparent.startswith(b"ff") or not int(found[2], 16) & 1:
         return None
@@ -200,14 +160,13 @@ def sampled_trace(traceparent: bytes) -> str | None:
 
 
 def outcome_of(status: int) -> str:
-    """Returns the outcome of a request by its status."""
     if status < 400:
         return "ok"
     return _OUTCOMES.get(status) or ("invalid" if status < 500 else "failed")
 
 
 def status_of(error: BaseException) -> int:
-    """Returns the status of a call that has raised, as HTTP would answer it."""
+    """Returns the HTTP status for the error of a call."""
     if not isinstance(error, Exception):
         return LEFT
     return next((status for kinds, status in _STATUSES if isinstance(error, kinds)), 500)

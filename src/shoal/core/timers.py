@@ -23,15 +23,8 @@ _FORGOTTEN_WORTH_A_SWEEP: Final = 64
 
 
 class Timers:
-    """A set of timers, in order of time.
-
-    Attributes:
-        forgotten: The number of cancelled entries. Code that empties an entry itself must count it
-            here.
-
-    Invariants:
-        The entries of ``_queue`` are in order of time; ``_latest`` is the time of the last one.
-    """
+    # Invariant: the entries of `_queue` are in order of time; `_latest` is the time of the last
+    # one.
 
     __slots__ = ("_heap", "_latest", "_numbers", "_queue", "_sweep_at", "forgotten")
 
@@ -45,12 +38,7 @@ class Timers:
         self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
     def add(self, at: float, what: object) -> Timer:
-        """Adds a timer.
-
-        Args:
-            at: When it expires, in seconds on the caller's clock.
-            what: Its subject; not None.
-        """
+        """`what` is any subject other than None."""
         if self.forgotten > self._sweep_at:
             self.keep(lambda _: True)
         timer = [at, next(self._numbers), what]
@@ -68,8 +56,6 @@ class Timers:
             self.forgotten += 1
 
     def keep(self, is_wanted: Callable[[Any], bool]) -> None:
-        """Drops every timer whose subject `is_wanted` rejects."""
-
         def kept(timers: list[Timer] | deque[Timer]) -> list[Timer]:
             return [timer for timer in timers if timer[2] is not None and is_wanted(timer[2])]
 
@@ -80,13 +66,11 @@ class Timers:
         self._sweep_at = max(_FORGOTTEN_WORTH_A_SWEEP, len(self))
 
     def next_at(self) -> float:
-        """Returns the time of the next timer; infinity if there is none."""
         timer = self._next()
         at: float = math.inf if timer is None else timer[0]
         return at
 
     def first(self) -> Any:
-        """Returns the subject of the next timer; None if there is none."""
         timer = self._next()
         return None if timer is None else timer[2]
 

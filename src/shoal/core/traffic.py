@@ -41,15 +41,11 @@ _STEP: Final = 2.0**-52
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The share of the requests that each backend gets; false if there are no backends.
+    """The share of the requests that each backend gets; false if there are no backends."""
 
-    Attributes:
-        weights: The weights by backend, as given. They sum to 1; a backend of weight 0 gets no
-            requests.
-        only: The backend that gets all requests; None if several share them.
-    """
-
+    # Sum to 1; a backend of weight 0 gets no requests.
     weights: Mapping[str, float]
+    # The backend that gets all requests; None if several share them.
     only: str | None = field(init=False, compare=False, repr=False)
     # The backends with a weight above 0, sorted, so that the order of the mapping does not matter.
     _backends: tuple[str, ...] = field(init=False, compare=False, repr=False)
@@ -66,17 +62,7 @@ class Traffic:
 
     @classmethod
     def checked(cls, weights: Any, known: Collection[str]) -> Traffic:
-        """Makes traffic from what a user passed.
-
-        Args:
-            weights: The weight of each backend.
-            known: The existing backends.
-
-        Raises:
-            TypeError: It is not a mapping of names to numbers.
-            ValueError: It is empty, a weight is negative or not finite, or they don't sum to 1.
-            NoSuchName: There is no such backend.
-        """
+        """Checks weights that a user passed (`TypeError`, `ValueError`, `NoSuchName`)."""
         if not isinstance(weights, Mapping):
             raise TypeError(
                 f"traffic must map backends to weights, not {weights!r}; "
@@ -97,19 +83,10 @@ class Traffic:
         return bool(self._backends)
 
     def choose(self, point: float) -> str:
-        """Chooses the backend of a request without a shard key.
-
-        Args:
-            point: A random number from [0, 1).
-        """
+        """Chooses a backend with a random number from [0, 1)."""
         return self._backends[bisect_right(self._until, point)]
 
     def choose_for(self, shard_key: str | bytes) -> str:
-        """Chooses the backend of a request with a shard key.
-
-        Args:
-            shard_key: The key; text stands for its UTF-8.
-        """
         key = (
             shard_key
             if isinstance(shard_key, bytes)
@@ -125,12 +102,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A share of an endpoint's requests that is copied to a backend, whose results are dropped.
-
-    Attributes:
-        backend: The backend.
-        proportion: The share that is copied, from 0 to 1.
-    """
+    """A share of an endpoint's requests that is copied to a backend; its results are dropped."""
 
     backend: str
     proportion: float
@@ -151,11 +123,7 @@ class Shadow:
         object.__setattr__(self, "proportion", float(proportion))
 
     def takes(self, point: float) -> bool:
-        """Returns whether a request is copied.
-
-        Args:
-            point: A random number from [0, 1).
-        """
+        """Returns whether a request is copied; `point` is a random number from [0, 1)."""
         return point < self.proportion
 
 

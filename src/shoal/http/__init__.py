@@ -13,7 +13,7 @@ the application around it.
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.lazy_names import lazy_names as _lazy_names
+from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.http.openapi.merge import merged_openapi

@@ -13,7 +13,7 @@ Names are loaded lazily, as in `shoal`, since other clients need only some modul
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.lazy_names import lazy_names as _lazy_names
+from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.http_client.client import HttpClient, connect

@@ -13,18 +13,23 @@ that runs in a loop has loaded its library.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from concurrent.futures import CancelledError as ConcurrentCancelled
 from concurrent.futures import Future
 from contextlib import suppress
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
 
     import trio
+
 
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -34,10 +39,8 @@ _to_mark: Final[list[Callable[..., Any]]] = []
 
 
 def holds_ctrl_c(function: F) -> F:
-    """Marks a function in whose callees trio raises no KeyboardInterrupt for Ctrl-C.
-
-    trio raises it in its main task instead. So one that comes out of them is of the code itself.
-    """
+    """Marks a function in which trio raises no KeyboardInterrupt for Ctrl-C, nor in its callees."""
+    # trio raises it in its main task instead, so one raised from these functions is the code's own.
     _to_mark.append(function)
     if _mark is not None:
         mark_what_holds_ctrl_c(_mark)
@@ -45,7 +48,7 @@ def holds_ctrl_c(function: F) -> F:
 
 
 def mark_what_holds_ctrl_c(mark: Callable[[Any], object]) -> None:
-    """Sets how functions are marked for trio, and marks those known; called when trio is in use."""
+    """Marks known and later functions with `mark`; called when trio is in use."""
     global _mark
     _mark = mark
     with suppress(IndexError):  # all are marked, by this thread or another
@@ -54,12 +57,11 @@ def mark_what_holds_ctrl_c(mark: Callable[[Any], object]) -> None:
 
 
 def _if_loaded(module: str, name: str) -> Any:
-    """Returns an attribute of a module; None if the module is not loaded, or only in part."""
+    """Returns None if the module is not loaded, or only in part."""
     return getattr(sys.modules.get(module), name, None)
 
 
 def in_trio_task() -> bool:
-    """Returns whether the caller runs in a trio task."""
     ask = _if_loaded("trio.lowlevel", "in_trio_task")
     return ask is not None and ask()
 
@@ -71,7 +73,6 @@ def in_trio_run() -> bool:
 
 
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """Returns the asyncio loop that runs in this thread; None if none does."""
     ask = _if_loaded("asyncio.events", "get_running_loop")
     try:
         return None if ask is None else ask()
@@ -81,30 +82,24 @@ def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
 
 def cancellations() -> tuple[type[BaseException], ...]:
     """Returns the cancellation exceptions of the loaded event loop libraries."""
-    told = _if_loaded("asyncio.exceptions", "CancelledError"), _if_loaded("trio", "Cancelled")
-    return tuple(each for each in told if each is not None)
+    kinds = _if_loaded("asyncio.exceptions", "CancelledError"), _if_loaded("trio", "Cancelled")
+    return tuple(kind for kind in kinds if kind is not None)
 
 
 def loop_ended() -> tuple[type[BaseException], ...]:
     """Returns the exceptions raised in a thread that waits for an event loop which ends."""
-    met = _if_loaded("trio", "RunFinishedError"), _if_loaded("trio", "Cancelled")
-    return ConcurrentCancelled, *(each for each in met if each is not None)
+    kinds = _if_loaded("trio", "RunFinishedError"), _if_loaded("trio", "Cancelled")
+    return ConcurrentCancelled, *(kind for kind in kinds if kind is not None)
 
 
 class EventLoop(NamedTuple):
-    """An event loop; none if both fields are None. Two are equal if they are the same loop.
-
-    Attributes:
-        trio_run: The token of the trio run whose task runs now.
-        loop: The asyncio loop that runs now.
-    """
+    """An event loop, compared by identity; none if both fields are None."""
 
     trio_run: trio.lowlevel.TrioToken | None
     loop: asyncio.AbstractEventLoop | None
 
     @classmethod
     def here(cls) -> EventLoop:
-        """Returns the event loop that runs the caller."""
         run = sys.modules["trio.lowlevel"].current_trio_token() if in_trio_task() else None
         return cls(run, running_asyncio_loop())
 
@@ -115,21 +110,14 @@ class EventLoop(NamedTuple):
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs in it."""
         return EventLoop.here() == self
 
     @property
     def is_none(self) -> bool:
-        """Whether there is no event loop."""
         return self.trio_run is None and self.loop is None
 
     def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Runs an async function in this loop from a thread without one, and waits for the result.
-
-        Raises:
-            RuntimeError: The loop has ended.
-            Exception: What the function raised.
-        """
+        """Runs an async function in this loop from a thread; `RuntimeError` if it has ended."""
         if self.trio_run is not None:
             result: T = sys.modules["trio"].from_thread.run(function, trio_token=self.trio_run)
             return result
@@ -155,7 +143,7 @@ class EventLoop(NamedTuple):
                 self.loop.call_soon_threadsafe(function)
 
     def described(self) -> str:
-        """Returns a description of the loop for messages; call it in the loop's thread."""
+        """Describes the loop for messages; call it in the loop's thread."""
         where = f"thread {threading.current_thread().name!r}"
         # While a guest run has its turn no task of its host runs; in a loop that runs inside a trio
         # run a task does.
@@ -165,3 +153,32 @@ class EventLoop(NamedTuple):
         if self.loop is not None:
             return f"asyncio's loop {id(self.loop):#x} in {where}"
         return f"{where}, which runs no event loop"
+
+
+class Home:
+    """The event loop in which a batcher was created, and its thread and process."""
+
+    __slots__ = ("described", "loop", "process", "thread")
+
+    def __init__(self) -> None:
+        self.loop = EventLoop.here()
+        self.thread = get_ident()
+        # The loop does not exist in forked processes.
+        self.process = os.getpid()
+        self.described = self.loop.described()
+
+
+def not_open_here(name: str, homes: Iterable[Home]) -> NotOpen:
+    """Returns the error for a caller in another event loop than those of open batchers."""
+    here = EventLoop.here()
+    advice = (
+        "plain code calls it by:\n    with shoal.blocking(...) as call:\n        call(item)"
+        if here.is_none
+        else "each event loop opens its own batcher:\n"
+        "    async with shoal.open_batchers(...):\n        ..."
+    )
+    return NotOpen(
+        f"{name} is not open in this event loop: it is open in "
+        f"{' and '.join(home.described for home in homes)}, and was called from "
+        f"{here.described()}; {advice}"
+    )

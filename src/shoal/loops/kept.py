@@ -38,21 +38,9 @@ T = TypeVar("T")
 
 
 class KeptBlock(Generic[T]):
-    """A block that a keeper has entered.
+    """A block that a keeper has entered."""
 
-    Args:
-        opened: What is entered in the event loop. It must not refer to this object, which would
-            never be dropped then.
-        backend: The kind of event loop.
-
-    Attributes:
-        closing: Set when the block is left or dropped.
-        portal: The portal to the event loop.
-        value: What entering gave.
-
-    Raises:
-        BaseException: What entering raised; or a `KeyboardInterrupt` during the wait.
-    """
+    # `opened` must not refer to this object, which would never be dropped then.
 
     def __init__(self, opened: AbstractAsyncContextManager[T], backend: str) -> None:
         self._process = os.getpid()
@@ -72,17 +60,8 @@ class KeptBlock(Generic[T]):
     def leave(
         self, name: str, kind: type[BaseException] | None, waits_for_caller: Callable[[], bool]
     ) -> None:
-        """Leaves the block, and waits for that unless the block is dropped.
-
-        Args:
-            name: What makes such a block, for the message.
-            kind: The class of the exception with which it is left.
-            waits_for_caller: Returns whether leaving would wait for a handler that is the caller.
-
-        Raises:
-            WouldDeadlock: Leaving would wait for the caller.
-            BaseException: What leaving raised.
-        """
+        """Leaves the block, and waits for that unless the block is dropped."""
+        # Raises `WouldDeadlock` if that would wait for a handler that is the caller.
         if os.getpid() != self._process:
             return
         is_own = threading.get_ident() == self._keeper.loop_thread or waits_for_caller()
@@ -103,13 +82,7 @@ class KeptBlock(Generic[T]):
 
 
 class _Keeper(Generic[T]):
-    """A thread that enters the event loop and the block, and leaves them on a signal.
-
-    Attributes:
-        entered: The portal and what entering gave, or the error of entering.
-        left: Done when all is left, with the error of leaving.
-        loop_thread: The thread of the event loop.
-    """
+    """A thread that enters the event loop and the block, and leaves them on a signal."""
 
     def __init__(
         self, opened: AbstractAsyncContextManager[T], backend: str, closing: threading.Event
@@ -118,7 +91,9 @@ class _Keeper(Generic[T]):
         self._backend = backend
         self._closing = closing
         self.loop_thread: int | None = None
+        # The portal and the value of the block, or the error of entering.
         self.entered: Future[tuple[BlockingPortal, T]] = Future()
+        # Done when all is left, with the error of leaving.
         self.left: Future[None] = Future()
 
     def start(self) -> None:

@@ -36,32 +36,29 @@ OF_AWAITED_FUTURES: Final = "_asyncio_future_blocking"
 
 
 def scope_of_trio_task(task: trio.lowlevel.Task) -> Callable[[], object]:
-    """Returns what tells the innermost scope of a task; else what tells None, as for no change."""
+    """Returns a function that identifies the innermost scope of a task, or returns None."""
     return partial(getattr, task, OF_TRIO_TASKS, None)
 
 
 def scopes_of_anyio() -> Callable[[asyncio.Task[Any] | None], Any]:
-    """Returns the function that tells anyio's record of a task, with its ``cancel_scope``.
-
-    Without it, all tasks have no record.
-    """
+    """Returns the function that returns anyio's record of a task; without anyio's, always None."""
     states: Any = getattr(import_module("anyio._backends._asyncio"), OF_ANYIO, {})
     found: Callable[[asyncio.Task[Any] | None], Any] = states.get
     return found
 
 
 def scope_around(scope: object) -> object:
-    """Returns the scope of anyio that was entered before one, in the same task; else None."""
+    """Returns the anyio scope entered before one, in the same task, if known."""
     return getattr(scope, OF_ANYIO_SCOPES, None)
 
 
 def is_not_taken_up(future: object) -> bool:
-    """Returns whether a future was awaited by something else than a task of asyncio; else False."""
+    """Returns whether a future is awaited by something other than an asyncio task."""
     return bool(getattr(future, OF_AWAITED_FUTURES, False))
 
 
 def tasks_that_await(future: object) -> Iterator[Any]:
-    """Yields the tasks that await a future, or gather it with others; else none."""
+    """Yields the tasks that await a future, or gather it with others."""
     loaded = sys.modules["asyncio"]  # not imported, since a program on trio has none
     for callback, *_ in getattr(future, OF_FUTURES, None) or ():
         owner = getattr(callback, "__self__", None)

@@ -11,11 +11,7 @@ if TYPE_CHECKING:
 
 
 def parking_of_this_loop() -> Parking:
-    """Returns the `Parking` for the caller's event loop.
-
-    Raises:
-        RuntimeError: The caller runs in no event loop.
-    """
+    """Raises a `RuntimeError` if the caller runs in no event loop."""
     if in_trio_task():
         from shoal.loops.trio_parking import TrioParking
 

@@ -34,11 +34,10 @@ mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
 
 
 class _Woken(Outcome[None]):
-    """What a task is woken with: no value.
+    """The value that tasks are woken with."""
 
-    One is enough for all tasks. An `outcome.Value`, which trio would make for each, may be used
-    only once, and making it is 6 % of a call.
-    """
+    # One is enough for all tasks. An `outcome.Value`, which trio would make for each, may be used
+    # only once, and making it is 6% of a call.
 
     def unwrap(self) -> None:
         pass
@@ -54,13 +53,10 @@ WOKEN: Final = _Woken()
 
 
 class TrioWaiter:
-    """A waiting trio task.
+    """A waiting trio task; also the abort function of its wait, which saves an object."""
 
-    It is also the abort function of its wait, so that a wait makes no other object.
-
-    Invariant: once awaited, `task` is None as soon as the task has been rescheduled, by `wake` or
-    by its cancellation.
-    """
+    # Invariant: once awaited, `task` is None as soon as the task has been rescheduled, by `wake` or
+    # by its cancellation.
 
     __slots__ = ("task",)
 
@@ -76,8 +72,6 @@ class TrioWaiter:
 
 
 class TrioParking(Parking):
-    """Waiting on trio."""
-
     name = "trio"
 
     def __init__(self) -> None:

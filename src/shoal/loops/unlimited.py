@@ -12,14 +12,13 @@ if TYPE_CHECKING:
 
 
 class Unlimited(anyio.CapacityLimiter):
-    """Lets any number of threads run, and makes none of them wait for a pass of the event loop.
+    """Lets any number of threads run, without a pass of the event loop for each."""
 
-    ``CapacityLimiter(math.inf)`` has a checkpoint: the thread would start a pass of the event loop
-    later, after all other tasks that are ready. On trio a task that wakes others and then calls
-    `anyio.to_thread.run_sync` with this has them run beside its thread; on asyncio they still run
-    before it, since anyio has another checkpoint there. Waiting for the thread is a checkpoint, and
-    cancellation is noticed before it starts. It belongs to no event loop.
-    """
+    # `CapacityLimiter(math.inf)` has a checkpoint: the thread would start a pass of the event loop
+    # later, after all other tasks that are ready. On trio a task that wakes others and then calls
+    # `anyio.to_thread.run_sync` with this lets them run beside its thread. On asyncio they still
+    # run before it, since anyio has another checkpoint there. Waiting for the thread is a
+    # checkpoint, and cancellation is noticed before it starts. It belongs to no event loop.
 
     def __new__(cls) -> Self:
         return object.__new__(cls)

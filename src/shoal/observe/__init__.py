@@ -6,7 +6,7 @@
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.lazy_names import lazy_names as _lazy_names
+from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.observe.otel.instrument import Instrumentation, instrument

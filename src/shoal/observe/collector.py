@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
     from shoal.asgi.connections import ConnectionTotals, CountedConnections
     from shoal.core import request_times
-    from shoal.core.counters import BatcherStatistics
+    from shoal.core.counters import BatcherStatistics, OccupancyStatistics
     from shoal.core.histogram import Histogram, HistogramSnapshot
-    from shoal.core.occupancy import OccupancyStatistics
     from shoal.core.request_times import RequestTimes
     from shoal.observe.metrics import ItemTimes, StreamTimes
     from shoal.serving.status import (

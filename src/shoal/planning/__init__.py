@@ -7,7 +7,7 @@ imported on first use, as in `shoal`.
 
 from typing import TYPE_CHECKING
 
-from shoal.core.lazy_names import lazy_names as _lazy_names
+from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.core.simulation.results import (

@@ -22,7 +22,7 @@ from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.handlers.annotations import read_signature
-from shoal.batching.handlers.items_or_lists import takes_lists
+from shoal.batching.handlers.binding import takes_lists
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options.options import BatchOptions
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls.mapping import all_results
+from shoal.batching.calls.groups import all_results
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

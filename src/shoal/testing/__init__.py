@@ -7,7 +7,7 @@ and needs one small module of this package starts as fast as any other.
 
 from typing import TYPE_CHECKING
 
-from shoal.core.lazy_names import lazy_names as _lazy_names
+from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.core.simulation.simulate import simulate

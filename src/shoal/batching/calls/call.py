@@ -231,7 +231,7 @@ class StreamCall(Generic[P, R]):
 
 
 def mark_as_async(call: UnaryCall[Any, Any]) -> None:
-    """Has `inspect.iscoroutinefunction` tell that a call is to be awaited, where it can be told."""
+    """Makes `inspect.iscoroutinefunction` true for a call, where Python supports that."""
     if sys.version_info >= (3, 12):
         inspect.markcoroutinefunction(call)
 

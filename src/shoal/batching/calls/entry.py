@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.lowlevel import checkpoint
 
-from shoal.batching.calls.groups import Splitting, any_failed, let_go_of_errors
+from shoal.batching.calls.groups import Splitting, all_results, any_failed, clear_errors
 from shoal.batching.calls.intake import result_of
 from shoal.batching.calls.leaving import CallerLeft, leave, run_unless_left
-from shoal.batching.calls.mapping import enter_parts, map_alike, map_calls, wait_for
 from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 from shoal.core.request import State
+from shoal.failures.exceptions import own_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
@@ -29,20 +30,13 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
 
+
 CANCELLED = State.CANCELLED
 FINISHED = State.FINISHED
 
 
 class Entry:
-    """The entry point for calls of an open batcher.
-
-    Attributes:
-        item: Binds the arguments of a call, and returns its item; see `Binding.item`.
-        needs_options: Whether each request needs `RequestOptions`, or a call more than one request.
-        now: The event loop's clock.
-        intake: The intake to which requests are added.
-        options_factory: Makes the `RequestOptions` of calls.
-    """
+    """The entry point for calls of an open batcher."""
 
     def __init__(
         self,
@@ -89,18 +83,7 @@ class Entry:
     async def call(
         self, item: Any, call_options: CallOptions | None, when_left: WhenLeft | None = None
     ) -> Any:
-        """Makes a call whose arguments are bound already, and returns its result.
-
-        Args:
-            item: Its item.
-            call_options: Its options.
-            when_left: How to learn that its caller has left, if that can happen otherwise than by
-                a cancellation.
-
-        Raises:
-            CallerLeft: The caller left; the call has been cancelled.
-            Exception: As `UnaryCall`.
-        """
+        """Makes a call with bound arguments; raises `CallerLeft` if `when_left` reports it."""
         intake, request = self.intake, None
         try:
             options = None
@@ -144,12 +127,7 @@ class Entry:
         *,
         return_exceptions: bool,
     ) -> list[Any]:
-        """Binds many calls, one for each element of the columns, and makes them.
-
-        Raises:
-            TypeError: The columns don't fit the handler's parameters.
-            ValueError: They have different lengths.
-        """
+        """Binds and makes many calls, one for each element of the columns."""
         try:
             if self._binding.single and len(columns) == 1:
                 items = list(columns[0])
@@ -163,7 +141,7 @@ class Entry:
     def begin_all(
         self, items: list[Any], call_options: CallOptions | None, *, return_exceptions: bool
     ) -> Coroutine[Any, Any, list[Any]]:
-        """Returns the coroutine of many calls whose arguments are bound already."""
+        """Returns the coroutine of many calls with bound arguments."""
         if call_options is None and not self.needs_options:
             return self._map_alike(items, return_exceptions=return_exceptions)
         sharing = self._shared_for(call_options)
@@ -174,7 +152,7 @@ class Entry:
         return self._map(items, call_options, return_exceptions=return_exceptions)
 
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
-        """Returns the stream of a call whose arguments are bound already; entering it makes it."""
+        """Returns the stream of a call with bound arguments; entering it makes the call."""
         return ResultStream(partial(self._entered_with, item, call_options))
 
     def entered(
@@ -188,23 +166,18 @@ class Entry:
         return opener.enter_stream(item, self.options_of(item, call_options))
 
     def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
-        """Returns the `RequestOptions` of a call; None if it needs none.
-
-        Raises:
-            ItemTooLarge: The item does not fit into any batch.
-            Exception: What a function of one item raised.
-        """
+        """Returns None if the call needs no options; raises what functions of an item raise."""
         if call_options is None and not self.needs_options:
             return None
         return self._request_options_of(item, call_options or NO_CALL_OPTIONS, self.now())
 
     def forget_results(self) -> None:
-        """Empties the cache; calls that are made from now on share no request made before."""
+        """Empties the cache; later calls share no earlier request."""
         if self._sharing is not None:
             self._sharing.clear()
 
     def _shared_for(self, call_options: CallOptions | None) -> Sharing | None:
-        """Returns what a call may share; None for nothing."""
+        """Returns the sharing of a call; None if it shares nothing."""
         return self._sharing if call_options is None or call_options.share else None
 
     def _request_options_in_scope(
@@ -221,17 +194,30 @@ class Entry:
         parts = splitting.parts(item, options, call_options, self.now(), queued)
         if len(parts) > 1:
             self._count_split(parts)
-        requests = enter_parts(self.intake, parts)
+        requests = self.intake.enter_parts(parts)
         waiter: GroupWaiter = requests[0].waiter
         waiter.has_failed = partial(any_failed, requests)
-        await wait_for(self.intake, requests)
+        await self._wait_for(requests)
         for request in requests:
             if request.error is None:
                 self.intake.abandon(request)
         try:
             return splitting.joined(requests)
         finally:
-            let_go_of_errors(requests)
+            clear_errors(requests)
+
+    async def _wait_for(self, requests: Sequence[Request]) -> None:
+        """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
+        try:
+            await requests[0].waiter
+        except BaseException:
+            for request in requests:
+                self.intake.abandon(request)
+            raise
+        finally:
+            if requests[0].options is not None:  # all have options, or none has
+                for request in requests:
+                    self.intake.former.overdue.forget(request)
 
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
         """Makes calls that have only an item."""
@@ -239,7 +225,28 @@ class Entry:
         self.intake.adopt()
         if self.needs_options:  # configured since
             return await self._map(items, NO_CALL_OPTIONS, return_exceptions=return_exceptions)
-        return await map_alike(self.intake, items, return_exceptions=return_exceptions)
+        if not items:
+            await checkpoint()
+            return []
+        try:
+            requests = self.intake.enter_group(items, None)
+        except Exception as error:
+            await checkpoint()
+            if return_exceptions:
+                return [own_copy(error) for _ in items]
+            raise
+        await self._wait_for(requests)
+        waiter: GroupWaiter = requests[0].waiter
+        if waiter.answered < len(requests):  # some may have failed
+            try:
+                if return_exceptions:
+                    return [r.value if r.error is None else r.error for r in requests]
+                for request in requests:
+                    if request.error is not None:
+                        raise request.error
+            finally:
+                clear_errors(requests)
+        return [request.value for request in requests]
 
     async def _map(
         self, items: list[Any], call_options: CallOptions, *, return_exceptions: bool
@@ -249,14 +256,32 @@ class Entry:
         self.intake.adopt()
         divided = self._divided_or_error if return_exceptions else self._divided
         now, entering = self.now(), dict[Hashable, float]()
+        # A call that can't be made has its error in place of its parts.
+        calls: list[list[Part] | Exception] = []
         try:
-            calls = [divided(item, call_options, now, entering) for item in items]
-        except Exception:
-            await checkpoint()
-            raise
-        return await map_calls(
-            self.intake, self._splitting, calls, return_exceptions=return_exceptions
-        )
+            try:
+                calls += [divided(item, call_options, now, entering) for item in items]
+                parts = [part for one in calls if isinstance(one, list) for part in one]
+                requests = self.intake.enter_parts(parts) if parts else []
+            except Exception as error:
+                await checkpoint()
+                if return_exceptions:
+                    return [own_copy(error) if isinstance(one, list) else one for one in calls]
+                raise
+            if not requests:
+                await checkpoint()
+                return calls.copy()
+            await self._wait_for(requests)
+            rest = iter(requests)
+            outcomes = [
+                self._splitting.outcome(list(islice(rest, len(one))))
+                if isinstance(one, list)
+                else (None, one)
+                for one in calls
+            ]
+        finally:
+            calls.clear()  # the tracebacks of its errors hold this frame
+        return all_results(outcomes, return_exceptions=return_exceptions)
 
     def _divided_or_error(self, *args: Any) -> list[Part] | Exception:
         try:
@@ -267,14 +292,7 @@ class Entry:
     def _divided(
         self, item: Any, call_options: CallOptions, now: float, entering: dict[Hashable, float]
     ) -> list[Part]:
-        """Splits an item.
-
-        Args:
-            item: The item.
-            call_options: The options of its call.
-            now: The time.
-            entering: How much will be queued in front of it, by bucket; counts the item as well.
-        """
+        """Splits an item; adds its cost to `entering`, the cost queued in front of it by bucket."""
         options = self._request_options_of(item, call_options, now)
         queued = entering.get(options.key)
         if queued is None:

@@ -27,23 +27,20 @@ FINISHED = State.FINISHED
 
 
 class GroupWaiter:
-    """The waiter of all requests of a group; wakes their one caller after the last has ended.
-
-    Attributes:
-        left: How many of the group's requests have not ended.
-        answered: How many are known to have ended with a result.
-        has_failed: Returns whether the caller need not wait for the others; None if it must.
-        done: Returns whether the caller was woken, or was cancelled and has not run since.
-    """
+    """The waiter of all requests of a group; wakes their one caller after the last has ended."""
 
     __slots__ = ("_parking", "_waiter", "answered", "done", "has_failed", "left")
 
     def __init__(self, parking: Parking, size: int) -> None:
         self._parking = parking
         self._waiter: Any = parking.new_waiter()
+        # Returns whether the caller was woken, or was cancelled and has not run since.
         self.done = partial(parking.is_spent, self._waiter)
+        # How many of the group's requests have not ended.
         self.left = size
+        # How many are known to have ended with a result.
         self.answered = 0
+        # Returns whether the caller need not wait for the others; None if it must.
         self.has_failed: Callable[[], bool] | None = None
 
     def __await__(self) -> Generator[Any, Any, Any]:
@@ -55,7 +52,7 @@ class GroupWaiter:
         self._ended(1)
 
     def answer_all(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
-        """Ends running requests of the group with their results: a fifth of `map`."""
+        """Ends running requests of the group with their results; a fifth of the time of `map`."""
         for request, value in zip(requests, values, strict=True):
             request.value = value
             request.state = FINISHED
@@ -70,37 +67,30 @@ class GroupWaiter:
 
 
 def group_of(first: GroupWaiter, requests: Sequence[Request]) -> GroupWaiter | None:
-    """Returns the waiter of the first of some requests if it is that of all; else None."""
+    """Returns the common waiter of requests; None if they have several."""
     waiters = [request.waiter for request in requests]
     return first if waiters.count(first) == len(waiters) else None
 
 
 def any_failed(requests: Sequence[Request]) -> bool:
-    """Returns whether one of some requests has failed."""
     return any(request.error is not None for request in requests)
 
 
-def let_go_of_errors(requests: Sequence[Request]) -> None:
+def clear_errors(requests: Sequence[Request]) -> None:
     """Breaks the reference cycle of request, error, traceback and frame."""
     for request in requests:
         request.error = None
 
 
 class Part(NamedTuple):
-    """A part of an item, or a whole item, and its `RequestOptions`."""
+    """An item, or a part of one, and its `RequestOptions`."""
 
     item: Any
     options: RequestOptions
 
 
 class Splitting:
-    """Splits the items of one batcher and joins their results.
-
-    Args:
-        name: The batcher's name, for messages.
-        options: Its options.
-        options_factory: Makes the `RequestOptions` of the parts.
-    """
+    """Splits the items of one batcher and joins their results."""
 
     def __init__(
         self, name: str, options: BatchOptions, options_factory: RequestOptionsFactory
@@ -114,23 +104,8 @@ class Splitting:
     def parts(
         self, item: Any, whole: RequestOptions, call_options: CallOptions, now: float, queued: float
     ) -> list[Part]:
-        """Splits an item so that it fits into the batches that will be formed.
-
-        Args:
-            item: What the caller passed.
-            whole: The `RequestOptions` of the whole item.
-            call_options: The options of the call.
-            now: The time, in seconds.
-            queued: The size of the requests queued in front of it.
-
-        Returns:
-            Its parts, in order; only the item itself if it fits.
-
-        Raises:
-            ItemTooLarge: It, or a part, costs more than a batch may.
-            TypeError: ``split`` returned something other than parts.
-            Exception: What ``split`` raised.
-        """
+        """Splits an item that does not fit into one batch; raises what ``split`` raises."""
+        # `queued` is the cost of the requests in front of it.
         room = self._most - queued % self._most
         parts = [Part(item, whole)]
         if self._split is not None and whole.cost > room:
@@ -147,11 +122,7 @@ class Splitting:
         return parts
 
     def joined(self, requests: Sequence[Request]) -> Any:
-        """Joins the results of an item's parts, which have all ended.
-
-        Raises:
-            Exception: The first error of a part, or what ``join`` raised.
-        """
+        """Joins the results of parts that have ended; raises the first error of a part."""
         for request in requests:
             if request.error is not None:
                 raise request.error
@@ -167,7 +138,7 @@ class Splitting:
         except Exception as error:
             return None, error
         finally:
-            let_go_of_errors(requests)
+            clear_errors(requests)
 
     def _checked(self, given: Any) -> list[Any]:
         if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
@@ -178,3 +149,15 @@ class Splitting:
         # A copy, since user functions run while it is iterated.
         parts: Sequence[Any] = given  # pyright: ignore[reportUnknownVariableType]
         return list(parts)
+
+
+def all_results(outcomes: list[Outcome], *, return_exceptions: bool) -> list[Any]:
+    """Returns results or raises the first error, and empties the list of outcomes."""
+    first = next((error for _, error in outcomes if error is not None), None)
+    try:
+        if first is not None and not return_exceptions:
+            raise first
+        return [result if error is None else error for result, error in outcomes]
+    finally:
+        outcomes.clear()  # the tracebacks of errors hold the frames that have it
+        del first

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 from contextvars import copy_context
 from itertools import repeat
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 
-from shoal.batching.calls.deadlines import Deadlines
 from shoal.batching.calls.groups import GroupWaiter
-from shoal.batching.calls.refusals import Refusals
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
+from shoal.batching.time_limits import Deadlines
 from shoal.core.forming.admission import QUIET, RINGING
 from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.request import Request, State
-from shoal.errors import BatcherClosed, DeadlineExceeded, ShoalError
+from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError, WouldDeadlock
+from shoal.failures.held import shown
+from shoal.loops.event_loop import Home, not_open_here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from shoal.batching.calls.groups import Part
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.events import Unserved
@@ -35,32 +38,14 @@ if TYPE_CHECKING:
     from shoal.core.request import RequestOptions
     from shoal.loops.parking import Parking
 
+
 QUEUED = State.QUEUED
 PARKED = State.PARKED
 RUNNING = State.RUNNING
 
 
 class Intake:
-    """The queue of one open batcher, from its callers' side: creates requests, and ends some.
-
-    Args:
-        name: The batcher's name, for messages.
-        former: The queue and the policy that forms batches from it.
-        parking: The event loop's way to wait.
-        counters: The counts of how requests ended.
-        ring: Wakes the slot that waits for requests.
-        is_blocked_by: Returns whether a call made by a batch's handler waits for that handler.
-        adopt: Applies changed options that are pending, if no batch is filling.
-
-    Attributes:
-        name, former, parking, ring: As above.
-        park: See `Parking.park`.
-        options_factory: Makes the `RequestOptions` of requests under the current options.
-        deadlines: Ends requests that run out of time; a task must run it.
-        refusals: Makes the errors for calls that the batcher does not answer.
-        home: The event loop that the batcher belongs to.
-        soon: See `Parking.soon`.
-    """
+    """The callers' side of an open batcher's queue: creates requests, and ends some."""
 
     def __init__(
         self,
@@ -77,7 +62,7 @@ class Intake:
         self.former = former
         self.configure(former.options)
         self.deadlines = Deadlines(parking, former.overdue, self.expire)
-        self.refusals = Refusals(name, counters, is_blocked_by)
+        self.refusals = CallErrors(name, counters, is_blocked_by)
         self.home = self.refusals.home
         self.soon = parking.soon
         self.ring = ring
@@ -93,25 +78,12 @@ class Intake:
         self.options_factory = RequestOptionsFactory(self.name, options)
 
     def adopt(self) -> None:
-        """Applies changed options that are pending, if no batch is filling."""
+        """Applies pending options, if no batch is filling."""
         if self.former.awaits_change:
             self._adopt()
 
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
-        """Makes a request and adds it to the queue; the caller must `park` at once.
-
-        Args:
-            item: What the caller passed.
-            options: Its options; None for none.
-            waiter: Its waiter; None if its caller parks. Both must be in the batcher's loop.
-
-        Raises:
-            Overloaded: The queue is full.
-            DeadlineExceeded: Its deadline has passed already.
-            BatcherClosed: The batcher has stopped.
-            NotOpen: The queue is full, and it is called in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes the call would wait for itself.
-        """
+        """Makes a request and adds it to the queue; the caller must `park` at once."""
         if self._batches and running_batch.get(None) is not None:
             self.refusals.refuse_blocked()
         request = self.new_request(item, options, waiter, self._now())
@@ -128,15 +100,8 @@ class Intake:
         return request
 
     async def drop(self, request: Request | None, error: BaseException) -> bool:
-        """Drops the request of a call that has failed before it was answered.
-
-        Args:
-            request: The request; None if it was refused, which is a checkpoint then.
-            error: What was raised.
-
-        Returns:
-            Whether the call was made in another event loop than the batcher's.
-        """
+        """Drops the request of a call that failed; returns whether another loop made the call."""
+        # A refused call has no request; this executes a checkpoint for it.
         if request is not None:
             self.abandon(request)
             self.former.overdue.forget(request)
@@ -150,17 +115,7 @@ class Intake:
         return False
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
-        """Adds the request of one stream to the queue; its waiter is the stream's buffer.
-
-        Returns:
-            This object, and the request.
-
-        Raises:
-            Overloaded: The queue is full.
-            BatcherClosed: The batcher has stopped.
-            NotOpen: It is called in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes the call would wait for itself.
-        """
+        """Adds the request of a stream to the queue; its waiter is the stream's buffer."""
         if not self.parking.seems_here():
             raise self.refusals.elsewhere()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
@@ -169,19 +124,7 @@ class Intake:
     def enter_group(
         self, items: list[Any], options: Sequence[RequestOptions] | None
     ) -> list[Request]:
-        """Adds several requests with one common waiter; the caller must await it immediately.
-
-        Args:
-            items: The items of the requests; at least one.
-            options: The `RequestOptions` of each; None if none has any.
-
-        Raises:
-            Overloaded: The queue has no room for all of them; then none is added.
-            DeadlineExceeded: Their deadline has passed already.
-            BatcherClosed: The batcher has stopped.
-            NotOpen: It is called in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes the calls would wait for itself.
-        """
+        """Adds all requests or none; their common waiter must be awaited at once."""
         self.check_loop()
         self.refusals.refuse_blocked()
         waiter = GroupWaiter(self.parking, len(items))
@@ -204,6 +147,10 @@ class Intake:
             self.deadlines.watch(request)
         return requests
 
+    def enter_parts(self, parts: Sequence[Part]) -> list[Request]:
+        """Adds the requests of parts of items, with one waiter."""
+        return self.enter_group([part.item for part in parts], [part.options for part in parts])
+
     def _enter_alike(self, items: list[Any], waiter: Any) -> list[Request]:
         """Adds requests that have only an item to the queue, which has room for them."""
         now = self._now()
@@ -225,14 +172,7 @@ class Intake:
     def new_request(
         self, item: Any, options: RequestOptions | None, waiter: Any, now: float
     ) -> Request:
-        """Makes a request that is in no queue yet.
-
-        Args:
-            item: What the caller passed.
-            options: Its options.
-            waiter: Its waiter.
-            now: The time, in seconds.
-        """
+        """Makes a request that is in no queue yet."""
         request = Request()
         request.item = item
         request.waiter = waiter
@@ -243,13 +183,7 @@ class Intake:
         return request
 
     def _prepare(self, request: Request) -> None:
-        """Gives a request its options under those of the batcher now, and checks its deadline.
-
-        Raises:
-            NotOpen: Its caller is in another event loop, and the queue may be full. Another request
-                could be shed for it.
-            DeadlineExceeded: Its deadline has passed already.
-        """
+        """Computes a request's options under the current ones, and checks its deadline."""
         former = self.former
         is_free = former.admits_freely and former.live < former.bound
         if not is_free and not self.parking.seems_here():
@@ -265,7 +199,6 @@ class Intake:
             raise self.refusals.late((request,))
 
     def _renew(self, request: Request) -> None:
-        """Recomputes the request's options under the batcher's current options."""
         error = self.options_factory.renew(request)
         try:
             if error is not None:
@@ -274,12 +207,7 @@ class Intake:
             del error  # its traceback holds this frame
 
     def _settle(self, admission: Admission, request: Request) -> None:
-        """Does what is to be done when a request was admitted, or was not.
-
-        Raises:
-            Overloaded: There is no room for it.
-            BatcherClosed: The batcher has stopped.
-        """
+        """Handles the outcome of an admission; raises if the request was refused."""
         if admission.refusal is not None:
             raise self.refusals.not_admitted(admission.refusal, (request,))
         if admission.victim is not None:
@@ -289,12 +217,7 @@ class Intake:
             self.ring()
 
     def _admit_all(self, requests: list[Request]) -> None:
-        """Admits all requests of a group, or none of them.
-
-        Raises:
-            Overloaded: There is no room for one of them.
-            BatcherClosed: The batcher has stopped.
-        """
+        """Admits all requests of a group, or none of them."""
         refusal = self.former.refusal_of(requests)
         if refusal is not None:
             raise self.refusals.not_admitted(refusal, requests)
@@ -309,17 +232,12 @@ class Intake:
                 raise
 
     def check_loop(self) -> None:
-        """Checks that the caller is in the batcher's event loop.
-
-        Raises:
-            NotOpen: It is in another one, or in none.
-            BatcherClosed: Likewise, and the batcher has been closed.
-        """
+        """Raises `NotOpen` or `BatcherClosed` if the caller is not in the batcher's event loop."""
         if not self.home.loop.is_here:
             raise self.refusals.elsewhere()
 
     def abandon(self, request: Request, why: Unserved = "cancelled") -> None:
-        """Drops a request whose caller has left; does nothing if it has ended already."""
+        """Drops a request that its caller has left; does nothing if it has ended already."""
         state = request.state
         if state is RUNNING:
             batch, request.batch = request.batch, None
@@ -331,19 +249,14 @@ class Intake:
                 batch.on_left(request)
         elif state is QUEUED or state is PARKED:
             self._counters.cancelled += 1
-            self.refusals.tell_left((request,), why, self._now())
+            self.refusals.notify_left((request,), why, self._now())
             if self.former.leave(request):
                 self.ring()
         else:
             request.error = None  # it will not be raised, and its traceback keeps the request
 
     def expire(self, request: Request, what_it_did: str) -> None:
-        """Fails a request that has run out of time, unless it has ended already.
-
-        Args:
-            request: The request.
-            what_it_did: How it used up its time, for its error.
-        """
+        """Fails a request that has run out of time, unless it has ended already."""
         if request.state not in (PARKED, QUEUED, RUNNING):
             return
         self.abandon(request, "expired")
@@ -373,7 +286,7 @@ class Intake:
         self.stop(requests)
 
     def stop(self, requests: Iterable[Request]) -> None:
-        """Fails requests whose task was stopped."""
+        """Fails requests of a task that was stopped."""
         for request in requests:
             request.state = State.FAILED
             if (batch := request.batch) is not None:
@@ -396,3 +309,72 @@ def result_of(request: Request) -> Any:
         raise request.error
     finally:
         request.error = None  # its traceback holds this frame
+
+
+class CallErrors:
+    """Makes the errors for one batcher's calls, and counts those that are never queued."""
+
+    def __init__(
+        self, name: str, counters: Counters, is_blocked_by: Callable[[Batch], bool]
+    ) -> None:
+        self.home = Home()
+        self.closed = False
+        # The error that broke the batcher.
+        self.failure: BaseException | None = None
+        self._name = name
+        self._counters = counters
+        self._is_blocked_by = is_blocked_by
+
+    def elsewhere(self) -> ShoalError:
+        """Returns the error for a caller in another event loop, or in none."""
+        return self.stopped() if self.closed else not_open_here(self._name, [self.home])
+
+    def stopped(self) -> BatcherClosed:
+        """Returns the error for one caller that the batcher could not answer."""
+        if self.failure is None:
+            return BatcherClosed(f"{self._name} is closed")
+        error = BatcherClosed(f"{self._name} stopped: {shown(self.failure)}")
+        error.__cause__ = self.failure
+        return error
+
+    def not_admitted(self, why: str, requests: Sequence[Request]) -> ShoalError:
+        if self.closed:
+            return self.stopped()
+        self._counters.rejected += len(requests)
+        self.notify_left(requests, "rejected")
+        return Overloaded(f"{self._name} is overloaded: {why}")
+
+    def shed(self, request: Request, now: float) -> Overloaded:
+        """Returns the error for a request that was shed from the queue for another."""
+        self._counters.shed += 1
+        self.notify_left((request,), "shed", now)
+        return Overloaded(f"{self._name} is overloaded, and has shed this request for another one")
+
+    def late(self, requests: Sequence[Request]) -> DeadlineExceeded:
+        """Returns the error for requests with a deadline that passed before they are queued."""
+        self._counters.expired += len(requests)
+        self.notify_left(requests, "expired")
+        return DeadlineExceeded(f"a call to {self._name} was made after its deadline")
+
+    def notify_left(
+        self, requests: Sequence[Request], why: Unserved, now: float | None = None
+    ) -> None:
+        """Notifies the observers of requests that end before they are in a batch."""
+        # `now` is None for the time of their arrival.
+        if not (observers := self._counters.observers).all:
+            return
+        for request in requests:
+            at = request.arrived_at if now is None else now
+            tell = methodcaller("request_left", self._name, request, why, at)
+            observers.tell(tell)
+
+    def refuse_blocked(self) -> None:
+        """Raises `WouldDeadlock` for a call that would wait for the handler that makes it."""
+        batch = running_batch.get(None)
+        if batch is None or not self._is_blocked_by(batch):
+            return
+        raise WouldDeadlock(
+            f"the handler of {self._name} calls its own batcher, and waits for a slot while its "
+            "batch has the only one: it would wait for ever; allow more slots, "
+            "max_concurrent_batches=2, or call the plain function that does the work"
+        )

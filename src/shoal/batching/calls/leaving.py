@@ -27,30 +27,18 @@ T = TypeVar("T")
 
 
 class CallerLeft(Exception):
-    """The caller has left before its call had ended; the call was cancelled."""
+    """The caller left before its call ended; the call was cancelled."""
 
 
 def leave(intake: Intake, request: Request) -> None:
-    """Ends a request whose caller has left, and wakes the caller's task if it waits."""
+    """Ends a request that its caller has left, and wakes the caller's task if it waits."""
     intake.abandon(request)
     if request.waiter is not None:
         intake.parking.wake(request.waiter)
 
 
 async def run_unless_left(when_left: WhenLeft, run: Callable[[], Awaitable[T]]) -> T:
-    """Runs a function, and cancels it if its caller leaves first.
-
-    Args:
-        when_left: How to learn that the caller has left.
-        run: The function.
-
-    Returns:
-        What `run` returned.
-
-    Raises:
-        CallerLeft: The caller left, and `run` was cancelled.
-        Exception: What `run` raised.
-    """
+    """Runs a function; cancels it and raises `CallerLeft` if its caller leaves first."""
     with anyio.CancelScope() as scope:
         when_left(scope.cancel)
         try:

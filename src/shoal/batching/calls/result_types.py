@@ -27,13 +27,12 @@ class Results(Protocol[R_co]):
 
 
 class ResultList(Protocol[R, N_co]):
-    """A list of results and exceptions.
+    """A list of results and exceptions."""
 
-    Each method has its purpose, and their order matters. `__contains__` has pyright match an
-    exception class with `Exception` before R. `append` has mypy refuse an R that is wider than the
-    elements, such as ``object`` for ``int | str``; `__len__` has it refuse a generic handler, for
-    which it finds no R. A handler that is refused here is taken as one that returns `Results`.
-    """
+    # The methods and their order matter. `__contains__` makes pyright match an exception class with
+    # `Exception` before R. `append` makes mypy refuse an R that is wider than the elements, such as
+    # `object` for `int | str`. `__len__` makes it refuse a generic handler, for which it finds no
+    # R. A handler that is refused here is treated as one that returns `Results`.
 
     if not MYPY:
 
@@ -43,13 +42,11 @@ class ResultList(Protocol[R, N_co]):
 
     def __len__(self) -> N_co: ...
 
-    def append(self, element: R, /) -> None:
-        """Adds an element."""
-        ...
+    def append(self, element: R, /) -> None: ...
 
 
 class SlotList(Protocol[R, N_co]):
-    """A list of slots; see `ResultList`."""
+    """A list of slots, with the methods of `ResultList` for the same reasons."""
 
     if not MYPY:
 
@@ -59,9 +56,7 @@ class SlotList(Protocol[R, N_co]):
 
     def __len__(self) -> N_co: ...
 
-    def append(self, element: R, /) -> None:
-        """Adds an element."""
-        ...
+    def append(self, element: R, /) -> None: ...
 
 
 Answer: TypeAlias = "Awaitable[Results[R]] | Results[R]"

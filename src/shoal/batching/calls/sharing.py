@@ -12,31 +12,75 @@ another caller when the first one leaves, with its deadline and its place in the
 A cache keeps the results of leaders that have ended well. An error is never kept.
 
 Invariant: a flight is in the table while its leader is alive, and has at least one call.
+
+A key function of the user defines which items are equal. Without one, items are equal if they are
+the same text, bytes, whole number or truth value, or have the same pickle: two different items are
+never equal, and two equal ones are at worst computed twice. Hashing and comparing the items
+themselves would treat 1 as True and 0.0 as -0.0, and most items of models (dicts, arrays) can't be
+hashed. Without a key function, calls of different users are not equal either. Users differ by the
+metadata of their calls: its ``user_context``, as in a call over HTTP, or else all of it.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
-from shoal.batching.calls.flight import Flight
+from shoal.batching.calls.flight import Flight, SharedBuffer, filled_buffer
 from shoal.batching.calls.groups import GroupWaiter
-from shoal.batching.calls.item_keys import given_key, key_of
-from shoal.batching.calls.shared_stream import SharedBuffer, filled_buffer
 from shoal.batching.current import waiting_batches
 from shoal.core.request import NOTHING, Request, State
 from shoal.failures.exceptions import own_copy
+from shoal.failures.held import held
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, MutableMapping, Sequence
+    from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 
     from shoal.batching.calls.intake import Intake
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.options.records import Cache
     from shoal.core.request import RequestOptions
+
+
+_BY_VALUE: Final = (str, bytes, int, bool, type(None))
+_pickled: Final[Callable[[Any], bytes]] = held(dumps, "pickling an item")
+
+
+def key_of(name: str, item: object, metadata: Mapping[str, Any]) -> Hashable:
+    """Raises a `TypeError` if the item can't be pickled."""
+    kind = type(item)
+    own = item if kind in _BY_VALUE else _bytes_of(name, item)
+    if metadata is NOTHING:
+        return kind, own
+    user = getattr(metadata, "user_context", None)
+    return kind, own, _bytes_of(name, dict(metadata)) if user is None else user
+
+
+def given_key(name: str, function: Callable[[Any], Hashable], item: Any) -> Hashable:
+    """Raises a `TypeError` if the key of a user's function is not hashable."""
+    key = function(item)
+    try:
+        hash(key)
+    except TypeError:
+        raise TypeError(
+            f"dedupe of {name} must return a hashable key, such as a tuple, not {key!r:.80}"
+        ) from None
+    return key
+
+
+def _bytes_of(name: str, value: Any) -> bytes:
+    try:
+        return _pickled(value)
+    except Exception as error:
+        raise TypeError(
+            f"a call to {name} can't be compared with others, since what it passes can't be "
+            f"pickled: {error}; say what makes items equal: dedupe=lambda item: item.id"
+        ) from error
+
 
 _MISSING: Final = object()
 _NO_BUFFER: Final = object()
@@ -45,31 +89,26 @@ RUNNING = State.RUNNING
 
 
 class Sharing:
-    """The flights and the cache of one batcher.
-
-    Args:
-        intake: The queue.
-        counters: The counts of how requests ended.
-    """
+    """The flights and the cache of one batcher."""
 
     def __init__(self, intake: Intake, counters: Counters) -> None:
         self._intake = intake
         self._counters = counters
         self._flights: dict[Hashable, Flight] = {}
         self._key_of: Callable[[Any], Hashable] | None = None
-        self._kept: Cache | None = None
+        self._cache: Cache | None = None
         self._results: MutableMapping[Hashable, Any] = {}
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options to the calls made from now on; another cache begins empty."""
+        """Applies new options to later calls; another cache begins empty."""
         dedupe = options.dedupe
         self._key_of = None if isinstance(dedupe, bool) else dedupe
-        if options.cache != self._kept:
-            self._kept = options.cache
+        if options.cache != self._cache:
+            self._cache = options.cache
             self._results = {} if options.cache is None else _new_cache(options.cache, self._intake)
 
     def clear(self) -> None:
-        """Forgets all results, and shares no request that was made before."""
+        """Drops all results; later calls share no earlier request."""
         self._results.clear()
         self._flights.clear()
 
@@ -80,7 +119,6 @@ class Sharing:
         *,
         return_exceptions: bool,
     ) -> list[Any]:
-        """Makes a call for each item, and waits for all of them; see `UnaryCall.map`."""
         intake = self._intake
         intake.check_loop()
         waiter = GroupWaiter(intake.parking, len(items))
@@ -123,17 +161,12 @@ class Sharing:
             self._intake.abandon(request)
 
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
-        """Makes the request of one call; as `Intake.enter` does, but it may have ended already.
-
-        Raises:
-            TypeError: The call can't be compared with others.
-            Exception: What the user's key function raised; and as for any request.
-        """
+        """Makes the request of one call, like `Intake.enter`; it may have ended already."""
         intake = self._intake
         intake.refusals.refuse_blocked()
         key = self._key(item, options)
         request = intake.new_request(item, options, waiter, intake.parking.now())
-        value = self._results.get(key, _MISSING) if self._kept is not None else _MISSING
+        value = self._results.get(key, _MISSING) if self._cache is not None else _MISSING
         if value is not _MISSING:
             self._counters.cache_hits += 1
             self._counters.finished += 1
@@ -154,7 +187,7 @@ class Sharing:
         return request
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
-        """Makes the request of one stream; as `Intake.enter_stream` does, but it may have ended."""
+        """Makes the request of a stream, like `Intake.enter_stream`; it may have ended already."""
         intake = self._intake
         if not intake.parking.seems_here():
             raise intake.refusals.elsewhere()
@@ -186,14 +219,14 @@ class Sharing:
         return flight
 
     def _left(self, flight: Flight, request: Request | None) -> None:
-        """Handles that a call has ended before the leader; drops the leader after the last one."""
+        """Handles a call that ended before the leader; drops the leader after the last one."""
         if request is not None:
             del flight.members[request]
         if not flight.active:
             self._remove(flight)
             self._intake.abandon(flight.leader)
             self._counters.cancelled -= 1  # the call was counted
-            flight.let_go()
+            flight.drop_references()
 
     def _failed(self, flight: Flight, request: Request, error: Exception) -> None:
         """Ends one call with an error, before the leader has ended."""
@@ -204,7 +237,7 @@ class Sharing:
         self._left(flight, request)
 
     def _landed(self, flight: Flight) -> None:
-        """Ends all calls of a flight whose leader has ended."""
+        """Ends all calls of a flight after its leader has ended."""
         is_current = self._flights.get(flight.key) is flight
         self._remove(flight)
         leader = flight.leader
@@ -220,12 +253,12 @@ class Sharing:
         else:
             counters.failed += len(requests) - 1
         buffer, flight.buffer = flight.buffer, None
-        flight.let_go()
+        flight.drop_references()
         value: Any = None
         if error is None:
             value = leader.value if buffer is None else buffer.history
             # A flight that is not current may be of another version of the code.
-            if self._kept is not None and is_current and (buffer is None or value is not None):
+            if self._cache is not None and is_current and (buffer is None or value is not None):
                 self._results[flight.key] = value
         for request in requests:
             request.batch = None
@@ -247,16 +280,14 @@ class Sharing:
 
 
 def _waits_for_caller(flight: Flight) -> bool:
-    """Returns whether the leader can't end before the call: its handler makes it, or waits for it.
-
-    So a call of a handler to its own function, with an item that it works on, gets a request of its
-    own, as it would without sharing.
-    """
+    """Returns whether the leader can't end before the call, as its handler waits for it."""
+    # A handler that calls its own function with an item that it works on gets a request of its own,
+    # as it would without sharing.
     return any(batch is flight.leader.batch for batch in waiting_batches())
 
 
 def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
-    """Returns the options of the request that calls share, from those of the first call."""
+    """Returns the options of the shared request, from those of the first call."""
     if options is None:
         return None
     own = type(options).__new__(type(options))
@@ -267,11 +298,7 @@ def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
 
 
 def _new_cache(cache: Cache, intake: Intake) -> MutableMapping[Hashable, Any]:
-    """Makes an empty cache.
-
-    Raises:
-        ModuleNotFoundError: cachetools is not installed.
-    """
+    """Raises `ModuleNotFoundError` if cachetools is not installed."""
     from cachetools import TTLCache  # an extra
 
     made: MutableMapping[Hashable, Any]

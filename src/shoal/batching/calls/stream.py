@@ -212,7 +212,6 @@ class ResultStream(Generic[R_co]):
             _leave(self._intake, self._request)
 
     def _begin(self) -> Request:
-        """Makes the request."""
         self._intake, request = self._make()
         self._request = request
         request.waiter.watch = watch = Watch(self, _dropped)
@@ -233,14 +232,12 @@ class ResultStream(Generic[R_co]):
 
 
 class Watch(weakref.ref["ResultStream[Any]"]):
-    """Drops the request of a stream that is collected before it was closed.
+    """Drops the request of a stream that is collected before it was closed."""
 
-    It is no finalizer: an object can be collected in any thread and at any point of the program. So
-    this only schedules the work in the event loop, if that still runs.
-
-    Invariant: the stream's buffer has it until the stream is closed or collected. The two refer to
-    each other meanwhile, so it is removed then.
-    """
+    # Not a finalizer: an object can be collected in any thread and at any point of the program, so
+    # this only schedules the work in the event loop, if that still runs. Invariant: the stream's
+    # buffer has it until the stream is closed or collected. The two refer to each other until then,
+    # so it is removed at that point.
 
     __slots__ = ("intake", "request")
 
@@ -248,7 +245,7 @@ class Watch(weakref.ref["ResultStream[Any]"]):
     request: Request
 
     def dropped(self) -> None:
-        """Handles that the stream was collected; in any thread."""
+        """Called in any thread."""
         if self.request.state in _ALIVE:
             with suppress(RuntimeError):  # the event loop has ended
                 self.intake.soon(self._leave)
@@ -259,7 +256,7 @@ class Watch(weakref.ref["ResultStream[Any]"]):
 
 
 def _leave(intake: Intake, request: Request) -> None:
-    """Drops the request of a stream whose reader has left."""
+    """Drops the request of a stream that its reader has left."""
     intake.abandon(request)
     if request.options is not None:
         intake.former.overdue.forget(request)
@@ -272,7 +269,7 @@ def _leave(intake: Intake, request: Request) -> None:
 
 
 async def _refused(error: Exception) -> None:
-    """Executes a checkpoint for a stream whose request could not be made."""
+    """Executes a checkpoint for a stream with a request that could not be made."""
     if not isinstance(error, NotOpen):  # that may be raised in another event loop, or in none
         await anyio.lowlevel.checkpoint()
 

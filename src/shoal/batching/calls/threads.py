@@ -26,25 +26,15 @@ R_co = TypeVar("R_co", covariant=True)
 class RunInLoop(Protocol):
     """Runs an async function in the event loop from a thread, and waits for it."""
 
-    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
-        """Returns what `function` returns, or raises what it raises."""
-        ...
+    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
 
 
 class LoopOfThread:
-    """The event loop in which a thread's calls are made.
+    """The event loop in which a thread's calls are made."""
 
-    For an anyio worker thread it is the loop that started the thread; for any other thread it is
-    the one in which a batcher is open for the call.
-
-    Args:
-        name: The name of the called function, for messages.
-        loops: Returns the event loops in which a batcher is open for it.
-
-    Raises:
-        NotOpen: The thread runs an event loop itself, which a blocking call would stop; or there is
-            no such loop, or more than one.
-    """
+    # For an anyio worker thread it is the loop that started the thread; for any other thread, the
+    # loop in which a batcher is open for the call. Raises `NotOpen` if the thread runs an event
+    # loop itself, which a blocking call would stop, or if there is no such loop or more than one.
 
     def __init__(self, name: str, loops: Callable[[], list[EventLoop]]) -> None:
         self._loop: EventLoop | None = None
@@ -69,8 +59,6 @@ class LoopOfThread:
                 raise _not_one(name, 0)
 
     def run(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
-        """Runs an async function in the event loop, and waits for it."""
-
         async def call() -> T:
             return await function()
 

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.decorator.registry import Opening
-    from shoal.batching.decorator.watches import Watches
+    from shoal.batching.decorator.registry import Opening, Watches
     from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.options import OptionKeywords
     from shoal.core.request import Request
@@ -47,10 +46,11 @@ class Decorated:
         opening.face = self
 
     def _bind(self, receiver: object, here: dict[int, Entry]) -> None:
-        """Sets what the method is bound to, and the entries open for this object, by thread."""
+        """Sets the receiver of the method, and the entries open for it, by thread."""
         self._receiver = receiver
         self._here = here
-        self.__signature__ = self._opening.signature_for(receiver)
+        opening = self._opening
+        self.__signature__ = opening.call_signature if receiver is None else opening.bound_signature
 
     def bound_to(self, receiver: object) -> Self:
         """Returns this method for one receiver, as a new object."""
@@ -98,11 +98,7 @@ class Decorated:
             self.warn_if_unreachable(changes["max_batch_size"])
 
     def warn_if_unreachable(self, max_batch_size: int | None = None) -> None:
-        """Logs a warning if the replica that runs here never has a full batch of requests.
-
-        Args:
-            max_batch_size: The size; None for that of the options.
-        """
+        """Logs a warning if the replica that runs here never has a full batch of requests."""
         most = getattr(running_replica.get(None), "most_requests", math.inf)
         if most == math.inf:
             return
@@ -136,27 +132,25 @@ class Decorated:
 
     @property
     def watches(self) -> Watches | None:
-        """Who observes the batchers of this function; None for a method of one instance."""
+        """The observers of this function's batchers; None for a method of one instance."""
         is_bound = self._opening.is_method and self._receiver is not None
         return None if is_bound else self._opening.watches
 
     def opened(self) -> AbstractAsyncContextManager[Batcher[Any]]:
-        """Returns the context manager that keeps a batcher open for this function, its value."""
+        """Returns the context manager that keeps a batcher open for this function."""
         return self._opening.opened(self._receiver, self)
 
     def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
-        """Returns the context manager that routes calls of this function to another batcher.
-
-        That batcher has the same handler, and its owner keeps it open meanwhile.
-        """
+        """Returns the context manager that routes calls of this function to another batcher."""
+        # That batcher has the same handler, and its owner keeps it open.
         return self._opening.lent(self._receiver, self, batcher)
 
-    def enter_at(self, entry: Entry) -> None:
+    def set_entry(self, entry: Entry) -> None:
         """Sets the entry for calls in this thread."""
         self._here[get_ident()] = entry
 
-    def enter_no_more(self, entry: Entry) -> None:
-        """Removes an entry; calls do not use it any more."""
+    def remove_entry(self, entry: Entry) -> None:
+        """Removes an entry for calls."""
         for thread, there in tuple(self._here.items()):
             if there is entry:
                 del self._here[thread]
@@ -166,7 +160,6 @@ class Decorated:
         return self._opening.parts(self._receiver)
 
     def bound(self, receiver: object) -> Any:
-        """Returns this method for one receiver."""
         opening = self._opening
         if receiver is None or opening.is_static:
             return self
@@ -181,18 +174,14 @@ class Decorated:
         return bound
 
     def _find(self) -> Entry:
-        """Returns the entry for calls here; see `Opening.found`."""
         return self._opening.found(self._receiver).entry
 
     def _loops(self) -> list[EventLoop]:
         return self._opening.loops(self._receiver)
 
     def _found_for(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
-        """Returns the entry for a call, and its arguments without the receiver.
-
-        Args:
-            args: The arguments. For ``Class.method(instance, item)`` the receiver is the first.
-        """
+        """Returns the entry for a call, and its arguments without the receiver."""
+        # For `Class.method(instance, item)` the receiver is the first argument.
         if self._receiver is None and self._has_receiver(args):
             return self._opening.found(args[0]).entry, args[1:]
         return self._find(), args
@@ -201,7 +190,6 @@ class Decorated:
         return self._find()
 
     def _has_receiver(self, args: tuple[Any, ...]) -> bool:
-        """Returns whether the first argument is the receiver of a method."""
         opening = self._opening
         if not args or opening.is_static:
             return False
@@ -215,7 +203,7 @@ class Decorated:
         return isinstance(there, classmethod) and under is opening.face
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Has copies, and pickles, refer to it, as they do to a plain function or a method."""
+        """Makes copies and pickles refer to this object, as for a plain function or a method."""
         if self._receiver is None:
             return self.__qualname__
         return getattr, (self._receiver, self.__name__)

@@ -57,60 +57,42 @@ Place: TypeAlias = "tuple[object, tuple[EventLoop, int | None]]"
 class Face(Protocol):
     """The callable object of a batched function, or of a batched method of one instance."""
 
-    def bound_to(self, receiver: object) -> Face:
-        """Returns the callable for one receiver, as a new object."""
-        ...
+    def bound_to(self, receiver: object) -> Face: ...
 
-    def enter_at(self, entry: Entry) -> None:
-        """Sets the entry for calls in this thread."""
-        ...
+    def set_entry(self, entry: Entry) -> None: ...
 
-    def enter_no_more(self, entry: Entry) -> None:
-        """Removes an entry; calls do not use it any more."""
-        ...
+    def remove_entry(self, entry: Entry) -> None: ...
 
 
 class OpenedBatcher(NamedTuple):
-    """An open batcher and its entry.
-
-    Attributes:
-        batcher: The batcher.
-        entry: The entry for its calls.
-        face: The callable object; None if each access of the method makes a new one, so that the
-            instance is not kept alive.
-    """
-
     batcher: Batcher[Any]
     entry: Entry
+    # None if each access of the method makes a new one, so that the instance is not kept alive.
     face: Face | None
 
 
 class BatcherBlock:
-    """Opens batchers when they are first called, while it is entered.
-
-    Args:
-        told: Converts an exception of a handler that would end the program to the error for its
-            callers; None to let it end the program. See `Handler`. With such a function, a batcher
-            that breaks ends only itself, and the next call opens another; unless the block is
-            private.
-        is_private: Whether only calls made in its context open batchers in it.
-    """
+    """Opens batchers when they are first called, while it is entered."""
 
     def __init__(
         self,
         *,
-        told: Callable[[BaseException], Exception] | None = None,
+        convert_error: Callable[[BaseException], Exception] | None = None,
         is_private: bool = False,
     ) -> None:
+        # Whether only calls made in its context open batchers in it.
         self.is_private = is_private
         self.is_closing = False
-        self.told = told
+        # Converts an exception of a handler that would end the program to the error for its
+        # callers. With it, a batcher that breaks ends only itself, and the next call opens another,
+        # unless the block is private.
+        self.convert_error = convert_error
         self.loop = EventLoop.here()
         self.process = os.getpid()
         # An instance may be collected at any time, in any thread: its entry is then moved from the
         # first to the second. So the first is copied before it is iterated.
         self._opened: dict[Place, tuple[OpenedBatcher, Callable[[OpenedBatcher], None]]] = {}
-        self._given_back: list[Batcher[Any]] = []
+        self._collected: list[Batcher[Any]] = []
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
         self._closing = anyio.Event()
@@ -155,7 +137,6 @@ class BatcherBlock:
                 await self._closing.wait()
 
     def opened_at(self, place: Place) -> OpenedBatcher | None:
-        """Returns what was opened at a place; None if nothing is open there."""
         there = self._opened.get(place)
         return None if there is None else there[0]
 
@@ -166,15 +147,9 @@ class BatcherBlock:
         face: Face | None,
         withdraw: Callable[[OpenedBatcher], None],
     ) -> OpenedBatcher:
-        """Opens a batcher in the block; returns at once.
-
-        Args:
-            place: What it is for.
-            batcher: The batcher.
-            face: See `OpenedBatcher`.
-            withdraw: Removes it from where calls find it; called when it is gone or will be closed.
-        """
-        stands_alone = self.told is not None and not self.is_private
+        """Opens a batcher in the block, without waiting."""
+        # `withdraw` removes it from where calls find it, when it is gone or will be closed.
+        stands_alone = self.convert_error is not None and not self.is_private
         on_broken = partial(self._forget, place) if stands_alone else None
         self._context.copy().run(batcher.begin, self._tasks, on_broken)
         opened = OpenedBatcher(batcher, batcher.find(), face)
@@ -191,14 +166,13 @@ class BatcherBlock:
         return opened
 
     def runs(self, batch: Batch | None) -> bool:
-        """Returns whether one of its batchers is running a batch."""
         return batch is not None and any(
             one.batcher.runs(batch) for one, _ in list(self._opened.values())
         )
 
     def _close(self) -> None:
         self.is_closing = True
-        self._stop_given_back()
+        self._stop_collected()
         for opened, withdraw in list(self._opened.values()):
             withdraw(opened)
             self._stop(opened.batcher)
@@ -225,29 +199,25 @@ class BatcherBlock:
             self._at_rest.set()
 
     def gone(self, place: Place) -> Callable[[object], None]:
-        """Returns the function that is called when an instance is collected, in any thread."""
+        """Returns the function to call when an instance is collected, in any thread."""
 
         def forget(_: object) -> None:
             # At once, since another instance may get the same id.
             if (opened := self._forget(place)) is not None:
-                self._given_back.append(opened.batcher)
+                self._collected.append(opened.batcher)
                 with suppress(RuntimeError):  # the event loop has ended
-                    self._soon(self._stop_given_back)
+                    self._soon(self._stop_collected)
 
         return forget
 
-    def _stop_given_back(self) -> None:
-        while self._given_back:
-            self._given_back.pop().stop()
+    def _stop_collected(self) -> None:
+        while self._collected:
+            self._collected.pop().stop()
 
 
 def block_here() -> BatcherBlock | None:
-    """Returns the block that a call belongs to; None if there is none in this event loop.
-
-    Raises:
-        BatcherClosed: It is being left, and the call is not made by a handler that still runs in
-            it.
-    """
+    """Returns the block of a call, if any; raises `BatcherClosed` if it is being left."""
+    # A call made by a handler that still runs in the block is accepted.
     with suppress(RuntimeError):  # no event loop runs in this thread
         blocks = _blocks.get()
         if not blocks:
@@ -270,7 +240,7 @@ def block_here() -> BatcherBlock | None:
 
 
 def loops_of_context() -> list[EventLoop]:
-    """Returns the event loop of the block of the caller's context; an empty list without one."""
+    """Returns the event loop of the block of the caller's context, if any."""
     block = own_block.get()
     if block is None or block.is_closing or block.process != os.getpid():
         return []

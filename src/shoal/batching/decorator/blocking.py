@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, Unp
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.calls.threads import ThreadStream
-from shoal.batching.current import calls_from_thread, waiting_batches
+from shoal.batching.current import calls_from_thread, setting, waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.decorator.decorator import open_batchers
-from shoal.batching.setting import setting
 from shoal.errors import BatcherClosed, NotOpen
 from shoal.loops.event_loop import EventLoop
 from shoal.loops.kept import KeptBlock
@@ -177,8 +176,6 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
 
 
 class _BlockingContext:
-    """The block of `blocking`."""
-
     def __init__(
         self,
         call: Any,
@@ -223,33 +220,23 @@ class _BlockingContext:
 async def _in_block(
     opened: AbstractAsyncContextManager[Any], batcher: Callable[[], Batcher[Any]]
 ) -> AsyncGenerator[tuple[BatcherBlock, Batcher[Any]]]:
-    """Opens a batcher, and a block for those that its handler calls."""
+    """Opens a batcher, and a block for batchers that its handler calls."""
     async with BatcherBlock() as block, opened:
         yield block, batcher()
 
 
 class _PortalRun:
-    """Runs functions in the portal's event loop, until it is closed.
-
-    Args:
-        portal: The portal.
-        closing: Set when the block is left.
-        block: The block, which is kept alive as long as calls can be made.
-    """
+    """Runs functions in the portal's event loop, until it is closed."""
 
     def __init__(self, portal: BlockingPortal, closing: threading.Event, block: object) -> None:
         self._portal = portal
         self._closing = closing
+        # Referenced as long as calls can be made.
         self._block = block
         self._process = os.getpid()
 
     def sync(self, function: Callable[[], T]) -> T:
-        """Runs a plain function in the event loop, and returns its result.
-
-        Raises:
-            BatcherClosed: The block has been left.
-            NotOpen: The block was entered in another process.
-        """
+        """Raises `BatcherClosed` after the block was left, `NotOpen` in a forked process."""
         self._check_process()
         try:
             return self._portal.call(function)

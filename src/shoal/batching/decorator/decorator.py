@@ -239,8 +239,6 @@ def open_batchers(*batched: Any) -> AbstractAsyncContextManager[None]:
 
 
 class _OpenBatchers(AbstractAsyncContextManager[None], AsyncContextDecorator):
-    """The context manager that `open_batchers` returns."""
-
     def __init__(self, batched: tuple[Any, ...]) -> None:
         self._batched = batched
 

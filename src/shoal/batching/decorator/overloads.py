@@ -37,9 +37,7 @@ class BatchedMethod(Protocol[S_contra, P, R]):
 
     def __call__(
         self, receiver: S_contra, /, *args: P.args, **kwargs: P.kwargs
-    ) -> Coroutine[Any, Any, R]:
-        """Makes one call through the class."""
-        ...
+    ) -> Coroutine[Any, Any, R]: ...
 
     @overload
     def __get__(self, instance: None, owner: type) -> BatchedMethod[S_contra, P, R]: ...
@@ -50,9 +48,9 @@ class BatchedMethod(Protocol[S_contra, P, R]):
 class BatchedGeneratorMethod(Protocol[S_contra, P, R]):
     """A batched generator handler in a class, for type checkers."""
 
-    def __call__(self, receiver: S_contra, /, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
-        """Prepares one call through the class."""
-        ...
+    def __call__(
+        self, receiver: S_contra, /, *args: P.args, **kwargs: P.kwargs
+    ) -> ResultStream[R]: ...
 
     @overload
     def __get__(self, instance: None, owner: type) -> BatchedGeneratorMethod[S_contra, P, R]: ...
@@ -61,7 +59,7 @@ class BatchedGeneratorMethod(Protocol[S_contra, P, R]):
 
 
 class Decorator(Protocol):
-    """What `batch` returns if called with options only: it decorates a handler."""
+    """The return type of `batch` with options only: it decorates a handler."""
 
     # fmt: off
     @overload
@@ -148,7 +146,7 @@ class Decorator(Protocol):
 
 
 class OpenDecorator(Protocol):
-    """What `batch` returns for ``fill="open"`` or ``"continuous"``."""
+    """The return type of `batch` with ``fill="open"`` or ``"continuous"``."""
 
     # fmt: off
     @overload
@@ -161,7 +159,7 @@ class OpenDecorator(Protocol):
 
 
 class OpenStreamDecorator(Protocol):
-    """The same with ``streams=True``."""
+    """The return type of `batch` with ``fill="open"`` or ``"continuous"``, and ``streams=True``."""
 
     # fmt: off
     @overload
@@ -174,7 +172,7 @@ class OpenStreamDecorator(Protocol):
 
 
 class DecoratorOf(Protocol[P, R]):
-    """What `batch` returns for ``signature=``: the call has the parameters of that function."""
+    """The return type of `batch` with ``signature=``: calls have that function's parameters."""
 
     @overload
     def __call__(self, handler: Callable[..., Steps[Any]], /) -> BatchedGenerator[P, R]: ...
@@ -183,16 +181,12 @@ class DecoratorOf(Protocol[P, R]):
 
 
 class OpenDecoratorOf(Protocol[P, R]):
-    """The same for ``fill="open"`` or ``"continuous"``."""
+    """The return type of `batch` with ``signature=`` and ``fill="open"`` or ``"continuous"``."""
 
-    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedFunction[P, R]:
-        """Decorates a handler."""
-        ...
+    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedFunction[P, R]: ...
 
 
 class OpenStreamDecoratorOf(Protocol[P, R]):
-    """The same with ``streams=True``."""
+    """The return type of `batch` with ``signature=``, an open ``fill``, and ``streams=True``."""
 
-    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedGenerator[P, R]:
-        """Decorates a handler."""
-        ...
+    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedGenerator[P, R]: ...

@@ -9,57 +9,133 @@ there is one.
 Identifying the event loop costs more than identifying the thread. A thread nearly always has one
 loop, so a function has its batchers by thread as well, unless two loops of a thread have it open.
 Whether the batcher that was found is another loop's is checked when the call is awaited.
+
+A decorated function outlives its batchers. The options that `configure` sets (`Settings`) and the
+observers (`Watches`) may exist before a batcher is open, and apply to each that is opened later:
+for a method separately for each instance. Each batcher gets an observer of its own, since batchers
+number their batches alike.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import weakref
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property, partial
 from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakKeyDictionary
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_context
-from shoal.batching.decorator.watches import Watches
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.options.checks import checked_options
-from shoal.batching.options.settings import Settings
 from shoal.errors import NotOpen
-from shoal.loops.event_loop import EventLoop
-from shoal.loops.home import not_open_here
+from shoal.loops.event_loop import EventLoop, not_open_here
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping
     from inspect import Signature
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.decorator.block import BatcherBlock, Face
     from shoal.batching.handlers.handler import Fill
+    from shoal.core.events import BatchObserver
     from shoal.core.options.options import BatchOptions, OptionKeywords
-
 
 logger: Final = logging.getLogger("shoal")
 
 
+class Settings:
+    """The options that were set, by receiver; None is the receiver of a plain function."""
+
+    # Invariant: `_of_instances` has no entry of a collected instance, and keeps none alive.
+
+    def __init__(self) -> None:
+        self._of_function: dict[str, Any] = {}
+        # By id, since an instance may be unhashable, or equal to another one.
+        self._of_instances: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
+
+    def of(self, receiver: object) -> Mapping[str, Any]:
+        if receiver is None:
+            return self._of_function
+        found = self._of_instances.get(id(receiver))
+        return {} if found is None else found[1]
+
+    def own(self, receiver: object) -> dict[str, Any]:
+        """Returns a dict to change; raises a `TypeError` without weak references."""
+        if receiver is None:
+            return self._of_function
+        found = self._of_instances.get(id(receiver))
+        if found is None:
+            found = self._of_instances[id(receiver)] = (self._watched(receiver), {})
+        return found[1]
+
+    def _watched(self, receiver: object) -> weakref.ref[Any]:
+        number, of_instances = id(receiver), self._of_instances
+        try:
+            return weakref.ref(receiver, lambda _: of_instances.pop(number, None))
+        except TypeError:
+            raise TypeError(
+                f"options can't be set for one {type(receiver).__qualname__}, because it allows no "
+                'weak references; add "__weakref__" to its __slots__'
+            ) from None
+
+
+class _Observation:
+    """Observes each batcher of a decorated handler."""
+
+    def __init__(self, new_observer: Callable[[], BatchObserver]) -> None:
+        self._new_observer = new_observer
+        # It must not keep the batchers of instances that are gone.
+        self._observed: WeakKeyDictionary[Batcher[Any], BatchObserver] = WeakKeyDictionary()
+
+    def begin(self, batcher: Batcher[Any]) -> None:
+        observer = self._observed[batcher] = self._new_observer()
+        batcher.observers.add(observer)
+
+    def end(self) -> list[BatchObserver]:
+        """Ends observing; returns the observers."""
+        ended = list(self._observed.items())
+        self._observed.clear()
+        for batcher, observer in ended:
+            batcher.observers.remove(observer)
+        return [observer for _, observer in ended]
+
+
+class Watches:
+    """The observers of one decorated handler's batchers."""
+
+    def __init__(self, opened: Callable[[], Iterable[Batcher[Any]]]) -> None:
+        self._opened = opened
+        self._all: dict[object, _Observation] = {}
+
+    def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
+        """Observes open and later batchers; raises a `KeyError` if that kind does so already."""
+        if kind in self._all:
+            raise KeyError(kind)
+        watch = self._all[kind] = _Observation(new_observer)
+        for batcher in self._opened():
+            watch.begin(batcher)
+
+    def end(self, kind: object) -> list[BatchObserver]:
+        """Ends observers of a kind, if there are any, and returns them."""
+        watch = self._all.pop(kind, None)
+        return [] if watch is None else watch.end()
+
+    def opening(self, batcher: Batcher[Any]) -> None:
+        """Adds the observers to a batcher that is about to be opened."""
+        for watch in tuple(self._all.values()):
+            watch.begin(batcher)
+
+
 class Opening:
-    """Makes the batchers of one decorated handler, and has the table of the open ones.
+    """Makes the batchers of one decorated handler, and has the table of the open ones."""
 
-    Attributes:
-        handler: The handler; unbound if it is a method.
-        is_static: Whether it never has a receiver.
-        is_class_method: Whether its receiver is a class.
-        is_method: Whether it is defined in a class, with an instance as its receiver.
-        face: The callable of the function; for a method, the object that is bound to instances.
-        table: The open batchers, by event loop and receiver.
-        settings: The options changed since it was decorated.
-        entries: The entries for calls of a function, by thread.
-        call_signature: The signature of a call with one item.
-    """
-
+    # The callable of the function; for a method, the object that is bound to instances.
     face: Face
 
     def __init__(
@@ -71,10 +147,13 @@ class Opening:
         fill: Fill,
         streams: bool,
     ) -> None:
+        # Whether it never has a receiver.
         self.is_static = isinstance(function, staticmethod)
+        # Whether its receiver is a class.
         self.is_class_method = isinstance(function, classmethod)
         if self.is_static or self.is_class_method:
             function = function.__func__
+        # Unbound if it is a method.
         self.handler = Handler(function, fill=fill, streams=streams)
         checked_options(options, self.handler)
         names = self.handler.binding.names
@@ -86,12 +165,16 @@ class Opening:
             # Whether this is a method, whose first parameter is not batched, is not known yet.
             else signature_of(signature, names[1:], names)
         )
+        # Whether it is defined in a class, with an instance as its receiver.
         self.is_method = False
+        # The open batchers, by event loop and receiver.
         self.table: dict[tuple[EventLoop, int | None], OpenedBatcher] = {}
         # The same by thread and receiver; nearly always one.
         self._in_thread: dict[tuple[int, int | None], list[OpenedBatcher]] = {}
+        # The options changed since it was decorated.
         self.settings = Settings()
         self.watches = Watches(lambda: [one.batcher for one in list(self.table.values())])
+        # The entries for calls of a function, by thread.
         self.entries: dict[int, Entry] = {}
         # The keys of the batchers opened by name, also while they are opening or closing.
         self._taken: set[object] = set()
@@ -107,19 +190,12 @@ class Opening:
         _self, *parameters = self.call_signature.parameters.values()
         return self.call_signature.replace(parameters=parameters)
 
-    def signature_for(self, receiver: object) -> Signature:
-        """Returns the signature of a call with one item, by what the method is bound to."""
-        return self.call_signature if receiver is None else self.bound_signature
-
     def key(self, receiver: object) -> tuple[EventLoop, int | None]:
         """Returns the key of this event loop's batcher for a receiver."""
         return EventLoop.here(), None if receiver is None else id(receiver)
 
     def loops(self, receiver: object) -> list[EventLoop]:
-        """Returns the event loops in which a batcher is open for a receiver.
-
-        If there is none, it returns that of the block of the caller's context.
-        """
+        """Returns the event loops in which a batcher is open, else that of the context's block."""
         number = None if receiver is None else id(receiver)
         process = os.getpid()  # a fork has a copy of the table, but no copies of other threads
         found = [
@@ -135,13 +211,7 @@ class Opening:
         return there[0] if there else None
 
     def found(self, receiver: object) -> OpenedBatcher:
-        """Returns the batcher open for a receiver in this event loop; opens one in a block.
-
-        Raises:
-            NotOpen: None is open, and there is no block to open it.
-            BatcherClosed: There is such a block, and it is being left.
-            Exception: It can't be opened.
-        """
+        """Returns the batcher open for a receiver in this event loop; opens one in a block."""
         found = self.table.get(self.key(receiver))
         if found is not None:
             return found
@@ -152,12 +222,7 @@ class Opening:
 
     @asynccontextmanager
     async def opened(self, receiver: object, face: Face) -> AsyncGenerator[Batcher[Any]]:
-        """Keeps a batcher open for this event loop and a receiver, and yields it.
-
-        Args:
-            receiver: The instance or class that a method is batched for; None for a function.
-            face: The callable.
-        """
+        """Keeps a batcher open for this event loop and a receiver."""
         batcher = self.new_batcher(receiver, self.new_handler(receiver))
         with self._taking(receiver):
             async with batcher:
@@ -171,14 +236,14 @@ class Opening:
         face: Face,
         batcher: Batcher[Any],
     ) -> Generator[None]:
-        """Routes calls to a batcher that is kept open elsewhere; arguments as for `opened`."""
+        """Routes calls to a batcher that is kept open elsewhere."""
         with self._taking(receiver), self._known(receiver, face, batcher):
             yield
 
     def parts(
         self, receiver: object
     ) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
-        """Returns the arguments to make a batcher for a receiver: handler, signature, options."""
+        """Returns the arguments to make a batcher: handler, signature, options."""
         function = self.handler.function
         kind: dict[str, Any] = {}
         if self.handler.fill != "closed":
@@ -197,15 +262,9 @@ class Opening:
         return checked_options(self._options_of(receiver), self.handler)
 
     def configure(self, receiver: object, changes: Mapping[str, Any]) -> None:
-        """Changes options of a receiver's batcher here, if one is open, and of later ones.
-
-        In a thread without an event loop, such as that of a plain ``reconfigure()``, it changes the
-        batchers that are open anywhere: each applies the options soon, without waiting for it.
-
-        Raises:
-            TypeError: A name is no option, or a value has the wrong type; nothing is changed.
-            ValueError: A value is out of its range; nothing is changed.
-        """
+        """Changes the options of a receiver's open batcher here, and of later ones."""
+        # In a thread without an event loop, such as that of a plain `reconfigure()`, it changes the
+        # batchers that are open anywhere: each applies the options soon, without waiting.
         checked_options({**self._options_of(receiver), **changes}, self.handler)
         own = self.settings.own(receiver)
         opened = self.table.get(self.key(receiver))
@@ -219,36 +278,33 @@ class Opening:
                     loop.soon(partial(_configure, there.batcher, changes))
 
     def _open_in(self, block: BatcherBlock, receiver: object) -> OpenedBatcher:
-        """Opens the batcher for a receiver in a block; returns at once."""
+        """Opens the batcher for a receiver in a block, without waiting."""
         key = self.key(receiver)
         place = (self, key)
         if (there := block.opened_at(place)) is not None:
             return there  # the block is closing, so the batcher is not published any more
-        handler = self.new_handler(receiver, block.told)
+        handler = self.new_handler(receiver, block.convert_error)
         function, gone = self.handler.function, block.gone(place)
         is_kept = receiver is None or not handler.refer_weakly(function, receiver, gone)
         batcher = self.new_batcher(receiver, handler)
-        face = self.face_of(receiver) if is_kept else None
+        face = None
+        if is_kept:
+            face = self.face if receiver is None else self.face.bound_to(receiver)
         opened = block.begin(place, batcher, face, partial(self.withdraw, key))
         if not block.is_closing:
-            self.publish(receiver, opened)
+            self._add(key, opened)
         return opened
 
     def new_handler(
-        self, receiver: object, told: Callable[[BaseException], Exception] | None = None
+        self, receiver: object, convert_error: Callable[[BaseException], Exception] | None = None
     ) -> Handler:
-        """Makes the handler for a receiver; see `Handler` for `told`."""
         function, signature, _ = self.parts(receiver)
         kind: Any = self.handler.fill
-        return Handler(function, signature, fill=kind, streams=self._streams, told=told)
+        return Handler(
+            function, signature, fill=kind, streams=self._streams, convert_error=convert_error
+        )
 
     def new_batcher(self, receiver: object, handler: Handler) -> Batcher[Any]:
-        """Makes the batcher for a receiver from its handler.
-
-        Raises:
-            TypeError: An option does not fit the handler.
-            ValueError: An option is out of its range.
-        """
         make: Any = Batcher  # no overload takes a handler of unknown type
         batcher: Batcher[Any] = make(
             handler,
@@ -259,16 +315,8 @@ class Opening:
         self.watches.opening(batcher)
         return batcher
 
-    def face_of(self, receiver: object) -> Face:
-        """Returns the callable for a receiver."""
-        return self.face if receiver is None else self.face.bound_to(receiver)
-
-    def publish(self, receiver: object, opened: OpenedBatcher) -> None:
-        """Registers a batcher that was opened in a block, so that calls find it."""
-        self._add(self.key(receiver), opened)
-
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
-        """Removes a batcher from the table; in its thread, or when its instance was collected."""
+        """Called in the batcher's thread, or in any thread when its instance was collected."""
         if self.table.get(key) is opened:
             self._remove(key, opened)
 
@@ -276,30 +324,30 @@ class Opening:
         self.table[key] = opened
         place = (opened.entry.intake.home.thread, key[1])
         self._in_thread.setdefault(place, []).append(opened)
-        self._tell_faces(place)
+        self._update_entries(place)
 
     def _remove(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         del self.table[key]
         if opened.face is not None:
-            opened.face.enter_no_more(opened.entry)
+            opened.face.remove_entry(opened.entry)
         place = (opened.entry.intake.home.thread, key[1])
         there = self._in_thread[place]
         there.remove(opened)
         if not there:
             del self._in_thread[place]
         else:
-            self._tell_faces(place)
+            self._update_entries(place)
 
-    def _tell_faces(self, place: tuple[int, int | None]) -> None:
+    def _update_entries(self, place: tuple[int, int | None]) -> None:
         """Sets the entries for calls of a thread if the thread alone determines the batcher."""
         there = self._in_thread[place]
         for opened in there:
             if opened.face is None:
                 continue
             if len(there) == 1:
-                opened.face.enter_at(opened.entry)
+                opened.face.set_entry(opened.entry)
             else:
-                opened.face.enter_no_more(opened.entry)
+                opened.face.remove_entry(opened.entry)
 
     @contextmanager
     def _taking(self, receiver: object) -> Generator[None]:

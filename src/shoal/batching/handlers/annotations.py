@@ -27,25 +27,11 @@ _FORWARD: Final[dict[str, Any]] = (
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:
-    """Returns the signature of user code, as `inspect.signature` does.
-
-    Its annotations are not evaluated; see `Annotations`.
-
-    Raises:
-        TypeError: It is not callable.
-        ValueError: It has no signature, as some functions written in C.
-    """
+    """Like `inspect.signature`, without evaluating annotations; see `Annotations`."""
     return inspect.signature(function, **_FORWARD)
 
 
 class Annotations:
-    """The annotations of a function.
-
-    Attributes:
-        hints: The evaluated ones.
-        unreadable: The errors of the others.
-    """
-
     def __init__(self, function: Any) -> None:
         while isinstance(function, functools.partial):
             function = function.func
@@ -59,19 +45,12 @@ class Annotations:
         )
 
     def type_of(self, name: str, otherwise: Any) -> Any:
-        """Returns the type of a parameter, or of the ``return``.
-
-        Args:
-            name: Its name.
-            otherwise: Its annotation in the signature, which may be another function's.
-
-        Returns:
-            The type: none if the annotation can't be evaluated.
-        """
+        """Returns the type of a parameter or ``return``; none if it can't be evaluated."""
+        # `otherwise` is the annotation in the signature, which may be another function's.
         return Parameter.empty if name in self.unreadable else self.hints.get(name, otherwise)
 
     def written(self, name: str, otherwise: Any) -> Any:
-        """Does the same, but returns the text of an annotation that can't be evaluated."""
+        """Like `type_of`, but returns the text of an annotation that can't be evaluated."""
         return self._texts[name] if name in self.unreadable else self.hints.get(name, otherwise)
 
 

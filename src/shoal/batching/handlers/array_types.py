@@ -63,7 +63,7 @@ Check: TypeAlias = Callable[[Any], Any]
 
 
 def is_array(annotation: Any) -> bool:
-    """Returns whether an annotation is ``numpy.ndarray``, or one of ``numpy.typing.NDArray``."""
+    """Returns whether an annotation is ``numpy.ndarray``, or a ``numpy.typing.NDArray``."""
     annotation = bare(annotation)
     kind = get_origin(annotation) or annotation
     return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("numpy", "ndarray")
@@ -80,12 +80,7 @@ def arrays_in(annotation: Any) -> Iterator[Any]:
 
 
 def has_arrays(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
-    """Returns whether an annotation has array types, also in the fields of records.
-
-    Args:
-        annotation: The annotation.
-        seen: The records around it.
-    """
+    """Returns whether an annotation has array types, also in the fields of records."""
     annotation = unmarked(annotation)
     if is_array(annotation):
         return True
@@ -100,7 +95,7 @@ def has_arrays(annotation: Any, seen: frozenset[Any] = frozenset()) -> bool:
 
 
 def record_fields(annotation: Any) -> dict[str, Any]:
-    """Returns the annotations of the fields of a model, a dataclass or a `TypedDict`, by name."""
+    """Returns the annotations of the fields of a model, a dataclass or a `TypedDict`."""
     models: Any = getattr(annotation, "model_fields", None)
     if models is not None:
         return {name: one.annotation for name, one in models.items()}
@@ -109,11 +104,7 @@ def record_fields(annotation: Any) -> dict[str, Any]:
 
 
 class ArrayType:
-    """An array type: it checks arrays, and makes them from nested lists.
-
-    Args:
-        annotation: The annotation.
-    """
+    """An array type: it checks arrays, and makes them from nested lists."""
 
     def __init__(self, annotation: Any) -> None:
         self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
@@ -123,11 +114,7 @@ class ArrayType:
         self._scalars = list(self._scalars_in(dtypes))
 
     def of(self, value: Any) -> Any:
-        """Returns an array of this type, from an array, or from numbers in nested lists.
-
-        Raises:
-            ValueError: It is not such an array, and can't be converted.
-        """
+        """Converts an array, or numbers in nested lists; raises a `ValueError` if it can't."""
         is_nested = not hasattr(value, "__array__")
         if is_nested:
             _check_numbers(value)
@@ -138,21 +125,13 @@ class ArrayType:
         return self.of_dtype(array)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Checks the shape of an array.
-
-        Raises:
-            ValueError: It is not the declared one.
-        """
+        """Raises a `ValueError` if the shape is not the declared one."""
         if self._shapes and not any(one.fits(shape) for one in self._shapes):
             declared = " or ".join(map(str, self._shapes))
             raise ValueError(f"its shape is {shape}, and it must be {declared}")
 
     def of_dtype(self, array: Any) -> Any:
-        """Returns an array of a declared dtype; it is converted where each number stays the same.
-
-        Raises:
-            ValueError: It can't be converted.
-        """
+        """Converts an array to a declared dtype where each number stays the same."""
         dtype = array.dtype
         if not dtype.isnative and is_number(dtype):  # much that takes arrays refuses such
             array = array.astype(dtype.newbyteorder("="))
@@ -192,7 +171,7 @@ class ArrayType:
             raise ValueError(refusal) from None
 
     def _scalars_in(self, annotation: Any) -> Iterator[Any]:
-        """Yields the scalar types that declared dtypes have; none if any dtype will do."""
+        """Yields the scalar types that declared dtypes have; none if any dtype is allowed."""
         np = self._np
         for one in choices(annotation):
             if isinstance(one, type) and issubclass(one, np.dtype) and not get_args(one):
@@ -204,20 +183,13 @@ class ArrayType:
 
 
 class _Shape(NamedTuple):
-    """A declared shape.
-
-    Attributes:
-        head: The sizes of the first dimensions.
-        repeated: The size of any number of further dimensions, in a tuple; empty for none.
-        tail: The sizes of the last dimensions.
-    """
+    """A declared shape: any number of `repeated` dimensions between `head` and `tail`."""
 
     head: tuple[_Size, ...]
     repeated: tuple[_Size, ...] = ()
     tail: tuple[_Size, ...] = ()
 
     def fits(self, shape: tuple[int, ...]) -> bool:
-        """Returns whether an array may have a shape."""
         more = len(shape) - len(self.head) - len(self.tail)
         if more < 0 or (more and not self.repeated):
             return False
@@ -233,14 +205,9 @@ class _Shape(NamedTuple):
 
 
 def array_check(signature: Signature) -> Check | None:
-    """Returns a check of the arrays in the item of a call; None if no parameter has an array type.
-
-    The check returns the item, in which arrays, and nested lists in their place, are converted to
-    the declared types. It raises a `ValueError` that names the parameter.
-
-    Args:
-        signature: The signature of a call with one item.
-    """
+    """Returns a check of the arrays in an item; None if no parameter has an array type."""
+    # The check returns the item, with arrays, and nested lists in place of them, converted to the
+    # declared types. It raises a `ValueError` that names the parameter.
     parameters = list(signature.parameters.values())
     checks = [_check_of(one.annotation, {}) for one in parameters]
     if not any(checks):
@@ -265,12 +232,8 @@ def _named(name: str, check: Check | None, value: Any) -> Any:
 
 
 def _check_of(annotation: Any, known: dict[Any, Check]) -> Check | None:
-    """Returns a check of the arrays in values of an annotation; None if it has no array types.
-
-    Args:
-        annotation: The annotation.
-        known: The checks of the records around it, which a recursive type has again.
-    """
+    """Returns a check of the arrays in values of an annotation; None if it has no array types."""
+    # `known` has the checks of the enclosing records, for recursive types.
     annotation = unmarked(annotation)
     if is_array(annotation):
         return ArrayType(annotation).of
@@ -344,26 +307,26 @@ def _of_elements(checks: list[Check | None], value: Any) -> Any:
 
 
 def _first_of(failures: list[ValueError]) -> ValueError:
-    """Returns the first error and empties the list, which their tracebacks hold."""
+    """Returns the first error and empties the list, which is in the tracebacks of all."""
     first = failures[0]
     failures.clear()
     return first
 
 
 def is_number(dtype: Any) -> bool:
-    """Returns whether a dtype is one of numbers, such as `bfloat16` of ``ml_dtypes``."""
+    """Returns whether a dtype is numeric, including `bfloat16` of ``ml_dtypes``."""
     return dtype.kind in _KINDS or dtype.isbuiltin == 2  # registered by another package
 
 
 def unmarked(annotation: Any) -> Any:
-    """Returns the type inside of an annotation's marks and aliases."""
+    """Returns the type inside `Annotated`, aliases and the like."""
     while get_origin(annotation := bare(annotation)) in _MARKS:
         [annotation] = get_args(annotation)
     return annotation
 
 
 def choices(annotation: Any) -> tuple[Any, ...]:
-    """Returns the types of a union; a type that is none alone."""
+    """Returns the types of a union; another type on its own."""
     annotation = bare(annotation)
     if get_origin(annotation) not in (Union, UnionType):
         return (annotation,)
@@ -415,14 +378,9 @@ def _text_of(size: _Size) -> str:
 
 
 def _check_numbers(value: Any) -> None:
-    """Checks that nested lists have nothing in them but numbers.
-
-    Numpy would make each text in an array as long as the longest, before its type can be refused:
-    one of a MiB and a thousand short ones would take 4 GiB.
-
-    Raises:
-        ValueError: They have something else.
-    """
+    """Raises a `ValueError` if nested lists have anything but numbers in them."""
+    # Numpy makes each text in an array as long as the longest before its type can be refused: one
+    # of a MiB and a thousand short ones would take 4 GiB.
     pending = [[value]]
     while pending:
         one = pending.pop()

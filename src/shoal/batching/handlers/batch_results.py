@@ -19,17 +19,7 @@ _TEXTS: Final = (str, bytes, bytearray, memoryview, UserString)
 
 
 def check_results(name: str, items: int, results: Any, *, is_step: bool = False) -> None:
-    """Checks what a handler returned for a batch, or yielded in a step, before it is counted.
-
-    Args:
-        name: The handler's name.
-        items: How many items it was given.
-        results: What it returned or yielded.
-        is_step: Whether it was yielded.
-
-    Raises:
-        WrongResultType: It does not hold results.
-    """
+    """Raises `WrongResultType` if a handler's return value, or step, does not hold results."""
     if results.__class__ is list or results.__class__ is tuple:
         return
     advice = advice_on(results)
@@ -40,7 +30,7 @@ def check_results(name: str, items: int, results: Any, *, is_step: bool = False)
 def not_results(
     name: str, items: int, results: Any, advice: str = "", *, is_step: bool = False
 ) -> WrongResultType:
-    """Returns the error for something that is not one result for each item; see above."""
+    """Returns the error for a value that is not one result for each item."""
     wanted = f"yield a list of {items} slots" if is_step else f"give back a list of {items} results"
     return WrongResultType(
         f"the handler {name} was given {items} items and must {wanted}, "
@@ -49,7 +39,7 @@ def not_results(
 
 
 def advice_on(results: Any) -> str | None:
-    """Returns how to make a list of an object, if it does not hold results; else None."""
+    """Returns how to make a list of an object that does not hold results; None for others."""
     kind = cast("Any", type(results))
     if results is None:
         return ""

@@ -9,6 +9,17 @@ arguments raise a `TypeError` in the caller and never reach a batch.
 Arguments that a `functools.partial` has filled in are not batched; the handler gets them as is.
 
 If there is no function of lists, the signature of a call with one item has the same information.
+
+`takes_lists` determines whether served code gets lists or one item at a time:
+
+1. A mark (`shoal.accept_batch`), or a declaration to take open batches, decides.
+2. Code gets lists if all of its parameters are annotated as lists.
+3. Code with parameters that are annotated as another type gets one item at a time. A mixture is
+   refused: it may be a handler of lists with a flag, or code of one item that contains a list.
+4. Code without annotations gets one item at a time, as in Ray Serve. If it has batch options, it is
+   refused, since the intention is unclear.
+
+Functions passed to `shoal.batch` and `shoal.Batcher` need no rule: they always get lists.
 """
 
 from __future__ import annotations
@@ -32,27 +43,13 @@ from shoal.batching.handlers.list_types import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+
 _STEPS: Final[tuple[Any, ...]] = (AsyncIterator, AsyncGenerator, Iterator, Generator)
 _ONE_LIST = Parameter("items", Parameter.POSITIONAL_ONLY)
 
 
 class Binding:
-    """Converts calls with one item to calls of a handler.
-
-    Args:
-        signature: The signature of a call with one item.
-        parameters: The handler's parameters that are batched.
-        gives: What the handler gets of a batch: ``"lists"``, a list for each parameter;
-            ``"items"``, its items in one list; ``"arguments"``, the arguments of its only call.
-
-    Attributes:
-        names: The names of the handler's parameters that are batched.
-        signature: As above.
-        gives: As above.
-        single: Whether an item is one bare argument.
-        takes_bare: Whether a call may pass it as a positional argument.
-        gives_one_list: Whether the handler gets the items as they are, as its only argument.
-    """
+    """Converts calls with one item to calls of a handler."""
 
     def __init__(
         self,
@@ -62,11 +59,17 @@ class Binding:
     ) -> None:
         kinds = {parameter.name: parameter.kind for parameter in parameters}
         self.signature = signature
+        # What the handler gets: a list for each parameter, the items in one list, or the arguments
+        # of its only call.
         self.gives = gives
+        # The handler's parameters that are batched.
         self.names = list(kinds)
         self._keyword_only = [kind is Parameter.KEYWORD_ONLY for kind in kinds.values()]
+        # Whether an item is one bare argument.
         self.single = len(kinds) == 1
+        # Whether a call may pass it as a positional argument.
         self.takes_bare = self.single and not self._keyword_only[0]
+        # Whether the handler gets the items as they are, as its only argument.
         self.gives_one_list = gives == "items" or (gives == "lists" and self.takes_bare)
 
     @classmethod
@@ -77,19 +80,9 @@ class Binding:
         *,
         of_batch: bool = False,
     ) -> Binding:
-        """Returns the binding for a function of lists.
-
-        A call with one item has the same parameter names and defaults, and each annotation
-        ``list[T]`` becomes ``T``.
-
-        Args:
-            handler: The function of lists, or of a batch.
-            prototype: A function of one item with the signature of calls; None for the handler's.
-            of_batch: Whether the handler takes an open batch instead of lists.
-
-        Raises:
-            TypeError: The handler, or the prototype, has a parameter that can't be batched.
-        """
+        """Returns the binding for a function of lists, or of an open batch."""
+        # A call with one item has the same parameter names and defaults, and each annotation
+        # `list[T]` becomes `T`. `prototype` replaces the signature.
         if of_batch:
             signature = signature_of_batch(handler, prototype)
             return cls(signature, signature.parameters.values(), "lists")
@@ -105,11 +98,7 @@ class Binding:
 
     @classmethod
     def of_items(cls, signature: Signature, gives: Literal["items", "arguments"]) -> Binding:
-        """Returns the binding for a signature, for a handler that processes the items itself.
-
-        Raises:
-            TypeError: It takes any number of arguments, so that items would have no fixed form.
-        """
+        """Returns the binding for a handler that processes the items itself."""
         for parameter in signature.parameters.values():
             if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
                 raise TypeError(
@@ -118,11 +107,7 @@ class Binding:
         return cls(signature, signature.parameters.values(), gives)
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Binds one call and returns its item.
-
-        Raises:
-            TypeError: The arguments don't fit the signature.
-        """
+        """Raises a `TypeError` if the arguments don't fit the signature."""
         if self.takes_bare and len(args) == 1 and not kwargs:
             return args[0]
         bound = self.signature.bind_partial(*args, **kwargs)
@@ -135,11 +120,7 @@ class Binding:
         return tuple(bound.arguments[name] for name in self.names)
 
     def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Converts a batch's items to the handler's arguments.
-
-        Returns:
-            The positional and the keyword arguments.
-        """
+        """Converts a batch's items to the handler's positional and keyword arguments."""
         if self.gives_one_list:
             return [items], {}
         values: list[Any]
@@ -176,11 +157,7 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
 
 
 def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> None:
-    """Checks that each parameter can hold the list that it will get.
-
-    Raises:
-        TypeError: One can't, by its annotation.
-    """
+    """Raises a `TypeError` for a parameter with an annotation that can't hold a list."""
     annotations = Annotations(handler)
     for number, parameter in enumerate(parameters):
         if number == 0 and parameter.name in ("self", "cls"):
@@ -203,11 +180,7 @@ def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> No
 
 
 def _check_results(handler: Callable[..., Any]) -> None:
-    """Checks that what a handler returns, or yields in a step, can hold a result for each item.
-
-    Raises:
-        TypeError: It can't, by its annotation.
-    """
+    """Raises a `TypeError` for a return annotation that can't hold a result for each item."""
     annotation = Annotations(handler).hints.get("return", Parameter.empty)
     if typing.get_origin(annotation) in _STEPS:
         annotation = typing.get_args(annotation)[0]
@@ -238,15 +211,7 @@ def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signa
 
 
 def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signature:
-    """Returns the signature of a function of one item that replaces a handler's own.
-
-    Args:
-        prototype: The function.
-        *allowed: The lists of parameter names that it may have.
-
-    Raises:
-        TypeError: It is no function, or has other parameters.
-    """
+    """Returns the signature of a function of one item that replaces a handler's own."""
     if not callable(prototype):
         raise TypeError(f"signature must be a function of one item, not {prototype!r}")
     signature = _without_self(prototype)
@@ -260,7 +225,7 @@ def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signatur
 
 
 def signature_of_call(function: Callable[..., Any]) -> Signature:
-    """Returns a function's signature with the annotations that can be evaluated, and no others."""
+    """Returns a function's signature with only the annotations that can be evaluated."""
     signature = read_signature(function)
     parameters = _open_parameters(function, signature)
     return _evaluated(function, parameters, signature.return_annotation)
@@ -287,16 +252,8 @@ def _evaluated(function: Callable[..., Any], parameters: list[Parameter], result
 def signature_of_batch(
     handler: Callable[..., Any], prototype: Callable[..., Any] | None
 ) -> Signature:
-    """Returns the signature of a call with one item for a handler of open batches.
-
-    Args:
-        handler: The handler; a method may be unbound.
-        prototype: A function of one item with that signature; None for the item type of the
-            annotation ``OpenBatch[T, R]``.
-
-    Raises:
-        TypeError: The prototype is no function, or the handler takes no batch.
-    """
+    """Returns the signature of a call with one item for a handler of open batches."""
+    # Without a prototype it has the item type of the annotation `OpenBatch[T, R]`.
     if prototype is not None and not callable(prototype):
         raise TypeError(f"signature must be a function of one item, not {prototype!r}")
     hints = Annotations(handler).hints
@@ -330,11 +287,9 @@ def _gives_results(hints: dict[str, Any]) -> bool:
 
 
 def annotations_of(function: Callable[..., Any]) -> list[Any]:
-    """Returns the annotations of a function's parameters: text if they can't be evaluated.
-
-    Parameters that a `functools.partial` has filled in are left out. The list is empty for a
-    builtin without a signature.
-    """
+    """Returns the annotations of a function's parameters: text if they can't be evaluated."""
+    # Leaves out parameters that a `functools.partial` has filled in. Empty for a builtin without a
+    # signature.
     try:
         signature = read_signature(function)
     except ValueError:
@@ -346,21 +301,17 @@ def annotations_of(function: Callable[..., Any]) -> list[Any]:
 
 
 def unreadable_annotations(function: Callable[..., Any]) -> dict[str, Exception]:
-    """Returns the annotations of a handler's parameters that can't be evaluated, with the errors.
-
-    Usually they name something that is imported for type checkers only. Batching works without
-    them; checking items against the annotations does not.
-    """
+    """Returns a handler's annotations that can't be evaluated, with the errors."""
+    # Usually they name something that is imported for type checkers only. Batching works without
+    # them; checking items against the annotations does not.
     unreadable = Annotations(function).unreadable
     return {name: error for name, error in unreadable.items() if name != "return"}
 
 
 def _answer_of(annotation: Any) -> Any:
-    """Returns what a call with one item is answered by: of lists one element, of steps an iterator.
-
-    The steps of a generator handler, ``AsyncIterator[list[R]]``, are ``AsyncIterator[R]`` for one
-    call.
-    """
+    """Returns the type of one result: the element of a list, or an iterator of steps."""
+    # The steps of a generator handler, `AsyncIterator[list[R]]`, are `AsyncIterator[R]` for one
+    # call.
     kind: Any = typing.get_origin(annotation)
     if kind in _STEPS:
         step, *rest = typing.get_args(annotation)
@@ -375,3 +326,52 @@ def element_of(annotation: Any) -> Any:
     """Returns ``T`` for ``list[T]``, and no annotation if the element type is not known."""
     arguments = typing.get_args(bare(annotation))
     return arguments[0] if arguments and held_by(annotation) is Holds.LIST else Parameter.empty
+
+
+MARK: Final = "__shoal_accept_batch__"
+"""The attribute that marks whether code takes lists."""
+
+
+def takes_lists(function: Callable[..., Any]) -> bool:
+    """Returns whether a function takes lists, by its mark or by its annotations."""
+    marked: Any = function
+    while isinstance(marked, functools.partial):
+        marked = marked.func
+    mark = getattr(marked, MARK, getattr(type(marked).__call__, MARK, None))
+    if mark is not None:
+        return bool(mark)
+    held = [held_by(annotation) for annotation in annotations_of(function)]
+    if Holds.LIST not in held:
+        return False
+    if {*held} == {Holds.LIST}:
+        return True
+    raise TypeError(
+        f"it is unclear whether {function!r} takes lists or one item at a time: some of its "
+        f"parameters are annotated as lists and others are not, in {read_signature(function)}. "
+        "Annotate all of them as lists, or set what is the same for all calls with "
+        "functools.partial; if it takes one item at a time, mark it with "
+        "@shoal.accept_batch(False)"
+    )
+
+
+def described(signature: Signature, size: int, *, batched: bool, fill: str = "closed") -> str:
+    """Describes the arguments of user code, for messages."""
+    parameters = list(signature.parameters.values())
+    if len(parameters) == 1:
+        annotation = parameters[0].annotation
+        item = "item" if annotation is inspect.Parameter.empty else _named(annotation)
+    else:
+        item = f"({', '.join(str(parameter) for parameter in parameters)})"
+    if fill != "closed":
+        return f"open batches of up to {size} {_plural(item)}"
+    if batched:
+        return f"lists of up to {size} {_plural(item)}"
+    return f"one {item} at a time"
+
+
+def _named(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _plural(item: str) -> str:
+    return "items" if item == "item" else item

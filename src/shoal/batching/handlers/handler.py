@@ -34,19 +34,7 @@ _DONE: Any = object()
 
 
 class Handler:
-    """A user's function with a common interface.
-
-    Attributes:
-        function: The function as it was given.
-        name: Its name in messages.
-        binding: Converts calls with one item to calls of the function.
-        fill: Whether its batches are ``"closed"`` when it gets them, ``"open"`` or
-            ``"continuous"``.
-        streams: Whether it is a generator function, or answers with streams.
-        threaded: Whether it runs in worker threads.
-        told: Converts an exception of the handler that would end the program to the error that
-            fails its batch; None to let it end the program.
-    """
+    """A user's function with a common interface."""
 
     def __init__(
         self,
@@ -56,7 +44,7 @@ class Handler:
         fill: Fill = "closed",
         streams: bool = False,
         binding: Binding | None = None,
-        told: Callable[[BaseException], Exception] | None = None,
+        convert_error: Callable[[BaseException], Exception] | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(
@@ -70,12 +58,15 @@ class Handler:
                 f"pass an instance of it, or one of its methods"
             )
         self.function = function
-        self.told = told
+        # Converts an exception of the handler that would end the program to the error that fails
+        # its batch; None to let it end the program.
+        self.convert_error = convert_error
         self.name = _name(function)
         self.fill = one_of("fill", fill, get_args(Fill))
         code = innermost(function)
         is_async = inspect.iscoroutinefunction(code)
         self._async_steps = inspect.isasyncgenfunction(code)
+        # Whether it is a generator function, or responds with streams.
         self.streams = self._async_steps or inspect.isgeneratorfunction(code)
         if fill != "closed":
             if not is_async:
@@ -91,26 +82,19 @@ class Handler:
                 "a handler that streams to closed batches is a generator function"
             )
         self.binding = binding or Binding.of_handler(function, prototype, of_batch=fill != "closed")
+        # Whether it runs in worker threads.
         self.threaded = not (is_async or self._async_steps)
 
     @classmethod
     def of_one(cls, function: Callable[..., Any]) -> Handler:
-        """Returns a handler for a function of one item, whose batches have one request each."""
+        """Returns a handler for a function of one item; its batches have one request each."""
         return cls(function, binding=Binding.of_items(signature_of_call(function), "arguments"))
 
     def refer_weakly(
         self, function: Callable[..., Any], receiver: object, gone: Callable[[object], None]
     ) -> bool:
-        """Keeps the receiver of a method by a weak reference from now on.
-
-        Args:
-            function: The method, unbound.
-            receiver: Its receiver.
-            gone: Called when the receiver was collected, in any thread.
-
-        Returns:
-            Whether that is possible.
-        """
+        """Keeps the receiver of a method by a weak reference from now on, if possible."""
+        # `function` is unbound. `gone` is called when the receiver was collected, in any thread.
         try:
             instance = weakref.ref(receiver, gone)
         except TypeError:  # its class has __slots__
@@ -126,10 +110,7 @@ class Handler:
         return True
 
     async def results(self, items: list[Any]) -> Any:
-        """Runs a unary handler on a batch and returns what it returned.
-
-        Cancellation: reaches an async handler; waits for the thread of a plain one.
-        """
+        """Runs a unary handler; cancellation reaches an async one, and waits for a thread."""
         if self.binding.gives_one_list and not self.threaded:  # the usual case
             return await self.function(items)
         args, kwargs = self.binding.columns(items)
@@ -146,7 +127,7 @@ class Handler:
         return self.binding.gives == "arguments"
 
     def _check_not_awaitable(self, results: Any) -> None:
-        """Refuses what a plain function returned, if it is to be awaited."""
+        """Refuses an awaitable that a plain function returned."""
         if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()
@@ -156,8 +137,6 @@ class Handler:
             )
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in a worker thread."""
-
         # A tuple, since trio rejects an awaitable that a thread returns, and asyncio futures don't
         # accept every class of exception.
         def call() -> tuple[Any, BaseException | None]:
@@ -176,10 +155,7 @@ class Handler:
             del error  # its traceback holds this frame
 
     def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
-        """Starts a generator handler on a batch and returns its steps.
-
-        Cancellation: reaches an async generator; waits for the step of a plain one.
-        """
+        """Runs a generator handler; cancellation reaches an async one, and waits for a step."""
         args, kwargs = self.binding.columns(items)
         started = self.function(*args, **kwargs)
         steps = started if self._async_steps else self._threaded_steps(started)

@@ -74,7 +74,7 @@ def holds_no_results(annotation: Any) -> bool:
 
 
 def holds_no_batch(annotation: Any) -> bool:
-    """Returns whether an annotation certainly allows no `OpenBatch`, such as that of a list."""
+    """Returns whether an annotation certainly allows no `OpenBatch`."""
     annotation = bare(annotation)
     origin = typing.get_origin(annotation) or annotation
     if origin is typing.Union or origin is UnionType:

@@ -1,4 +1,4 @@
-"""Async user code in a context of its own, and a log line if it holds up the event loop.
+"""Async user code in a context of its own: a log line if it holds up the event loop, and its stack.
 
 A worker slot runs one batch after the other in one task. Without this, a context variable that a
 handler sets would stay set for the next batch, which has other callers. A task for each batch would
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from contextvars import copy_context
 from time import perf_counter
 from types import coroutine
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
+    from types import CodeType, FrameType
+
 
 T = TypeVar("T")
 
@@ -29,16 +32,9 @@ LOGGED_EACH_S: Final = 60.0
 
 
 class HoldLog:
-    """Logs that some code held up its event loop, at most once a minute.
+    """Logs that some code held up its event loop, at most once a minute."""
 
-    The time is taken when the code returns control, so nothing wakes up while no code runs.
-
-    Args:
-        code: The code, for the message: ``"the handler embed"``.
-        advice: What to do about it.
-    """
-
-    __slots__ = ("_advice", "_code", "_logged_at")
+    # The time is measured when the code returns control, so nothing wakes up while no code runs.
 
     def __init__(
         self, code: str, advice: str = "declare it with def, or await the slow part"
@@ -48,7 +44,7 @@ class HoldLog:
         self._logged_at = -math.inf
 
     def held(self, since: float, until: float) -> None:
-        """Logs a hold; the times are of `perf_counter`, in seconds."""
+        """The times are of `perf_counter`, in seconds."""
         if until - self._logged_at < LOGGED_EACH_S:
             return
         self._logged_at = until
@@ -61,7 +57,7 @@ class HoldLog:
 
 
 class HoldLogs(dict[str, HoldLog]):
-    """The `HoldLog` of each code, by the words for it; made when it is first asked for."""
+    """The `HoldLog` of each code, by its description; made on first use."""
 
     def __missing__(self, code: str) -> HoldLog:
         self[code] = log = HoldLog(code)
@@ -70,14 +66,7 @@ class HoldLogs(dict[str, HoldLog]):
 
 @coroutine
 def in_own_context(user_code: Coroutine[Any, Any, T], log: HoldLog) -> Generator[Any, Any, T]:
-    """Awaits a coroutine in a copy of the current context; what it sets there ends with it.
-
-    It stays in the task that awaits it.
-
-    Args:
-        user_code: The coroutine.
-        log: Logs that it held up the event loop.
-    """
+    """Awaits a coroutine in a copy of the current context, in the same task."""
     run, send = copy_context().run, user_code.send
     resume: Callable[[Any], Any] = send
     value: Any = None
@@ -101,3 +90,30 @@ def in_own_context(user_code: Coroutine[Any, Any, T], log: HoldLog) -> Generator
             resume = send
         except BaseException as error:
             value, resume = error, user_code.throw
+
+
+_OWN_CONTEXT: Final[CodeType] = in_own_context.__code__
+
+
+def stack_of(coroutine: object) -> str:
+    """Formats the frames of a suspended coroutine like a traceback, outermost first."""
+    frames: list[tuple[FrameType, int]] = []
+    awaited: Any = coroutine
+    while awaited is not None:
+        frame = _attribute(awaited, "frame")
+        if frame is not None:
+            frames.append((frame, frame.f_lineno))
+        if frame is not None and frame.f_code is _OWN_CONTEXT:
+            awaited = frame.f_locals["user_code"]
+        else:
+            awaited = _attribute(awaited, "await") or _attribute(awaited, "yieldfrom")
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+
+
+def _attribute(awaited: Any, name: str) -> Any:
+    """Reads an attribute with a prefix that depends on the kind of coroutine or generator."""
+    for prefix in ("cr_", "gi_", "ag_"):
+        value = getattr(awaited, prefix + name, None)
+        if value is not None:
+            return value
+    return None

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 import anyio.lowlevel
 
 from shoal.batching.calls.stream import Mark
 from shoal.batching.running.run import RUNNING, Run
-from shoal.batching.stream_buffer import is_full, too_slow, wait_for_readers
+from shoal.batching.stream_buffer import is_full, wait_for_readers
 from shoal.core.request import State
 from shoal.errors import Unfinished
 from shoal.failures.exceptions import own_copy
@@ -294,25 +293,24 @@ class _Steps(Generic[T, R]):
 
 @dataclass(slots=True)
 class OpenRun(Run):
-    """Runs a handler on batches that take requests meanwhile."""
+    """Runs a handler on batches that take requests while they run."""
 
     hears_of_all: ClassVar = True
     _joining: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, to the running batches as well."""
+        """Applies new options, also to the running batches."""
         self.options = options
 
     def began(self, batch: Batch, joining: Joining) -> None:
-        """Sets what adds requests to a batch, before it is run."""
+        """Sets the joining of a batch, before it is run."""
         self._joining[batch] = joining
 
     def ended(self, batch: Batch) -> None:
-        """Forgets a batch."""
         del self._joining[batch]
 
     def check_item(self, chunk: Any) -> None:
-        """Raises a `TypeError` for what can't be an item of a stream."""
+        """Raises a `TypeError` for a value that can't be an item of a stream."""
         if isinstance(chunk, (Mark, BaseException)):
             raise TypeError(
                 f"an item of a stream can't be {chunk!r}: finish() ends the stream, fail(error) "
@@ -325,7 +323,7 @@ class OpenRun(Run):
             )
 
     async def send(self, chunks: Sequence[tuple[Request, Any]]) -> None:
-        """Puts an item into the stream of each of some requests, once all of them have room."""
+        """Puts an item into each of several streams, once all of them have room."""
         await self.parking.checkpoint()
         while full := [
             request for request, _ in chunks if request.state is RUNNING and is_full(request)
@@ -358,7 +356,6 @@ class OpenRun(Run):
         self.parking.wake_all((request,))
 
     def fail(self, request: Request, error: BaseException) -> None:
-        """Ends a request with an error."""
         if not isinstance(error, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(
                 f"fail() takes an exception, not {error!r}; write request.fail(ValueError(...))"
@@ -389,12 +386,6 @@ class OpenRun(Run):
     def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
         self._joining[batch].end()
         Run._time_is_up(self, batch, requests, scope)
-
-    def _fail_slow_reader(self, request: Request) -> None:
-        limit_s = self.options.slow_reader_timeout_s
-        error = partial(too_slow, self.name, request, limit_s)
-        if not request.waiter.fail_slow(error):
-            self._fail(request, error())
 
     def _unfinished(self) -> Unfinished:
         return Unfinished(f"the handler of {self.name} ended and left this request unanswered")

@@ -28,28 +28,86 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.open.queue import OpenQueue
+    from shoal.batching.running.slots import SlotParts
     from shoal.core.batch import Batch
+    from shoal.core.counters import Occupancy
     from shoal.core.request import Request
+
+
+class OpenQueue:
+    """Takes requests from the queue, and waits for it to change."""
+
+    def __init__(
+        self, parts: SlotParts, pass_turn: Callable[[], None], occupancy: Occupancy
+    ) -> None:
+        self.former = parts.intake.former
+        self.now: Callable[[], float] = parts.parking.now
+        # Waits until the queue changes; needs no turn.
+        self.change = parts.bell.change
+        # Lets each task that is ready run once; a checkpoint.
+        self.one_pass = parts.parking.one_pass
+        self.occupancy = occupancy
+        self._intake = parts.intake
+        self._pass_turn = pass_turn
+        self._bell = parts.bell
+        self._parking = parts.parking
+        self._counters = parts.counters
+
+    def began(self, batch: Batch) -> None:
+        """Counts the requests that a batch begins with."""
+        self.occupancy.joined += batch.size
+        self.occupancy.note(self.now())
+
+    def joined(self, batch: Batch, requests: list[Request]) -> None:
+        """Counts requests that have joined a batch, and notifies the observers."""
+        now = self.now()
+        self.occupancy.joined += len(requests)
+        self.occupancy.note(now)
+        self._counters.wait_s.gather([now - request.arrived_at for request in requests])
+        if (observers := self._counters.observers).all:
+            name = self._intake.name
+            observers.tell(lambda each: each.requests_joined(name, batch, requests, now))
+
+    def ended(self, batch: Batch, request: Request) -> None:
+        """Counts a request that has ended, and notifies the observers."""
+        now = self.now()
+        self.occupancy.note(now)
+        has_failed = request.state is State.FAILED
+        observers = self._counters.observers
+        if observers.all or (has_failed and observers.of_failures):
+            name = self._intake.name
+            observers.tell(
+                lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
+            )
+
+    def taken_within(self, room: float) -> list[Request]:
+        """Takes requests that fit and have waiting callers from the queue, in order."""
+        self._intake.deadlines.expire_all()
+        there: list[Request] = []
+        while room > 0 and (requests := self.former.take_within(room)):
+            departed = self._parking.departed(requests)
+            for request in departed:
+                request.state = State.CANCELLED
+            self._counters.cancelled += len(departed)
+            there += [request for request in requests if request.state is State.QUEUED]
+            if not departed:
+                break
+            self.former.reform()  # their room in the queue is free
+            room -= sum([request.cost for request in requests if request.state is State.QUEUED])
+        return there
+
+    def pass_turn(self) -> None:
+        self._pass_turn()
+        self._intake.adopt()
+
+    async def listen(self, until: float) -> None:
+        """Waits until the queue changes, or until a time on the loop's clock; needs the turn."""
+        await self._bell.wait(until)
 
 
 @dataclass(eq=False)
 class Joining(ABC):
-    """Adds requests to one batch.
-
-    Args:
-        batch: The batch, with its first requests.
-        queue: The queue, at which the batch has the turn.
-        on_room: Called when the room of the batch has changed, or its handler should look again.
-        gets_no_more: Returns whether no more requests will come for a batch.
-
-    Attributes:
-        batch: As above.
-        joined: Its requests that the handler has not taken yet.
-        outcomes: How its requests have ended.
-        has_ended: Whether the handler has ended, and takes no more requests.
-        is_leaving: Whether it takes no more requests, and ends when the present ones have ended.
-    """
+    """Adds requests to one batch."""
 
     batch: Batch
     _queue: OpenQueue
@@ -77,10 +135,8 @@ class Joining(ABC):
 
     @abstractmethod
     def pull(self) -> None:
-        """Adds requests that may join when the handler asks, and drops those that have ended.
-
-        Otherwise a batch that stays open for long would keep all requests that it ever had.
-        """
+        """Adds requests that join when the handler asks, and drops those that have ended."""
+        # Otherwise a batch that stays open for long keeps all requests that it ever had.
 
     @abstractmethod
     async def wait(self) -> bool:
@@ -88,22 +144,19 @@ class Joining(ABC):
 
     @abstractmethod
     def stepped(self) -> None:
-        """Handles that the handler has taken what there is, for its next step."""
+        """Called when the handler has taken the joined requests for its next step."""
 
     def ended(self, request: Request) -> None:
-        """Handles that one of the batch's requests has ended."""
         self.outcomes.count(request)
         self._queue.ended(self.batch, request)
 
     async def pause(self) -> None:
-        """Executes a checkpoint between two steps, so that callers can take places that are free.
-
-        Those that were just answered may call again.
-        """
+        """Executes a checkpoint between two steps, so that callers can take free places."""
+        # Callers that were just answered may call again.
         await anyio.lowlevel.checkpoint()
 
     def end(self) -> None:
-        """Takes no more requests, because the handler has ended or its time is up."""
+        """Takes no more requests, because the handler has ended or run out of time."""
         self.has_ended = True
 
     def leave(self) -> None:
@@ -116,7 +169,7 @@ class Joining(ABC):
         self._on_room()
 
     def leave_queue(self) -> None:
-        """Passes the turn at the queue to the next slot, if the batch has the turn."""
+        """Passes the turn at the queue to the next slot, if the batch has it."""
         if self._has_turn:
             self._has_turn = False
             self._queue.pass_turn()
@@ -156,7 +209,6 @@ class OpenJoining(Joining):
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more requests join."""
         return self.has_ended or self.batch.reason is not DispatchReason.OPEN
 
     @property
@@ -179,7 +231,7 @@ class OpenJoining(Joining):
                     self._is_flushed = self._is_flushed or queue.former.pressures.handed_out_flushed
                 until, reason = self._closing()
                 if until <= queue.now():
-                    self.batch.complete(reason)
+                    self.batch.reason = reason
                     break
                 await queue.listen(until)
         finally:

@@ -8,17 +8,15 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.open.batch import OpenRun
-from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining
-from shoal.batching.open.queue import OpenQueue
+from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining, OpenQueue
 from shoal.batching.running.slots import IDLE_SLOTS_KEPT, LEFT_OPEN, Slots, logger
 from shoal.core.batch import DispatchReason
-from shoal.core.occupancy import Occupancy
+from shoal.core.counters import Occupancy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.running.capacity import Room
-    from shoal.batching.running.slots import SlotParts
+    from shoal.batching.running.slots import Room, SlotParts
     from shoal.core.batch import Batch
     from shoal.core.events import Outcomes
     from shoal.core.options.options import BatchOptions
@@ -44,10 +42,9 @@ class OpenSlots(Slots[OpenRun]):
         self._queue = OpenQueue(parts, self._pass_turn, occupancy)
         self._are_endless = fill == "continuous"
         self._joining_of = OpenJoining if fill == "open" else ContinuousJoining
-        self._former.tell_all()
+        self._former.wake_always()
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, to the batches that are running as well."""
         self.run.configure(options)
         self._resize()
 
@@ -67,16 +64,10 @@ class OpenSlots(Slots[OpenRun]):
         )
 
     def _gets_no_more(self, batch: Batch) -> bool:
-        """Returns whether no more requests will come for a batch."""
         former = self._former
         if former.closed and not former.live:
             return True
         return self._count > self._most and list(self._open).index(batch) >= self._most
-
-    def _tell_room(self) -> None:
-        """Updates how much the slots can take at once, and wakes the tasks that wait."""
-        self._tell_idle()
-        self._bell.ring()
 
     async def _serve(self, scope: Scope) -> bool:
         innermost_scope = self._parking.innermost_scope()
@@ -130,10 +121,10 @@ class OpenSlots(Slots[OpenRun]):
         return None
 
     async def _run_open(self, batch: Batch, scope: Scope) -> None:
-        joining = self._joining_of(batch, self._queue, self._tell_room, self._gets_no_more)
+        joining = self._joining_of(batch, self._queue, self.room_changed, self._gets_no_more)
         self._open[batch] = joining
         self.run.began(batch, joining)
-        self._tell_idle()
+        self._report_idle()
         try:
             if isinstance(joining, OpenJoining):
                 await self._run_and_feed(batch, joining, scope)
@@ -149,7 +140,7 @@ class OpenSlots(Slots[OpenRun]):
             if not self._are_endless:
                 self._counters.batch_size.gather((batch.size,))
             self._queue.occupancy.note(self._parking.now())
-            self._tell_room()
+            self.room_changed()
 
     async def _run_and_feed(self, batch: Batch, joining: OpenJoining, scope: Scope) -> None:
         failure: BaseException | None = None

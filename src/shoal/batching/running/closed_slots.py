@@ -29,7 +29,6 @@ class ClosedSlots(Slots[Run]):
     """Slots that take a batch when one is due, and then run the handler."""
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, to the batches that are formed from now on."""
         self.run = replace(self.run, options=options)
         self._resize()
 
@@ -62,26 +61,26 @@ class ClosedSlots(Slots[Run]):
                     return False
                 in_a_row, turn_at = 0, self.batches[batch]
             if not in_a_row or former.parked:
-                self._tell_idle()
+                self._report_idle()
             calls = former.calls
             ended_at = await self._run(batch, scope)
             batch = None  # an idle slot must not keep items and results alive
             is_fresh = True
             # A scope that a handler has not left would cancel the next batch as well.
             if ended_at is None or innermost_scope() is not own_scope:
-                self._tell_idle()
+                self._report_idle()
                 return True
             in_a_row += 1
             if former.calls != calls:  # its caller had a turn
                 in_a_row, turn_at = 0, ended_at
             if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
                 if former.parked:
-                    self._tell_idle()  # they may join the next batch
+                    self._report_idle()  # they may join the next batch
                 if former.live >= former.options.max_batch_size and self._count <= self._most:
                     batch = self._full_batch(ended_at)
             if batch is not None:
                 continue
-            self._tell_idle()
+            self._report_idle()
             if in_a_row > 1 or former.regathering.rounds:
                 await self._parking.one_pass()
                 former.regathering.callers_ran(self._parking.now())
@@ -89,14 +88,9 @@ class ClosedSlots(Slots[Run]):
         return False
 
     def _full_batch(self, now: float) -> Batch | None:
-        """Takes a full batch before the callers of the last one go on; None if it must wait.
-
-        They would take the event loop's time while the handler is idle. It is not called if other
-        tasks may have had no turn for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
-
-        Args:
-            now: The time, in seconds.
-        """
+        """Takes a full batch before the callers of the last one go on; None if it must wait."""
+        # The callers would take the event loop's time while the handler is idle. Not called if
+        # other tasks may have had no turn for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
         former = self._former
         if self._intake.deadlines.asleep_until <= now:
             self._intake.deadlines.expire_all()
@@ -108,11 +102,8 @@ class ClosedSlots(Slots[Run]):
         return batch
 
     async def _next_batch(self, is_fresh: bool) -> Batch | None:
-        """Waits for the next batch; returns None when this slot is not needed any more.
-
-        Args:
-            is_fresh: Whether the callers of this slot's last batch have not run yet.
-        """
+        """Waits for the next batch; returns None when this slot is not needed any more."""
+        # `is_fresh`: the callers of this slot's last batch have not run yet.
         former = self._former
         free_at = self._parking.now()
         if is_fresh and former.live:
@@ -146,12 +137,7 @@ class ClosedSlots(Slots[Run]):
         return None
 
     def _dispatch(self, dispatch: Dispatch, free_at: float) -> Batch | None:
-        """Takes a batch from the queue; None if some of its callers have just left.
-
-        Args:
-            dispatch: The decision.
-            free_at: When this slot was free for it.
-        """
+        """Takes a batch from the queue; None if some of its callers have just left."""
         requests = self._former.take(dispatch)
         first = requests[0].waiter if requests else None
         group = group_of(first, requests) if isinstance(first, GroupWaiter) else None

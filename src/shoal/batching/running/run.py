@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results, not_results
 from shoal.batching.handlers.own_context import in_own_context
+from shoal.batching.stream_buffer import too_slow
 from shoal.core.batch import Batch
 from shoal.core.chosen_status import is_declined
 from shoal.core.policies.sizing import padded
@@ -41,13 +42,15 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.handlers.own_context import HoldLog
-    from shoal.batching.running.time_limits import TimeLimits
+    from shoal.batching.time_limits import TimeLimits
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
     from shoal.loops.parking import Parking, Scope
 
 RUNNING = State.RUNNING
+
+_WRONG_SIZE: Final = "gave back {got} results; it must give back one for each, in their order"
 
 logger: Final = logging.getLogger("shoal")
 
@@ -58,20 +61,10 @@ class ScopesMixedUp(Exception):
 
 @dataclass(slots=True)
 class Run(ABC):
-    """One run of a handler.
-
-    Attributes:
-        name: The batcher's name, for messages.
-        handler: The handler.
-        options: The options with which the batch was formed.
-        parking: The event loop's way to wake callers.
-        counters: The counts of how requests ended.
-        limits: Ends batches that run for too long.
-        hold_log: Logs that the handler held up the event loop.
-    """
+    """One run of a handler."""
 
     hears_of_all: ClassVar = False
-    """Whether it is told of each caller that leaves, whatever the options say."""
+    """Whether `on_left` is called for each caller, whatever the options say."""
 
     name: str
     handler: Handler
@@ -82,15 +75,9 @@ class Run(ABC):
     hold_log: HoldLog
 
     async def run(self, batch: Batch, scope: Scope) -> None:
-        """Runs the handler on a batch, and ends each of its requests.
-
-        Args:
-            batch: The batch.
-            scope: The slot's cancel scope, which interrupts the handler; the run is inside of it.
-
-        Cancellation: propagates to the handler and is raised again. If `scope` was cancelled, all
-        requests have ended; otherwise the caller of this method must end the remaining ones.
-        """
+        """Runs the handler on a batch, and ends each of its requests."""
+        # A cancellation propagates to the handler and is raised again. If `scope` was cancelled,
+        # all requests have ended; otherwise the caller must end the remaining ones.
         if self.hears_of_all or self.options.cancel_abandoned:
             batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
@@ -114,7 +101,7 @@ class Run(ABC):
                 self._fail_all(batch.members, self._timed_out)
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
-        """Handles that the caller of a request has left."""
+        """Called when the caller of a request has left."""
         if batch.active == 0:
             scope.cancel()
 
@@ -132,10 +119,14 @@ class Run(ABC):
         except BaseException as error:
             if not goes_on(error, self.parking):
                 failure = error
-            elif self.handler.told is None or not ends_the_program(error) or is_of_a_signal(error):
+            elif (
+                self.handler.convert_error is None
+                or not ends_the_program(error)
+                or is_of_a_signal(error)
+            ):
                 raise
             else:
-                failure = self.handler.told(error)
+                failure = self.handler.convert_error(error)
         if failure is None:
             return
         # Outside of the block above: errors of later runs would have this one as their context.
@@ -164,12 +155,7 @@ class Run(ABC):
             self.limits.forget(timer)
 
     def _items(self, requests: Sequence[Request]) -> list[Any]:
-        """Returns the items of a run, padded to an allowed batch size.
-
-        Raises:
-            ValueError: ``pad`` returned another number of items.
-            Exception: What ``pad`` raised.
-        """
+        """Returns the items of a run, padded to an allowed size; raises what ``pad`` raises."""
         items = [request.item for request in requests]
         sizes, pad = self.options.allowed_batch_sizes, self.options.pad
         if sizes is None:
@@ -229,7 +215,6 @@ class Run(ABC):
         return True
 
     def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: BaseException) -> None:
-        """Fails requests with what the handler raised."""
         if batch.active == 0:
             # A handler whose own calls have the same deadline raises this when its callers expire.
             late = isinstance(failure, DeadlineExceeded)
@@ -243,7 +228,7 @@ class Run(ABC):
         self._fail_all(requests, lambda: own_copy(failure))
 
     def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
-        """Fails the callers because the handler's time is up, and interrupts it if possible."""
+        """Fails the callers because of the time limit, and interrupts the handler if possible."""
         self._fail_all(requests, self._timed_out)
         scope.cancel()  # a generator in a thread is asked for no further step
         batch.set_overdue()
@@ -299,23 +284,34 @@ class Run(ABC):
         batch.active -= 1
         request.state = state
 
-    def _counted(self, results: Any, wanted: int) -> int:
-        """Returns the length of what a handler returned."""
+    def _listed(self, results: Any, wanted: int, wrong_size: str, *, is_step: bool) -> list[Any]:
+        """Returns what the handler returned, or a step, in a list with one value for each item."""
+        check_results(self.handler.name, wanted, results, is_step=is_step)
         try:
-            return len(results)
+            got = len(results)
         except TypeError:
             raise not_results(self.handler.name, wanted, results) from None
-
-    def _listed(self, results: Any, count: int) -> list[Any]:
-        """Returns what a handler returned as a list, whose length may still differ from `count`."""
         if getattr(results, "__iter__", None) is not None:
-            return list(results)
-        return [results[index] for index in range(count)]
+            values: list[Any] = list(results)
+        else:
+            values = [results[index] for index in range(got)]
+        if got != wanted or len(values) != wanted:
+            raise WrongBatchSize(
+                f"the handler of {self.name} was given {wanted} items and "
+                + wrong_size.format(got=got),
+                expected=wanted,
+                got=got,
+            )
+        return values
+
+    def _fail_slow_reader(self, request: Request) -> None:
+        limit_s = self.options.slow_reader_timeout_s
+        error = partial(too_slow, self.name, request, limit_s)
+        if not request.waiter.fail_slow(error):
+            self._fail(request, error())
 
 
 class UnaryRun(Run):
-    """Runs a handler that returns a list."""
-
     __slots__ = ()
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
@@ -325,7 +321,7 @@ class UnaryRun(Run):
         if results.__class__ is list and len(results) == width:
             values: Sequence[Any] = list(results)  # the handler may change its list
         else:
-            values = self._one_each(width, results)
+            values = self._listed(results, width, _WRONG_SIZE, is_step=False)
         if width > len(requests):
             values = values[: len(requests)]  # the results of padding are dropped
         for kind in kinds_of(values):
@@ -341,20 +337,6 @@ class UnaryRun(Run):
         self.counters.finished += len(running)
         (batch.group or self.parking).answer_all(running, values)
 
-    def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
-        """Returns the results in a list, which has one for each item."""
-        check_results(self.handler.name, wanted, results)
-        got = self._counted(results, wanted)
-        values: list[Any] = self._listed(results, got)
-        if got != wanted or len(values) != wanted:
-            raise WrongBatchSize(
-                f"the handler of {self.name} was given {wanted} items and gave back {got} results; "
-                "it must give back one for each, in their order",
-                expected=wanted,
-                got=got,
-            )
-        return values
-
     def _not_awaited(self, values: Sequence[Any]) -> WrongResultType:
         """Returns the error for results that a plain handler could not await."""
         coroutines: list[Any] = [value for value in values if type(value) is CoroutineType]
@@ -367,7 +349,7 @@ class UnaryRun(Run):
         )
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
-        """Fails the requests whose result is an exception instance."""
+        """Fails the requests with an exception instance as their result."""
         for request, value in zip(requests, values, strict=True):
             if issubclass(type(value), BaseException) and request.state is RUNNING:
                 self._fail(request, own_copy(value))
@@ -382,5 +364,5 @@ def kinds_of(values: Iterable[Any]) -> Iterable[type]:
 
 
 def still_running(requests: Sequence[Request]) -> list[Request]:
-    """Returns those requests that have not ended."""
+    """Returns the requests that have not ended."""
     return [request for request in requests if request.state is RUNNING]

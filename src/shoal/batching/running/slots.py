@@ -15,6 +15,10 @@ task switch per batch, and has permits to manage.
 
 The slot that has the turn registers how many requests it waits for. The arrival that reaches this
 number wakes it, so filling a batch wakes the slot at most twice, and an idle slot is never woken.
+
+A handler that forwards batches to replicas has a `Room` in place of a number of slots. A batch is
+formed only when a replica can take it. Until then its requests stay in the queue, where others join
+them, and callers that leave cost nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from collections import deque
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
 import anyio
 
@@ -44,12 +48,35 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.running.capacity import Room
     from shoal.core.counters import Counters
     from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
-    from shoal.loops.bell import Bell
-    from shoal.loops.parking import Parking, Scope
+    from shoal.loops.parking import Bell, Parking, Scope
+
+
+class Room(Protocol):
+    """The free capacity of a handler, which a batcher checks before it forms a batch."""
+
+    # The handler must take up capacity for its batch before its first wait.
+
+    @property
+    def free(self) -> float:
+        """How many more batches the handler can take now; infinity for no limit."""
+        ...
+
+    def is_full(self) -> bool:
+        """Returns whether a due batch must wait; if so, adds the batcher to a wait queue."""
+        # It stays in the wait queue until the handler has its batch, or until `rest`.
+        ...
+
+    def rest(self) -> None:
+        """Leaves the wait queue, because no batch is due any more."""
+        ...
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Calls a function whenever the capacity changes, until the returned function is called."""
+        ...
+
 
 logger: Final = logging.getLogger("shoal")
 
@@ -65,45 +92,24 @@ IDLE_SLOTS_KEPT: Final = 8
 
 @dataclass(frozen=True)
 class SlotParts:
-    """The parts of an open batcher that its slots work with.
-
-    Attributes:
-        intake: The callers' side of the queue.
-        former: The queue.
-        batches: The running batches and their start times, in seconds on the loop's clock.
-        bell: Wakes the slot that waits for the queue to change.
-        parking: The event loop's way to wait.
-        counters: The counts of batches.
-    """
+    """The parts of an open batcher that its slots work with."""
 
     intake: Intake
     former: Former
+    # The running batches and their start times, in seconds on the loop's clock.
     batches: dict[Batch, float]
+    # Wakes the slot that waits for the queue to change.
     bell: Bell
     parking: Parking
     counters: Counters
 
 
 class Slots(ABC, Generic[RunT]):
-    """The worker slots of one open batcher; subclasses define what a slot does.
+    """The worker slots of one open batcher; subclasses define what a slot does."""
 
-    The turn at the queue passes from slot to slot, in the order in which they ask for it.
-
-    Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
-    queue, or waits for it, or has been created or woken and has not run yet.
-
-    Args:
-        parts: The parts of the batcher.
-        run: Runs a batch.
-        on_death: Called with the error that ends a slot.
-        room: The capacity of a handler that forwards batches; None for `max_concurrent_batches`.
-
-    Attributes:
-        run: Runs a batch; replaced when the options change.
-        batches: The running batches and their start times, in seconds on the loop's clock.
-        draining: Set when the batcher begins to close; handlers can check it.
-        ended: Set when the last slot has ended.
-    """
+    # The turn at the queue passes from slot to slot, in the order in which they ask for it.
+    # Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
+    # queue, or waits for it, or has been created or woken and has not run yet.
 
     _are_open: ClassVar = False
     # Whether a handler runs as long as its batcher, so that its batch has no size or run time.
@@ -124,6 +130,7 @@ class Slots(ABC, Generic[RunT]):
         self._counters = parts.counters
         self._turn_is_taken = False
         self._waiting: deque[Any] = deque()  # the waiters of the slots that wait for the turn
+        # Replaced when the options change.
         self.run = run
         self._on_death = on_death
         self._room = room
@@ -131,24 +138,26 @@ class Slots(ABC, Generic[RunT]):
         self._tasks: TaskGroup | None = None
         self._count = 0
         self._last_id = 0
+        # Set when the batcher begins to close; handlers can check it.
         self.draining = anyio.Event()
         self.coroutines: list[object] = []
         # One scope per slot; cancelling them does not cancel the task that waits for the slots.
         self._lives: set[Any] = set()
         self._are_cancelled = False
+        # Set when the last slot has ended.
         self.ended = anyio.Event()
         self._on_change: Callable[[], None] | None = None
-        self._tell_idle()
+        self._report_idle()
 
     def start(self, tasks: TaskGroup) -> None:
         """Starts the slots in a nursery."""
         self._tasks = tasks
         self._context = copy_context()
         self._start_slot()
-        self._tell_idle()
+        self._report_idle()
 
     def cancel(self) -> None:
-        """Cancels the handlers; one that still returns results answers its callers."""
+        """Cancels the handlers; a handler that still returns results answers its callers."""
         self._are_cancelled = True
         for batch in self.batches:
             batch.set_overdue()
@@ -161,8 +170,7 @@ class Slots(ABC, Generic[RunT]):
         self._bell.ring()
 
     @abstractmethod
-    def configure(self, options: BatchOptions) -> None:
-        """Applies new options."""
+    def configure(self, options: BatchOptions) -> None: ...
 
     def _resize(self) -> None:
         """Applies a changed number of slots; surplus slots end after their batch."""
@@ -171,8 +179,7 @@ class Slots(ABC, Generic[RunT]):
             return
         if self._tasks is not None and not self._turn_is_taken:
             self._pass_turn()
-        self._tell_idle()
-        self._bell.ring()
+        self.room_changed()
 
     @property
     @abstractmethod
@@ -180,16 +187,15 @@ class Slots(ABC, Generic[RunT]):
         """Whether a batch is filling, with the options with which it began."""
 
     def room_changed(self) -> None:
-        """Checks again whether the handler can take a batch."""
-        self._tell_idle()
+        """Updates how much the slots can take at once, and wakes the waiting tasks."""
+        self._report_idle()
         self._bell.ring()
 
     def report_changes_to(self, on_change: Callable[[], None]) -> None:
-        """Has a function called whenever the batcher may have become idle."""
+        """Calls a function whenever the batcher may have become idle."""
         self._on_change = on_change
 
-    def tell_change(self) -> None:
-        """Reports that the batcher may have become idle."""
+    def report_change(self) -> None:
         if self._on_change is not None:
             self._on_change()
 
@@ -199,15 +205,12 @@ class Slots(ABC, Generic[RunT]):
         return not (self._former.live or self._former.parked or self._are_at_work())
 
     @abstractmethod
-    def _are_at_work(self) -> bool:
-        """Returns whether a handler has a request."""
+    def _are_at_work(self) -> bool: ...
 
     def is_blocked_by(self, batch: Batch) -> bool:
-        """Returns whether a call of a batch's handler to its own batcher would wait for ever.
-
-        That is certain if its batch has the only slot, and the call is made by the handler's
-        thread, its task, or a task that this one waits for. Other tasks may outlive the handler.
-        """
+        """Returns whether a call of a batch's handler to its own batcher would wait forever."""
+        # That is certain if its batch has the only slot, and the call is made by the handler's
+        # thread, its task, or a task that this one waits for. Other tasks may outlive the handler.
         if not self.batches or self._most > 1 or self.run.handler.fill != "closed":
             return False
         if calls_from_thread.get():
@@ -219,7 +222,6 @@ class Slots(ABC, Generic[RunT]):
         return batch in self.batches or any(r.batch in self.batches for r in batch.members)
 
     def running(self) -> Iterator[Request]:
-        """Yields the running requests."""
         for batch in self.batches:
             yield from [request for request in batch.members if request.state is RUNNING]
 
@@ -246,7 +248,7 @@ class Slots(ABC, Generic[RunT]):
                             if self._parking.leave_scopes_in(scope):
                                 logger.warning(LEFT_OPEN)
         except BaseException as error:
-            if begun == self._last_id or not self._is_spoilt(error, failure):
+            if begun == self._last_id or not self._is_unusable(error, failure):
                 self._on_death(failure or error)
                 raise
             logger.warning(LEFT_OPEN, exc_info=error)
@@ -259,13 +261,9 @@ class Slots(ABC, Generic[RunT]):
             if self._count == 0:
                 self.ended.set()
 
-    def _is_spoilt(self, error: BaseException, failure: BaseException | None) -> bool:
-        """Returns whether a slot's task can't continue because a handler has left scopes open.
-
-        Args:
-            error: What left the slot's own scope.
-            failure: What was raised inside of it; None if nothing was.
-        """
+    def _is_unusable(self, error: BaseException, failure: BaseException | None) -> bool:
+        """Returns whether a slot's task can't continue because a handler has left scopes open."""
+        # `error` left the slot's own scope; `failure` was raised inside of it.
         if failure is None:
             return True  # the scope could not be left
         if not is_cancellation(failure):
@@ -273,11 +271,9 @@ class Slots(ABC, Generic[RunT]):
         return error is not failure or not self._parking.is_cancelled()
 
     async def _run(self, batch: Batch, scope: Scope) -> float | None:
-        """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled.
-
-        The caller calls `_tell_idle` before and after it. Between the batches that a slot runs in a
-        row there is no need for it. If this raises, it has called it.
-        """
+        """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled."""
+        # The caller calls `_report_idle` before and after it, but need not between the batches that a
+        # slot runs in a row. If this raises, it has called it.
         run = self.run  # with the options with which the batch was filled
         if self._former.awaits_change:
             self._intake.adopt()
@@ -289,12 +285,12 @@ class Slots(ABC, Generic[RunT]):
             elif batch.active:  # the remaining requests are found through their batch
                 self._on_death(error)
             self._end(batch, scope)
-            self._tell_idle()
+            self._report_idle()
             raise
         return self._end(batch, scope)
 
     def _end(self, batch: Batch, scope: Scope) -> float | None:
-        """Ends a batch whose requests have all ended; returns what `_run` does."""
+        """Ends a batch after its requests; returns the result of `_run`."""
         former = self._former
         started = self.batches.pop(batch)
         now = self._parking.now()
@@ -305,12 +301,12 @@ class Slots(ABC, Generic[RunT]):
         former.ended(batch, run_s, now, interrupted=interrupted)
         observers = self._counters.observers
         if observers.all or (batch.failure is not None and observers.of_failures):
-            self._tell_ended(batch, started, now)
+            self._notify_ended(batch, started, now)
         batch.members = []  # not cleared, since it may be iterated just now
         batch.failure = None  # its traceback may keep the batch
         return None if interrupted else now
 
-    def _tell_ended(self, batch: Batch, began_at: float, now: float) -> None:
+    def _notify_ended(self, batch: Batch, began_at: float, now: float) -> None:
         outcomes = self._outcomes(batch)
         record = BatchRecord(
             batcher=self.run.name,
@@ -336,7 +332,6 @@ class Slots(ABC, Generic[RunT]):
         )
 
     def _outcomes(self, batch: Batch) -> Outcomes:
-        """Returns how the requests of a batch have ended."""
         outcomes = Outcomes()
         for request in batch.members:
             outcomes.count(request)
@@ -359,7 +354,7 @@ class Slots(ABC, Generic[RunT]):
             is_free = not self._turn_is_taken
 
     def _pass_turn(self) -> None:
-        """Frees the turn: wakes the slot that waits longest for it, or adds one if none waits."""
+        """Wakes the slot that waits longest for the turn, or adds one if none waits."""
         self._turn_is_taken = False
         former = self._former
         if self._waiting:
@@ -380,13 +375,7 @@ class Slots(ABC, Generic[RunT]):
         return self._bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason, free_at: float) -> Batch:
-        """Returns a batch with requests that were taken from the queue.
-
-        Args:
-            requests: The requests.
-            reason: Why it is dispatched.
-            free_at: When this slot was free for it.
-        """
+        """Returns a batch with requests that were taken from the queue."""
         self._last_id += 1
         former, options = self._former, self._former.options
         load: float | None = None
@@ -414,7 +403,7 @@ class Slots(ABC, Generic[RunT]):
             self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))
         return batch
 
-    def _tell_idle(self) -> None:
+    def _report_idle(self) -> None:
         idle = self._most - len(self.batches) if self._room is None else self._room.free
         if idle < 0:  # fewer are allowed than run
             idle = 0
@@ -425,7 +414,6 @@ class Slots(ABC, Generic[RunT]):
             self._on_change()
 
     def _open_room(self) -> float:
-        """Returns how much more room the open batches have."""
         return 0
 
     @abstractmethod
@@ -433,5 +421,5 @@ class Slots(ABC, Generic[RunT]):
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
 
     def _allowed(self) -> float:
-        """Returns the maximum number of slots; a `Room` alone limits the running batches."""
+        """Returns the maximum number of slots; with a `Room`, only it limits running batches."""
         return math.inf if self._room is not None else self._former.options.slots

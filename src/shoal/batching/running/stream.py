@@ -2,30 +2,79 @@
 
 The handler is blocked between its steps while some reader's buffer is full. A reader that blocks it
 for longer than ``slow_reader_timeout_s`` in total, without having caught up once, fails alone.
+
+Forwarding the items of a step may take longer than making them, so the next step of a plain
+generator runs at the same time (`Stepping`). If the event loop would ask for that step anyway, its
+thread goes on by itself while the loop hands out the last step. A step that computes in Python
+would delay each of the items, since Python runs one thread at a time. So both happen only beside
+steps that wait for a device or another program.
 """
 
 from __future__ import annotations
 
+import time
+from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.calls.stream import END, SKIP, Mark
-from shoal.batching.handlers.batch_results import check_results
-from shoal.batching.handlers.stepping import Stepping, running_steps
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
-from shoal.batching.stream_buffer import offer_all, too_slow, wait_for_readers
+from shoal.batching.stream_buffer import offer_all, wait_for_readers
 from shoal.core.request import State
-from shoal.errors import WrongBatchSize
 from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from shoal.batching.stream_buffer import StreamBuffer
     from shoal.core.batch import Batch
     from shoal.core.request import Request
 
 
+class Stepping:
+    """The steps of one run of a plain generator."""
+
+    __slots__ = ("_wants_more", "began", "has_room", "waits")
+
+    def __init__(
+        self,
+        began: Callable[[], object] = lambda: None,
+        wants_more: Callable[[list[Any]], bool] = lambda _: False,
+    ) -> None:
+        # Called in the event loop once the next step was given to its thread, or has begun.
+        self.began = began
+        # Whether the last step waited for more than half of its time, for a device or a program.
+        self.waits = False
+        # Whether each reader has room for two more steps. The event loop sets it after each step;
+        # it permits one step to begin before the one in front of it was handed out.
+        self.has_room = False
+        self._wants_more = wants_more
+
+    def take(self, step: Callable[[], Any]) -> tuple[Any, bool]:
+        """Runs a step in its thread; returns its value, and whether the next may begin early."""
+        # Nothing here keeps that, since a thread of a killed replica may still run a step while the
+        # batch runs again on another replica.
+        since, used = time.perf_counter(), time.thread_time()
+        try:
+            slots = step()
+        finally:
+            self.waits = 2 * (time.thread_time() - used) < time.perf_counter() - since
+        may_go_on = False
+        if self.waits and self.has_room:
+            self.has_room = False
+            if type(slots) in (list, tuple):
+                slots = list(slots)  # the generator may change its own in the next step
+                may_go_on = self._wants_more(slots)
+        return slots, may_go_on
+
+
+running_steps: Final[ContextVar[Stepping]] = ContextVar("shoal.running_steps")
+"""What takes the steps of the run in this context, if a replica in this process runs them."""
+
+
+_WRONG_SIZE: Final = (
+    "yielded {got} slots; each step must have one for each, shoal.END for a stream that is over"
+)
 _MAY_END: Final = (Mark, type, BaseException)
 """The kinds of slots that may end a stream; the others are items."""
 
@@ -95,14 +144,9 @@ class StreamRun(Run):
         stepping: Stepping,
         to_offer: list[StreamBuffer],
     ) -> BaseException | None:
-        """Distributes the steps of a generator, until it ends or has no readers any more.
-
-        Returns:
-            What interrupted a wait of Shoal's own between two steps.
-
-        Raises:
-            BaseException: What the generator raised, or an error for a wrong step.
-        """
+        """Distributes steps until the generator ends or has no readers."""
+        # Returns what interrupted a wait of Shoal's own between two steps; raises what the
+        # generator raised, or an error for a wrong step.
         async for step in steps:
             offer_all(to_offer)
             offers = to_offer if stepping.waits else None
@@ -149,28 +193,11 @@ class StreamRun(Run):
         width: int,
         to_offer: list[StreamBuffer] | None,
     ) -> tuple[list[Request], bool]:
-        """Puts each slot of a step into its stream.
-
-        Args:
-            requests: The requests of the run.
-            step: What the handler has yielded.
-            width: The required number of slots: one for each request, and for padding.
-            to_offer: Gets the buffers whose item is to be passed on while the next step runs; None
-                if that is done before it.
-
-        Returns:
-            The requests whose buffer is full; and whether none will be full after another step.
-        """
-        check_results(self.handler.name, width, step, is_step=True)
-        got = self._counted(step, width)
-        slots: list[Any] = self._listed(step, got)
-        if got != width or len(slots) != width:
-            raise WrongBatchSize(
-                f"the handler of {self.name} was given {width} items and yielded {got} slots; "
-                "each step must have one for each, shoal.END for a stream that is over",
-                expected=width,
-                got=got,
-            )
+        """Puts each slot of a step into its stream."""
+        # `width` counts the requests and padding. `to_offer` gets the buffers with an item to pass
+        # on while the next step runs; None to do so before it. Returns the requests with full
+        # buffers, and whether none will be full after another step.
+        slots = self._listed(step, width, _WRONG_SIZE, is_step=True)
         if any(issubclass(kind, _MAY_END) for kind in kinds_of(slots)):
             self._end_some(requests, slots)
         full: list[Request] = []
@@ -215,13 +242,7 @@ class StreamRun(Run):
             request.state is State.CANCELLED for request in requests
         )
 
-    def _fail_slow_reader(self, request: Request) -> None:
-        limit_s = self.options.slow_reader_timeout_s
-        error = partial(too_slow, self.name, request, limit_s)
-        if not request.waiter.fail_slow(error):
-            self._fail(request, error())
-
 
 def _active(batch: Batch, requests: Sequence[Request]) -> int:
-    """Returns how many requests of a run have not ended; of all of a batch, or of a part of it."""
+    """Returns how many requests of a run have not ended."""
     return batch.active if len(requests) == batch.size else len(still_running(requests))

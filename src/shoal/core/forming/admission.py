@@ -1,7 +1,7 @@
 """Admission control: which requests a full queue admits, sheds or parks.
 
-`AdmissionControl` has the rules for requests that are not all alike, `Shedding` selects requests to
-shed, and `Parked` holds the requests that wait to be admitted, in order of arrival.
+`AdmissionControl` has the rules for requests that are not all alike, and `Shedding` selects the
+requests to shed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from shoal.core.batch import Batch
     from shoal.core.latency_model import LatencyModel
@@ -25,16 +25,11 @@ _LEFTOVERS_WORTH_A_SWEEP: Final = 64
 
 
 class Shedding:
-    """Selects the request to shed for a new one.
-
-    Args:
-        newest: Whether the newest request of the lowest level is shed, and only for a new request
-            of a higher level. Otherwise the oldest is, also for a new one of the same level.
-    """
-
-    __slots__ = ("_by_level", "_levels", "_newest", "_places")
+    """Selects the request to shed for a new one."""
 
     def __init__(self, *, newest: bool) -> None:
+        # Whether to shed the newest request of the lowest level, and only for a request of a higher
+        # level. Otherwise the oldest is shed, also for a request of the same level.
         self._newest = newest
         self._by_level: dict[int, deque[Request]] = {}
         # The levels of `_by_level`, each negated, so that the lowest comes first.
@@ -42,7 +37,7 @@ class Shedding:
         self._places = 0
 
     def add(self, request: Request, live: int) -> None:
-        """Adds a newly queued request; `live` is the number of queued requests."""
+        """`live` is the number of queued requests."""
         level = request.priority
         queue = self._by_level.get(level)
         if queue is None:
@@ -70,7 +65,6 @@ class Shedding:
         return None
 
     def clear(self) -> None:
-        """Drops all entries; for an empty queue."""
         self._by_level.clear()
         self._levels.clear()
         self._places = 0
@@ -91,16 +85,11 @@ class Shedding:
 
 
 class Admission(NamedTuple):
-    """The outcome of an attempt to admit a request.
-
-    Attributes:
-        refusal: Why it was refused; None if it was queued or parked.
-        victim: The request that was shed for it, and has left the queue; None for none.
-        ring: Whether the slot that waits for requests must be woken.
-    """
-
+    # Why it was refused; None if it was queued or parked.
     refusal: str | None = None
+    # The request that was shed for it and has left the queue.
     victim: Request | None = None
+    # Whether the waiting slot must be woken.
     ring: bool = False
 
 
@@ -110,15 +99,11 @@ RINGING: Final = Admission(ring=True)
 
 
 class AdmissionControl:
-    """Bounds of priority levels, refusal of late calls, and shedding.
-
-    Attributes:
-        size: The sum of the costs of the queued requests, without the parked ones.
-    """
+    """Bounds of priority levels, refusal of late calls, and shedding."""
 
     @classmethod
     def for_options(cls, options: BatchOptions, model: LatencyModel) -> AdmissionControl | None:
-        """Makes the admission control that the options need; None if a bound is the only rule."""
+        """Returns None if a bound on the queue is the only rule."""
         policies = [*options.queue_policies.values(), options.default_queue_policy]
         is_needed = (
             options.refuse_late
@@ -137,29 +122,26 @@ class AdmissionControl:
             if options.overload in ("shed_oldest", "shed_lowest")
             else None
         )
+        # The sum of the costs of the queued requests, without the parked ones.
         self.size: float = 0
 
     def note_added(self, request: Request, live: int) -> None:
-        """Records that a request was parked, or queued, which makes `live` queued requests."""
         self.note_returned(request)
         if request.state is State.QUEUED and self._shedding is not None:
             self._shedding.add(request, live)
 
     def note_returned(self, request: Request) -> None:
-        """Records that a request that had been taken was put back."""
         level = request.priority
         self._by_level[level] = self._by_level.get(level, 0) + 1
         if request.state is State.QUEUED:
             self.size += request.cost
 
     def note_admitted(self, request: Request, live: int) -> None:
-        """Records that a parked request was queued, which makes `live` queued requests."""
         self.size += request.cost
         if self._shedding is not None:
             self._shedding.add(request, live)
 
     def note_left(self, request: Request, was: State) -> None:
-        """Records that a queued or parked request has left: taken by a slot, or ended."""
         level = request.priority
         self._by_level[level] -= 1
         if not self._by_level[level]:
@@ -169,21 +151,14 @@ class AdmissionControl:
             self.size = self.size - request.cost if self._by_level else 0
 
     def tidy(self) -> None:
-        """Drops all entries of ended requests; for an empty queue."""
         if self._shedding is not None:
             self._shedding.clear()
 
     def victim(self, request: Request) -> Request | None:
-        """Returns the request to shed for a new one; None if there is none."""
         return None if self._shedding is None else self._shedding.victim(request)
 
     def full_level(self, request: Request, takes_at_once: float) -> str | None:
-        """Returns why a request's priority level has no room for it; None if it has.
-
-        Args:
-            request: The new request.
-            takes_at_once: How much of the queue slots are about to take.
-        """
+        """Returns why a request's priority level has no room for it; None if it has room."""
         policy = self._options.queue_policy(request.priority)
         bound = None if policy is None else policy.max_queued_requests
         if bound is None or self._by_level.get(request.priority, 0) < bound:
@@ -195,12 +170,9 @@ class AdmissionControl:
         )
 
     def lateness(self, request: Request, now: float, batches: Mapping[Batch, float]) -> str | None:
-        """Returns why a request can't end in time, by the run times measured; None if it may.
-
-        A request must not be refused by mistake, so only requests that certainly go first count as
-        ahead of it. An idle batcher admits every request, or it would never learn that its handler
-        has become faster.
-        """
+        # Only requests that certainly go first count as ahead, so that none is refused by mistake.
+        # An idle batcher admits every request; otherwise it never learns that its handler has
+        # become faster.
         if not batches and not self._by_level:
             return None
         due = None if request.options is None else request.options.due
@@ -242,48 +214,3 @@ def _free_times(
     """Returns when each slot is expected to be free, the earliest first."""
     ends = [max(now, since + (model.run_s(batch.load) or 0)) for batch, since in batches.items()]
     return sorted([*ends, *[now] * (slots - len(ends))])
-
-
-PARKED = State.PARKED
-
-
-class Parked:
-    """The parked requests, in order; entries of those that have left are skipped."""
-
-    __slots__ = ("_requests",)
-
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
-
-    def add(self, request: Request) -> None:
-        """Appends a request."""
-        self._requests.append(request)
-
-    def first(self) -> Request | None:
-        """Returns the request that is admitted next; None if there is none."""
-        requests = self._requests
-        while requests and requests[0].state is not PARKED:
-            requests.popleft()
-        return requests[0] if requests else None
-
-    def pop(self) -> None:
-        """Removes the request that `first` returned."""
-        self._requests.popleft()
-
-    def tidy(self, live: int) -> None:
-        """Drops entries of requests that have left, if most are; `live` requests are parked."""
-        if not live:
-            self._requests.clear()
-        elif len(self) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
-            self._requests = deque(self)
-
-    def clear(self) -> None:
-        """Drops everything."""
-        self._requests.clear()
-
-    def __len__(self) -> int:
-        """Returns the number of entries, including those of requests that have left."""
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter([request for request in self._requests if request.state is PARKED])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict
 
 from shoal.core.options.checks import seconds, whole, yes_or_no
 from shoal.core.options.names import unknown_option
-from shoal.core.policies.factory import tells_requests_apart
+from shoal.core.policies.factory import distinguishes_requests
 from shoal.core.request import NOTHING, RequestOptions
 from shoal.errors import ItemTooLarge
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class CallKeywords(TypedDict, total=False):
-    """The keywords of a call's ``options``; None leaves one as it is."""
+    """The keywords of a call's ``options``; None leaves an option unchanged."""
 
     timeout_s: float | None
     metadata: Mapping[str, Any] | None
@@ -35,33 +35,18 @@ class CallKeywords(TypedDict, total=False):
 
 
 class CallOptions(NamedTuple):
-    """The options of one call.
-
-    Attributes:
-        timeout_s: How long it may take from its start, in seconds; None for no limit.
-        metadata: What the handler should know about it.
-        priority: Its priority level; None for the default.
-        queue_timeout_s: How long it may wait in the queue, in seconds; None for no limit of its
-            own.
-        share: Whether it may share a request with equal calls, or get a result from the cache.
-        waits_for_room: Whether it waits for a place in a full queue, whatever ``overload`` says.
-            Requests of several items use it for the rest of them, once they have begun.
-    """
-
+    # From the start of the call, in seconds; None for no limit.
     timeout_s: float | None = None
     metadata: Mapping[str, Any] = NOTHING
     priority: int | None = None
     queue_timeout_s: float | None = None
     share: bool = True
+    # Whether it waits for a place in a full queue, whatever ``overload`` says. A call with several
+    # requests sets this for the remaining ones once it has begun.
     waits_for_room: bool = False
 
     def with_changes(self, given: Mapping[str, Any]) -> CallOptions:
-        """Checks options, and returns these with those that are not None.
-
-        Raises:
-            TypeError: A name is unknown, or a value has the wrong type.
-            ValueError: A value is out of its range.
-        """
+        """Checks options (`TypeError`, `ValueError`), and applies those that are not None."""
         for name in given:
             if name not in _CHECKS:
                 raise unknown_option("a call", name, _CHECKS)
@@ -86,23 +71,6 @@ _new = RequestOptions.__new__
 
 
 class RequestOptionsFactory:
-    """Makes the option records of requests under one set of batcher options.
-
-    Attributes:
-        of_each: Whether each request needs its own record, whatever its call options are.
-    """
-
-    __slots__ = (
-        "_bucket_by",
-        "_cost_of",
-        "_limit_s",
-        "_most",
-        "_name",
-        "_options",
-        "_priority",
-        "of_each",
-    )
-
     def __init__(self, name: str, options: BatchOptions) -> None:
         self._name = name
         self._options = options
@@ -113,26 +81,13 @@ class RequestOptionsFactory:
         self._most = math.inf if options.split is not None else options.max_batch_size
         limit_s = options.request_timeout_s
         self._limit_s = math.inf if limit_s is None else limit_s
-        self.of_each = tells_requests_apart(options)
+        # Whether each request needs its own record, whatever its call options are.
+        self.of_each = distinguishes_requests(options)
 
     def of(
         self, item: Any, call_options: CallOptions, now: float, scope_deadline: float = math.inf
     ) -> RequestOptions:
-        """Makes the record of one request.
-
-        Args:
-            item: What the caller passed.
-            call_options: The options of the call.
-            now: The time, in seconds.
-            scope_deadline: The deadline of the caller's cancel scope; infinity if there is none or
-                it does not count.
-
-        Raises:
-            ItemTooLarge: The item costs more than `max_batch_size`.
-            TypeError: A function of one item returned something of the wrong type.
-            ValueError: The priority or a cost is out of range.
-            Exception: What a function of one item raised.
-        """
+        """Raises `ItemTooLarge`, and what the user's functions of an item raise."""
         asked = _new(RequestOptions)  # without the constructor: 2 % of a call
         (
             timeout_s,
@@ -179,7 +134,6 @@ class RequestOptionsFactory:
         return asked
 
     def refusal(self, cost: float) -> ItemTooLarge:
-        """Makes the error for an item that costs more than `max_batch_size`."""
         most = self._options.max_batch_size
         error = ItemTooLarge(
             f"an item for {self._name} costs {cost!s:.20}, which is more than a batch "
@@ -189,11 +143,7 @@ class RequestOptionsFactory:
         return error
 
     def renew(self, request: Request) -> Exception | None:
-        """Replaces the record of a queued or parked request by one under these options.
-
-        Returns:
-            Why the request can't be served under them; None if it can.
-        """
+        """Replaces the record of a waiting request; returns why it can't be served, if so."""
         before = request.options
         if before is None and not self.of_each:
             return None
@@ -216,11 +166,7 @@ class RequestOptionsFactory:
         return self.refusal(asked.cost) if asked.cost > self._options.max_batch_size else None
 
     def _check_is_of_one(self, item: Any, error: Exception) -> None:
-        """Checks that a ``batch_size_fn`` that raised is not one of a list, as Ray Serve's is.
-
-        Raises:
-            TypeError: It is.
-        """
+        """Raises a `TypeError` if the ``batch_size_fn`` that raised takes a list, like Ray's."""
         assert self._cost_of is not None
         try:
             self._checked_cost(self._cost_of([item]))

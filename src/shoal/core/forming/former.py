@@ -25,14 +25,14 @@ import math
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl, Parked
-from shoal.core.forming.overdue import Overdue
-from shoal.core.forming.pressures import PressureTracker
+from shoal.core.forming.admission import QUIET, RINGING, Admission, AdmissionControl
+from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
-from shoal.core.policies.factory import adaptive_of, policy_of, tells_requests_apart
+from shoal.core.policies.factory import adaptive_of, distinguishes_requests, policy_of
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policy import Dispatch
+from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -50,52 +50,27 @@ NONE: Final[Mapping[Batch, float]] = MappingProxyType({})
 
 
 class Former:
-    """The queue of one batcher.
-
-    Args:
-        options: The options in force.
-        batches: The batches in the handler and their start times, in seconds; the owner changes it.
-
-    Attributes:
-        append: Adds a request to the queue; returns whether a slot must decide now.
-        live: The number of queued requests.
-        parked: The number of requests that wait to be admitted.
-        bound: The option ``max_queued_requests``; infinity for None, 0 once it is `closed`.
-        free_room: `bound` for requests without options; minus infinity if those must be checked.
-        closed: Whether requests are no longer admitted.
-        admits_freely: Whether a bound on the queue is the only rule of admission.
-        takes_anyone: Whether, in addition, requests need no record of options.
-        awaits_change: Whether new options are pending until no batch is being collected.
-        wake_at: The number of queued requests at which the waiting slot must be woken; 0 for none.
-        overdue: The time limits of requests.
-        pressures: Which requests must be dispatched now; the owner may set ``pressures.draining``.
-        regathering: The waits for callers of the last batch.
-        batches, options: As above.
-        model: The run times of the handler.
-        adaptive: The rule that chooses sizes and waits; None if they are fixed.
-    """
-
     def __init__(self, options: BatchOptions, batches: Mapping[Batch, float] = NONE) -> None:
         self.model = LatencyModel()
         self.batches = batches
         self.closed = False
+        # The option `max_queued_requests`; infinity for None, 0 once it is `closed`.
         self.bound = self.free_room = self._idle_slots = self._open_room = 0.0
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
-        self.awaits_change = self._tells_all = False
+        # Whether new options are pending until no batch is being collected.
+        self.awaits_change = self._wakes_always = False
         self._left = 0  # how many requests have left the queue, however they did
         self.pressures = pressures = PressureTracker(self.model)
         self.regathering = Regathering(self.model, self.overdue, pressures)
-        self._parked = Parked()
+        self._parked = ArrivalQueue(PARKED)
         self._control: AdmissionControl | None
+        # Adds a request to the queue; returns whether a slot must decide now.
         self.append: Callable[[Request], object]
         self._take_in(options)
 
     def admit(self, request: Request, *, has_room: bool = False) -> Admission:
-        """Queues, parks or refuses a request; may shed another one.
-
-        One that is known to have room has the state QUEUED already.
-        """
+        """Queues, parks or refuses a request; may shed another. `has_room`: already QUEUED."""
         if not has_room:
             if self._control is not None or self.parked or self.live >= self.bound:
                 return self._checked(request)
@@ -142,7 +117,7 @@ class Former:
         return admission
 
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
-        """Returns why requests can't be admitted together; None if they may be."""
+        """Returns why requests can't be admitted together; None if they can."""
         # No other one is shed for them, because one of them might still be refused.
         size = sum([request.cost for request in requests])
         waits = self.options.overload == "wait" or requests[0].waits_for_room
@@ -151,45 +126,41 @@ class Former:
         return self._fullness()
 
     def arrive_all(self, requests: list[Request]) -> bool:
-        """Queues many requests for which there is room; returns whether the slot must be woken."""
+        """Queues requests for which there is room; returns whether the slot must be woken."""
         before = self.live
         must_decide = self._policy.extend(requests)
         self.live += len(requests)
-        return must_decide or self._tells_all or before < self.wake_at <= self.live
+        return must_decide or self._wakes_always or before < self.wake_at <= self.live
 
     def leave(self, request: Request, state: State = State.CANCELLED) -> bool:
         """Removes a waiting request that has ended; returns whether the slot must be woken."""
         self._drop(request, state)
-        return (self.parked > 0 and self._admit_parked()) or self._tells_all
+        return (self.parked > 0 and self._admit_parked()) or self._wakes_always
 
     @property
     def most(self) -> float:
-        """How many requests may be queued now; those that slots take at once don't count."""
+        """Returns how many requests may be queued, not counting those that slots take at once."""
         return self.bound if self._has_costs or self.closed else self.bound + self._at_once
 
     @property
     def _at_once(self) -> float:
-        """How much of the queue idle slots and open batches are about to take."""
+        """Returns how much of the queue idle slots and open batches are about to take."""
         return self._idle_slots * self.options.max_batch_size + self._open_room
 
     def reform(self, *, idle_slots: float | None = None, open_room: float = 0) -> bool:
-        """Admits parked requests, and returns whether the slot that waits must be woken.
-
-        Args:
-            idle_slots: The number of idle slots, infinity for no limit; None if it has not changed.
-            open_room: How much more the open batches can take.
-        """
+        """Admits parked requests; returns whether the waiting slot must be woken."""
+        # `idle_slots` is None if their number has not changed, and infinity for no limit.
         if idle_slots is not None:
             self._idle_slots, self._open_room = idle_slots, open_room
         return self.parked > 0 and self._admit_parked()
 
-    def tell_all(self) -> None:
+    def wake_always(self) -> None:
         """Makes every arrival and departure wake the slot from now on; for open batches."""
-        self._tells_all = True
-        self.append = self._append_and_tell
+        self._wakes_always = True
+        self.append = self._append_and_wake
 
     def decide(self, now: float) -> Dispatch | Wait:
-        """Decides whether a free slot takes a batch, or when it asks again; see `BatchPolicy`."""
+        """Decides for a free slot: a batch to take, or when to ask again."""
         pressures, regathering = self.pressures, self.regathering
         pressure = None
         if not self.live:
@@ -217,15 +188,11 @@ class Former:
         return decision
 
     def take(self, dispatch: Dispatch) -> list[Request]:
-        """Removes and returns the batch that `decide` has just decided on.
-
-        They are all in the state QUEUED; the caller changes it. Parked requests are admitted by the
-        next `reform`, by which it reports that its slot is no longer idle.
-        """
+        # They stay QUEUED; the caller changes their state. The next `reform` admits parked
+        # requests, and reports that the slot of the caller is no longer idle.
         return self._handed_out(self._policy.take(dispatch))
 
     def take_within(self, room: float) -> list[Request]:
-        """Removes and returns requests that may join an open batch, in order, up to its room."""
         taken = self._handed_out(self._policy.take_within(room))
         if not self.live:
             self._tidy()  # `decide` is not called for open batches
@@ -244,10 +211,7 @@ class Former:
                     self._control.note_returned(request)
 
     def ended(self, batch: Batch, run_s: float, now: float, *, interrupted: bool) -> None:
-        """Records that a batch has ended, before its callers run; it is in `batches` no more.
-
-        If it was interrupted, it would have run for longer.
-        """
+        """Records that a batch has ended and was removed from `batches`, before its callers run."""
         if interrupted:
             self.model.interrupted(batch.load, run_s)
             return
@@ -258,12 +222,11 @@ class Former:
             regathering.ended(batch.members, run_s, now, self.calls, len(self.batches))
 
     def flush(self) -> None:
-        """Makes the requests that are queued now leave with the next batches, full or not."""
+        """Dispatches the requests that are queued now with the next batches, full or not."""
         self.pressures.flush(self._policy.waiting())
 
     @property
     def calls(self) -> int:
-        """How many requests were ever queued."""
         return self.live + self._left
 
     @property
@@ -273,12 +236,11 @@ class Former:
 
     @property
     def scheduling_capacity(self) -> float:
-        """How much more idle slots and open batches would take at once, beyond what is queued."""
+        """How much more would start at once, beyond the queued requests."""
         return 0 if self.closed else max(0, self._at_once - self._policy.size_of_all())
 
     @property
     def size(self) -> float:
-        """The sum of the costs of the queued requests."""
         return self._policy.size_of_all()
 
     def size_beside(self, asked: RequestOptions) -> float:
@@ -286,27 +248,18 @@ class Former:
         return self._policy.size_beside(asked)
 
     def parked_and_queued(self) -> list[Request]:
-        """Returns all waiting requests, parked ones first so that none is admitted meanwhile."""
+        """Returns parked requests first, so that none is admitted while the others are removed."""
         return [*self._parked, *self._policy.waiting()]
 
     def await_change(self, *, is_pending: bool) -> None:
-        """Sets whether new options are pending."""
         self.awaits_change = is_pending
         self.free_room = self.bound if self.takes_anyone and not is_pending else -math.inf
 
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]
     ) -> list[tuple[Request, BaseException]]:
-        """Applies new options, and adds the waiting requests again, in order of arrival.
-
-        Args:
-            options: The new options.
-            describe: Replaces the record of a waiting request; returns why it can't be served.
-
-        Returns:
-            The requests that can't be served under the new options, and their errors, which may be
-            whatever a user's function or policy has raised. They have left.
-        """
+        """Applies new options; returns waiting requests that don't fit them, and their errors."""
+        # The errors may be any that a user's function or policy raises. These requests have left.
         waiting = [*self._policy.by_arrival(), *self._parked]
         self._take_in(options)
         failed: list[tuple[Request, BaseException]] = []
@@ -333,7 +286,7 @@ class Former:
             self.bound = self.free_room = 0
 
     def clear(self) -> Iterator[Request]:
-        """Empties the queue for good; returns all waiting requests, parked ones last."""
+        """Empties the queue for good; yields parked requests last."""
         waiting = [*self._policy.waiting(), *self._parked]
         self._parked.clear()
         self.live = self.parked = 0
@@ -352,7 +305,7 @@ class Former:
         self.regathering.change(options)
         self._control = AdmissionControl.for_options(options, self.model)
         self.admits_freely = self._control is None
-        self.takes_anyone = self.admits_freely and not tells_requests_apart(options)
+        self.takes_anyone = self.admits_freely and not distinguishes_requests(options)
         bound = options.max_queued_requests
         self.bound = 0 if self.closed else math.inf if bound is None else bound
         self.await_change(is_pending=self.awaits_change)
@@ -360,10 +313,10 @@ class Former:
     def _file_by(self, policy: Rule) -> None:
         self._policy = policy
         self.append = policy.append
-        if self._tells_all:
-            self.tell_all()
+        if self._wakes_always:
+            self.wake_always()
 
-    def _append_and_tell(self, request: Request) -> bool:
+    def _append_and_wake(self, request: Request) -> bool:
         self._policy.add(request)
         self.wake_at = self.live + 1
         return True
@@ -380,7 +333,6 @@ class Former:
         return taken
 
     def _fits(self, requests: int, size: float) -> bool:
-        """Returns whether there is room for more requests, and for the sum of their costs."""
         if self.live + requests <= self.most:
             return True
         # If items have costs, a number does not tell how many of them idle slots take at once.
@@ -393,13 +345,12 @@ class Former:
 
     def _park(self, request: Request) -> None:
         request.state = PARKED
-        self._parked.add(request)
+        self._parked.push(request)
         self.parked += 1
         if self._control is not None:
             self._control.note_added(request, self.live)
 
     def _admit_parked(self) -> bool:
-        """Moves parked requests to the queue while it has room."""
         woken = False
         while (request := self._parked.first()) is not None and self._fits(1, request.cost):
             request.state = QUEUED
@@ -437,12 +388,12 @@ class Former:
             self._policy.remove(request)
         else:
             self.parked -= 1
-            self._parked.tidy(self.parked)
+            if not self.parked or is_worth_a_sweep(self._parked, self.parked):
+                self._parked.sweep()
         if not self.live and not self.parked:
             self._tidy()  # the waiting slot may sleep until the next arrival
 
     def _tidy(self) -> None:
-        """Drops references to ended requests when the queue is empty."""
         pressures = self.pressures
         if pressures.has_times or pressures.unseen or pressures.handed_out_flushed:
             pressures.forget_times()

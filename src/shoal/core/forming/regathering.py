@@ -42,8 +42,7 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shoal.core.forming.overdue import Overdue
-    from shoal.core.forming.pressures import PressureTracker
+    from shoal.core.forming.deadlines import Overdue, PressureTracker
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
@@ -67,90 +66,46 @@ _WINDOW_ENDED: Final = (DispatchReason.TIMER, DispatchReason.IDLE)
 
 
 class _Round:
-    """The calls after the end of a batch.
-
-    Attributes:
-        began_at: When the batch ended, in seconds.
-        answered: How many callers it answered.
-        worth_s: How long it is worth to wait for them, in seconds.
-        told_s: How long it took until they had their results and ran, in seconds. The event loop
-            works for them in this time, so it is not theirs.
-        ended_at: When the next batch ended; infinity if none has.
-        delays: How long after the beginning calls were made, as far as they have run: those within
-            `worth_s`, and not more than callers were answered.
-        others: How many other calls were made until the next batch ended.
-    """
-
-    __slots__ = ("answered", "began_at", "delays", "ended_at", "others", "told_s", "worth_s")
+    """The calls after the end of a batch."""
 
     def __init__(self, began_at: float, answered: int, worth_s: float) -> None:
         self.began_at = began_at
         self.answered = answered
+        # How long it is worth to wait for the callers, in seconds.
         self.worth_s = worth_s
-        self.told_s = 0.0
+        # How long it took until the callers had their results and ran, in seconds. The event loop
+        # works for them in this time, so it does not count as theirs.
+        self.woken_s = 0.0
+        # When the next batch ended; infinity if none has.
         self.ended_at = math.inf
+        # How long after the beginning calls were made: those within `worth_s`, at most one for each
+        # answered caller.
         self.delays: list[float] = []
+        # How many other calls were made until the next batch ended.
         self.others = 0
 
 
 class _Returns(NamedTuple):
-    """What one round has shown.
-
-    Attributes:
-        worth_s: How long it is worth to wait, in seconds.
-        answered: How many callers were answered.
-        returned: How many calls came in time, of at most as many callers.
-        within_s: How long that took, in seconds.
-        own: How many of them came after the callers had their results.
-        own_s: How long that took, in seconds.
-        others: How many calls came later.
-        later_s: How long the rest of the round was.
-    """
+    """What one round has shown."""
 
     worth_s: float
     answered: int
+    # How many calls were made in time, at most one for each answered caller.
     returned: int
+    # How long that took, in seconds.
     within_s: float
+    # How many of them were made after the callers had their results.
     own: int
+    # How long that took, in seconds.
     own_s: float
+    # How many calls were made later.
     others: int
+    # How long the rest of the round was, in seconds.
     later_s: float
 
 
 class Regathering:
-    """The waits of one batcher for callers who are about to come back.
-
-    Args:
-        model: The run times measured.
-        overdue: The time limits of requests.
-        pressures: Tells how early a request must be dispatched.
-
-    Attributes:
-        urgent_before: A request that is due before this time can't wait, in seconds; minus infinity
-            while no batch waits.
-        rounds: The rounds whose calls have not all run, the oldest first. While there are any,
-            `callers_ran` must be called after the end of a batch.
-        owed: How many calls are expected, in all, after the end of the last batch; 0 until it has
-            learned of any.
-        has_waited: Whether the batch that is due has waited.
-    """
-
-    __slots__ = (
-        "_is_on",
-        "_last_end_at",
-        "_model",
-        "_most",
-        "_overdue",
-        "_owed_since",
-        "_pressures",
-        "_seen",
-        "_share",
-        "_wait_s",
-        "has_waited",
-        "owed",
-        "rounds",
-        "urgent_before",
-    )
+    """The waits of one batcher for callers that are about to call again."""
 
     def __init__(self, model: LatencyModel, overdue: Overdue, pressures: PressureTracker) -> None:
         self._model = model
@@ -158,19 +113,19 @@ class Regathering:
         self._pressures = pressures
         self._is_on = False
         self._most = 1
+        # A request due before this time can't wait; minus infinity while no batch waits.
         self.urgent_before = -math.inf
+        # Whether the batch that is due has waited.
         self.has_waited = False
         self._forget()
 
     def change(self, options: BatchOptions) -> None:
-        """Applies new options."""
         self._most = options.max_batch_size
         self._is_on = regathers(options)
         if not self._is_on:
             self._forget()
 
     def _forget(self) -> None:
-        """Forgets what was learned."""
         self.rounds: deque[_Round] = deque()
         self._seen: deque[_Returns] = deque(maxlen=_ROUNDS)
         # What was learned; a wait of 0 is none.
@@ -184,15 +139,7 @@ class Regathering:
     def ended(
         self, members: Iterable[Request], run_s: float, now: float, calls: int, running: int
     ) -> None:
-        """Records the end of a batch; its callers have not run yet.
-
-        Args:
-            members: Its requests, which have ended.
-            run_s: How long it ran, in seconds.
-            now: The time, in seconds.
-            calls: How many calls were ever queued.
-            running: How many other batches run.
-        """
+        """Records the end of a batch before its callers run."""
         if not self._is_on:
             return
         if run_s < WORTH_S:
@@ -220,27 +167,15 @@ class Regathering:
         self._last_end_at = now
 
     def callers_ran(self, now: float) -> None:
-        """Records that the callers of the last batch have run since it ended.
-
-        Args:
-            now: The time, in seconds.
-        """
+        """Records that the callers of the last batch have run since it ended."""
         if self.rounds:
             last = self.rounds[-1]
-            last.told_s = now - last.began_at
+            last.woken_s = now - last.began_at
 
     def wait(self, calls: int, idle_slots: float) -> tuple[float, int]:
-        """Decides whether a free slot, whose batch is due, waits for more calls.
-
-        Args:
-            calls: How many calls were ever queued.
-            idle_slots: How many slots are free; each gets a part of the calls.
-
-        Returns:
-            Until when to wait, which may be over, and for how many calls.
-        """
-        came = calls - self._owed_since
-        missing = self.owed / max(1, idle_slots) - came  # no call is awaited by unlimited slots
+        """Returns until when a free slot with a due batch waits for calls, and for how many."""
+        made = calls - self._owed_since
+        missing = self.owed / max(1, idle_slots) - made  # no call is awaited by unlimited slots
         return self._last_end_at + self._wait_s, max(0, math.ceil(missing - _ROUNDING))
 
     def decide(
@@ -252,18 +187,8 @@ class Regathering:
         calls: int,
         idle_slots: float,
     ) -> Dispatch | Wait:
-        """Makes a batch wait if the policy dispatches it because its window has ended.
-
-        It need not be called while no call is `owed` and no batch `has_waited`.
-
-        Args:
-            decision: What the policy has decided.
-            policy: The policy.
-            now: The time, in seconds.
-            live: The number of queued requests.
-            calls: How many requests were ever queued.
-            idle_slots: How many slots are free.
-        """
+        """Makes a batch wait if the policy dispatches it because its window has ended."""
+        # Not needed while no call is `owed` and no batch `has_waited`.
         self.urgent_before = -math.inf
         has_waited, self.has_waited = self.has_waited, False
         if not self._is_on or isinstance(decision, Wait) or decision.reason not in _WINDOW_ENDED:
@@ -282,10 +207,7 @@ class Regathering:
         return decision._replace(reason=DispatchReason.REGATHER) if has_waited else decision
 
     def _sort_in(self, times: list[float]) -> None:
-        """Adds calls that have run to the rounds to which they belong.
-
-        A call counts for the oldest batch whose callers are not all back.
-        """
+        # A call counts for the oldest batch with callers that are not all back.
         times.sort()
         rounds = self.rounds
         place = 0
@@ -295,7 +217,7 @@ class Regathering:
             begin = bisect_left(times, each.began_at, place)
             if before is not None:
                 before.others += begin - place
-            late = bisect_right(times, each.began_at + each.worth_s + each.told_s, begin)
+            late = bisect_right(times, each.began_at + each.worth_s + each.woken_s, begin)
             place = min(late, begin + each.answered - len(each.delays))
             each.delays += [at - each.began_at for at in times[begin:place]]
             before = each
@@ -303,16 +225,14 @@ class Regathering:
             before.others += len(times) - place
 
     def _worth_s(self, size: int) -> float:
-        """Returns how long it is worth to wait, in seconds."""
         fixed_s = self._model.fixed_s()
         if fixed_s is not None:
             return fixed_s
         return (self._model.run_s(size) or 0) * _PART_OF_A_RUN
 
     def _learn(self, each: _Round) -> None:
-        """Adds what a complete round has shown."""
         delays = sorted(each.delays)
-        worth_s = each.worth_s + each.told_s
+        worth_s = each.worth_s + each.woken_s
         lasted_s = each.ended_at - each.began_at
         returned = math.ceil(len(delays) * _MOST_OF_THEM)
         within_s = delays[returned - 1] if returned else min(worth_s, lasted_s)
@@ -322,8 +242,8 @@ class Regathering:
                 each.answered,
                 len(delays),
                 within_s,
-                max(0, returned - bisect_left(delays, each.told_s)),
-                max(0.0, within_s - each.told_s),
+                max(0, returned - bisect_left(delays, each.woken_s)),
+                max(0.0, within_s - each.woken_s),
                 each.others + len(delays) - returned,
                 max(0.0, lasted_s - within_s),
             )

@@ -10,12 +10,7 @@ from typing import Any, cast
 
 
 def whole(name: str, value: Any, *, least: int) -> int:
-    """Checks a whole number, and returns it as an int.
-
-    Raises:
-        TypeError: It is not a whole number.
-        ValueError: It is below `least`.
-    """
+    """Checks a whole number, and returns it as an int."""
     try:
         number = operator.index(_as_int(value))
     except TypeError:
@@ -28,12 +23,7 @@ def whole(name: str, value: Any, *, least: int) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """Checks a number of seconds, and returns it as a float.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is negative or NaN.
-    """
+    """Checks a number of seconds: 0 or more, or infinity."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
     if math.isnan(value) or value < 0:
@@ -42,12 +32,7 @@ def seconds(name: str, value: Any) -> float:
 
 
 def finite_seconds(name: str, value: Any) -> float:
-    """Checks a number of seconds that must end.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is negative, NaN, or infinite.
-    """
+    """Checks a finite number of seconds."""
     found = seconds(name, value)
     if math.isinf(found):
         raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
@@ -55,12 +40,6 @@ def finite_seconds(name: str, value: Any) -> float:
 
 
 def more_than_0(name: str, value: Any) -> float:
-    """Checks a number of seconds that can't be 0.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is 0, negative, or NaN.
-    """
     found = seconds(name, value)
     if not found:
         raise ValueError(f"{name} must be more than 0 seconds, not {value!r}")
@@ -68,22 +47,12 @@ def more_than_0(name: str, value: Any) -> float:
 
 
 def yes_or_no(name: str, value: Any) -> bool:
-    """Checks a boolean.
-
-    Raises:
-        TypeError: It is neither True nor False.
-    """
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
     return value
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Checks a choice.
-
-    Raises:
-        ValueError: It is not one of the allowed values.
-    """
     if value not in allowed:
         *others, last = map(repr, allowed)
         raise ValueError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
@@ -91,33 +60,19 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def function(name: str, value: Any, form: str) -> Any:
-    """Checks a callable.
-
-    Raises:
-        TypeError: It is not callable.
-    """
     if not callable(value):
         raise TypeError(f"{name} must be a callable or None, not {value!r}; write {form}")
     return value
 
 
 def mapping(name: str, value: Any, form: str) -> dict[Any, Any]:
-    """Checks a mapping, and copies it.
-
-    Raises:
-        TypeError: It is not a mapping.
-    """
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping, not {value!r}; write {form}")
     return dict(cast("Any", value))
 
 
 def named_values(name: str, value: Any, example: str) -> dict[str, Any]:
-    """Checks a mapping with names for keys, and copies it; the example is such a name.
-
-    Raises:
-        TypeError: It is not such a mapping.
-    """
+    """Checks a mapping with names as keys, and copies it; the example is such a name."""
     found = mapping(name, value, f'{name}={{"{example}": 1}}')
     for key in found:
         if not isinstance(key, str):
@@ -126,12 +81,7 @@ def named_values(name: str, value: Any, example: str) -> dict[str, Any]:
 
 
 def sizes_in_order(name: str, value: Any) -> tuple[int, ...]:
-    """Checks batch sizes in ascending order, and returns them as a tuple.
-
-    Raises:
-        TypeError: They are not whole numbers.
-        ValueError: There are none, or they do not ascend.
-    """
+    """Checks batch sizes in ascending order, and returns them as a tuple."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be some batch sizes, such as (8, 16, 32), not {value!r}")
     given: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]

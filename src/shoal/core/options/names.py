@@ -73,15 +73,7 @@ _OF_CALLS: Final[Mapping[str, tuple[str, str]]] = dict.fromkeys(
 
 
 def suggested(name: object, known: Collection[str]) -> str | None:
-    """Returns a suggestion for an unknown name; None if no known name is similar.
-
-    Args:
-        name: The unknown name.
-        known: The known names.
-
-    Returns:
-        A clause for an error message: ``did you mean 'max_batch_size'?``.
-    """
+    """Returns a clause such as ``did you mean 'max_batch_size'?``; None without a similar name."""
     given = str(name).lower()
     ours, difference = OF_PEERS.get(given) or _OF_CALLS.get(given, ("", ""))
     if ours in known:
@@ -91,23 +83,14 @@ def suggested(name: object, known: Collection[str]) -> str | None:
 
 
 def unknown_option(owner: str, name: object, known: Collection[str]) -> TypeError:
-    """Returns the error for an unknown option, with a suggestion.
-
-    Args:
-        owner: What has the options: ``a call``.
-        name: The unknown name.
-        known: The known names.
-    """
     hint = suggested(name, known) or f"it has {', '.join(known)}"
     return TypeError(f"{owner} has no option {name!r}; {hint}")
 
 
 def nearest(name: object, known: Collection[str]) -> str | None:
-    """Returns the known name that is most similar to an unknown one; None if none is similar.
-
-    A name that lacks only the prefix ``max_`` or the unit at the end is closer than one that starts
-    or ends alike: ``batch_size`` means ``max_batch_size``, not ``batch_size_fn``.
-    """
+    """Returns the known name that is most similar to an unknown one; None if none is similar."""
+    # A name that lacks only the prefix `max_` or the unit is closer than one that starts or ends
+    # alike: `batch_size` means `max_batch_size`, not `batch_size_fn`.
     given = str(name).lower().strip("-")
     by_likeness = {one: _likeness(given, one.lower().strip("-")) for one in known}
     near = {one: likeness for one, likeness in by_likeness.items() if likeness >= _ALIKE}
@@ -115,7 +98,7 @@ def nearest(name: object, known: Collection[str]) -> str | None:
 
 
 def _likeness(given: str, known: str) -> float:
-    """Returns the similarity of two names: 0 to 1, plus 1 if `known` has all words of `given`."""
+    """Returns a similarity from 0 to 1, plus 1 if `known` has all words of `given`."""
     whole = SequenceMatcher(None, given, known).ratio()
     core = SequenceMatcher(None, _core(given), _core(known)).ratio()
     has_all_words = _words(given) <= _words(known)

@@ -37,91 +37,63 @@ def _without_tuples(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option, beside its name, type and default.
-
-    Attributes:
-        check: Checks a value that is not None.
-        may_be_none: Whether None is a value.
-        is_function: Whether it is a function, which a configuration gives by its import path.
-        for_lists: Whether it sets what batches consist of, and so has no meaning for code that
-            takes one item at a time.
-        at_once: Whether a change also holds for the batch that is filling.
-        from_plain: Makes a value of its form in JSON or TOML.
-        to_plain: Returns the form of a value, other than None, in JSON.
-        flag: What the flag of its name does, for the help of a command; empty if there is none.
-    """
-
+    # Checks a value that is not None.
     check: Check
     may_be_none: bool = False
+    # A configuration names a function by its import path.
     is_function: bool = False
+    # Whether it shapes batches, and so does not apply to code that takes one item at a time.
     for_lists: bool = False
+    # Whether a change also applies to the batch that is filling.
     at_once: bool = False
+    # Makes a value from its form in JSON or TOML.
     from_plain: Check = _as_it_is
+    # Returns the form of a value, other than None, in JSON.
     to_plain: Callable[[Any], Any] = _without_tuples
+    # The help text of its flag in commands; empty for no flag.
     flag: str = ""
 
     def checked(self, name: str, value: Any) -> Any:
-        """Checks a value.
-
-        Raises:
-            TypeError: It has the wrong type.
-            ValueError: It is out of its range.
-        """
         return None if value is None and self.may_be_none else self.check(name, value)
 
 
 def option(default: Any, check: Check, *, may_be_none: bool = False, **says: Any) -> Any:
-    """Makes the field of an option that JSON has as it is, or as a list, unless told otherwise.
-
-    Args:
-        default: Its default; where that is None, None is a value.
-        check: Checks a value.
-        may_be_none: Whether None is a value though the default is another.
-        says: The other attributes of its `Option`.
-    """
+    """Makes the field of an option; `says` are other attributes of its `Option`."""
     found = Option(check, may_be_none=may_be_none or default is None, **says)
     return field(default=default, metadata={_KEY: found})
 
 
 def table(check: Check, **says: Any) -> Any:
-    """Makes the field of an option that is a mapping, by default an empty one.
-
-    Args:
-        check: Checks a value, and copies it.
-        says: The other attributes of its `Option`.
-    """
     return field(default_factory=dict[Any, Any], hash=False, metadata={_KEY: Option(check, **says)})
 
 
 def choice(default: str, allowed: Any, **says: Any) -> Any:
-    """Makes the field of an option that is one of some words, given by a ``Literal``."""
+    """Makes the field of an option with a fixed choice of words, given as a ``Literal``."""
     words = get_args(allowed)
     return option(default, lambda name, value: one_of(name, value, words), **says)
 
 
 def callback(example: str, **says: Any) -> Any:
-    """Makes the field of an option that is a function, or None; the example is for messages."""
+    """Makes the field of an option that is a function or None; the example is for messages."""
     check: Check = partial(function, form=example)
     return option(None, check, is_function=True, **says)
 
 
 def record(cls: type[_Record], check: Check, **says: Any) -> Any:
-    """Makes the field of an option that is a record, or None; JSON has it as an object."""
+    """Makes the field of an option that is a record, an object in JSON, or None."""
     return option(None, check, from_plain=partial(record_of, cls), to_plain=plain_record, **says)
 
 
 def records_by_level(cls: type[_Record], check: Check) -> Any:
-    """Makes the field of an option that maps priority levels to records; by default it is empty."""
+    """Makes the field of an option that maps priority levels to records."""
     return table(check, from_plain=partial(_records_by_level, cls), to_plain=_plain_by_level)
 
 
 def options_of(cls: type[_Record]) -> dict[str, Option]:
-    """Returns the options that a class has as fields, by their names."""
     return {one.name: one.metadata[_KEY] for one in fields(cls) if _KEY in one.metadata}
 
 
 def defaults_of(cls: type[_Record]) -> dict[str, Any]:
-    """Returns the defaults of the options that a class has as fields, by their names."""
     return {
         one.name: one.default if one.default_factory is MISSING else one.default_factory()
         for one in fields(cls)
@@ -130,24 +102,14 @@ def defaults_of(cls: type[_Record]) -> dict[str, Any]:
 
 
 def check_options(made: _Record) -> None:
-    """Checks the options of a record that is being made, which keeps the checked values.
-
-    Raises:
-        TypeError: One has the wrong type.
-        ValueError: One is out of its range.
-    """
+    """Replaces the fields of a record by checked values; for ``__post_init__``."""
     for name, one in options_of(type(made)).items():
         # The record is frozen.
         object.__setattr__(made, name, one.checked(name, getattr(made, name)))
 
 
 def record_of(cls: type[_Record], name: str, value: Any) -> Any:
-    """Makes the record that a mapping, such as one from JSON, stands for; others stay as they are.
-
-    Raises:
-        TypeError: It has a key that the record has not, or a value of the wrong type.
-        ValueError: A value is out of its range.
-    """
+    """Makes a record from a mapping; returns other values unchanged."""
     if not isinstance(value, Mapping):
         return value
     keywords: Mapping[Any, Any] = cast("Any", value)
@@ -163,7 +125,6 @@ def record_of(cls: type[_Record], name: str, value: Any) -> Any:
 
 
 def plain_record(value: _Record) -> dict[str, Any]:
-    """Returns a record as an object of JSON."""
     values = {one.name: getattr(value, one.name) for one in fields(value)}
     return {name: one for name, one in values.items() if not isinstance(one, Same)}
 

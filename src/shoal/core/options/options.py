@@ -66,8 +66,6 @@ class ValueKeywords(TypedDict, total=False):
 
 
 class OptionKeywords(ValueKeywords, total=False):
-    """The keywords of `BatchOptions`."""
-
     batch_size_fn: Callable[[Any], float] | None
     bucket_by: Callable[[Any], Hashable] | None
     pad: Callable[[list[Any], int], Sequence[Any]] | None

@@ -70,31 +70,7 @@ _NEVER: Final = float("-inf")
 
 
 class AdaptiveRule:
-    """Chooses the size and the wait of one batcher's batches.
-
-    Args:
-        target: The latency target.
-        model: The model of run times, which is updated elsewhere.
-        max_batch_size: The upper limit on a batch, whatever the target allows.
-        slots: How many batches may be in the handler at once; infinity for no limit.
-    """
-
-    __slots__ = (
-        "_ended",
-        "_ended_at",
-        "_fresh",
-        "_gaps",
-        "_growth",
-        "_last_arrival",
-        "_model",
-        "_most",
-        "_oldest_waited_s",
-        "_planned_s",
-        "_rising",
-        "_slots",
-        "_sums",
-        "_waited_s",
-    )
+    """Chooses the size and the wait of one batcher's batches."""
 
     def __init__(
         self, target: LatencyTarget, model: LatencyModel, max_batch_size: int, slots: float
@@ -119,11 +95,7 @@ class AdaptiveRule:
         self._fresh = 0
 
     def arrived(self, now: float) -> None:
-        """Records the arrival of a request, whether a slot is free or not.
-
-        Args:
-            now: When it arrived, in seconds; not before the last one.
-        """
+        """Records an arrival, whether a slot is free or not; times must not decrease."""
         since = self._last_arrival
         if self._ended_at > since:
             since = self._ended_at
@@ -134,13 +106,9 @@ class AdaptiveRule:
         self._last_arrival = now
 
     def limit(self, waiting: float = 0) -> float:
-        """Returns the largest size that the next batch should have, from 1 to `max_batch_size`.
-
-        Args:
-            waiting: The total size of the queued requests, as in the last call of `dispatch_at`. 0
-                asks for the size that batches should not exceed while requests are in time, which
-                is a statistic and not used as a limit.
-        """
+        """Returns the largest size of the next batch, from 1 to `max_batch_size`."""
+        # `waiting` is the total size of the queued requests, as in the last `dispatch_at`. 0 asks
+        # for the size that batches should not exceed while requests are in time, for statistics.
         model, planned_s = self._model, self._planned_s
         steady = model.size_within(planned_s / (1 + 1 / self._slots))
         if steady is None:
@@ -165,21 +133,10 @@ class AdaptiveRule:
         size: float,
         requests: int | None = None,
     ) -> float:
-        """Returns when a batch that could still grow must be dispatched; for a free slot.
-
-        The result holds until a request arrives or leaves, or until that time: call it again then.
-        A batch that has reached ``limit(size)`` is dispatched at once, whatever the result.
-
-        Args:
-            now: The time, in seconds.
-            oldest_arrived_at: When the first of the waiting requests arrived, in seconds.
-            newest_arrived_at: When the last of them arrived, in seconds.
-            size: Their total size.
-            requests: Their number; None if it equals their size.
-
-        Returns:
-            The time, in seconds; `now` or earlier to dispatch at once.
-        """
+        """Returns when a batch that can still grow must be dispatched; `now` or before: at once."""
+        # The result holds until a request arrives or leaves, or until that time. A batch that has
+        # reached `limit(size)` is dispatched at once, whatever the result. `requests` is None if it
+        # equals `size`.
         self._oldest_waited_s = now - oldest_arrived_at
         model, slots = self._model, self._slots
         ended = model.samples()
@@ -208,14 +165,8 @@ class AdaptiveRule:
         return min(latest, since + waits_s) if waits_s else now
 
     def _worth_waiting_s(self, passed_s: float, many: float, saves_s: float) -> float:
-        """Returns how long to wait in all since the last event; 0 for no longer.
-
-        Args:
-            passed_s: How long ago the last arrival or end of a batch was.
-            many: How many requests wait.
-            saves_s: What a request saves that arrives at once and joins the batch, less what the
-                others lose by it.
-        """
+        """Returns how long to wait in total since the last arrival or batch end, in seconds."""
+        # `saves_s` is the time saved by a request that arrives now, minus the loss of the others.
         if saves_s <= 0:
             return 0.0
         if self._fresh >= _STALE or not self._rising:

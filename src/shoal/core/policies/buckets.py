@@ -49,29 +49,7 @@ class _Bucket:
 
 
 class Buckets(Rule):
-    """A separate rule for each key; the bucket with the first request goes first.
-
-    Args:
-        make: Makes the rule of one bucket.
-        isolates: Whether the requests of one batch must also have the same priority level.
-        rank: The rank by which requests are ordered; None for their arrival.
-
-    Attributes:
-        size: The sum of the costs of the waiting requests.
-    """
-
-    __slots__ = (
-        "_agenda",
-        "_asleep_until",
-        "_buckets",
-        "_chosen",
-        "_isolates",
-        "_make",
-        "_number",
-        "_rank",
-        "_ready",
-        "size",
-    )
+    """A separate rule for each key; the bucket with the first request goes first."""
 
     def __init__(
         self,
@@ -189,7 +167,7 @@ class Buckets(Rule):
         return bucket.rule.decide(now, pressure)
 
     def _ask_ready_ones(self, now: float, pressure: Pressure | None) -> Dispatch | None:
-        """Asks the ready buckets in order until one is dispatched; returns None if none is."""
+        """Asks the ready buckets in order until one is dispatched."""
         while self._ready:
             head, _number, bucket = self._ready[0]
             if bucket.head is None or bucket.head != head or not bucket.rule.count:
@@ -259,7 +237,7 @@ class Buckets(Rule):
                 self.size = 0  # sums of fractions accumulate rounding errors
 
     def _order_of(self, request: Request) -> Any:
-        """Returns the sort key of the first request of a bucket; it is unique."""
+        """Returns the unique sort key of the first request of a bucket."""
         rank = request.arrived_at if self._rank is None else self._rank(request)
         return rank, request.options.number if request.options is not None else 0
 

@@ -9,10 +9,9 @@ from shoal.core.options.records import SAME
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked, rank_of
+from shoal.core.policies.rule import Guarded
 from shoal.core.policies.size_or_wait import SizeOrWait
-from shoal.core.policies.sizing import sizing_of
-from shoal.core.policies.user_policy import Guarded
-from shoal.core.policies.windows import window_of
+from shoal.core.policies.sizing import sizing_of, window_of
 from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.core.policies.rule import Rule
 
 
-def tells_requests_apart(options: BatchOptions) -> bool:
+def distinguishes_requests(options: BatchOptions) -> bool:
     """Returns whether the rule distinguishes requests, so that each needs its own record."""
     return options.policy is not None or not _is_plain(options)
 
@@ -53,20 +52,15 @@ def regathers(options: BatchOptions) -> bool:
 
 
 def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | None:
-    """Makes the rule that chooses sizes and waits; returns None if the options fix them."""
+    """Returns None if the options fix sizes and waits."""
     if options.adaptive is None:
         return None
     return AdaptiveRule(options.adaptive, model, options.max_batch_size, options.slots)
 
 
 def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Rule:
-    """Makes the rule for the given options.
-
-    Raises:
-        TypeError: The user's policy is not a `BatchPolicy`.
-    """
     if options.policy is not None:
-        return Guarded(users_own(options.policy, options))
+        return Guarded(custom_policy(options.policy, options))
     if _is_plain(options):
         return SizeOrWait(options)
     rank = rank_of(options)
@@ -83,12 +77,8 @@ def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
     return Buckets(one_bucket, rank, isolates=options.priority_mixing == "isolate")
 
 
-def users_own(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:
-    """Makes a user's own policy.
-
-    Raises:
-        TypeError: It is not a `BatchPolicy`.
-    """
+def custom_policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:
+    """Raises a `TypeError` if it is not a `BatchPolicy`."""
     made = make(options)
     if not isinstance(made, BatchPolicy):
         raise TypeError(

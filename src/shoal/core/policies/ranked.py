@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.queues.level_queue import LevelQueue
-from shoal.core.queues.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep
+from shoal.core.queue import ArrivalQueue, LevelQueue, RankedQueue, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -36,10 +35,9 @@ if TYPE_CHECKING:
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
-    from shoal.core.policies.sizing import Sizing
-    from shoal.core.policies.windows import Window
+    from shoal.core.policies.sizing import Sizing, Window
     from shoal.core.policy import Pressure
-    from shoal.core.queues.queue import Queue
+    from shoal.core.queue import Queue
     from shoal.core.request import Request
 
     Rank = Callable[[Request], Any]
@@ -49,38 +47,7 @@ NOBODY_WAITS = -math.inf
 
 
 class Ranked(Rule):
-    """The rule for one bucket.
-
-    Args:
-        rank: The rank by which requests are ordered; None for their arrival.
-        sizing: How much goes into one batch.
-        window: How long requests wait for a batch to fill.
-        adaptive: The adaptive rule, which is told of each arrival; None for none.
-        numbers: Supplies the number of each arrival.
-        by_level: Whether ranks put the requests of one level in order of arrival.
-
-    Attributes:
-        queue: The waiting requests, in order.
-        count: The number of waiting requests.
-        size: The sum of their costs.
-        asleep_until: When the waiting slot decides again, in seconds.
-    """
-
-    __slots__ = (
-        "_adaptive",
-        "_by_due",
-        "_has_two_queues",
-        "_is_held",
-        "_newest_at",
-        "_numbers",
-        "_sizing",
-        "_target",
-        "_window",
-        "asleep_until",
-        "count",
-        "queue",
-        "size",
-    )
+    """The rule for one bucket."""
 
     def __init__(
         self,
@@ -107,6 +74,7 @@ class Ranked(Rule):
         self._target: float = 0
         self.count = 0
         self.size: float = 0
+        # When the waiting slot decides again.
         self.asleep_until = NOBODY_WAITS
         self._is_held = False
 
@@ -161,7 +129,6 @@ class Ranked(Rule):
         return self.size
 
     def head(self) -> Request | None:
-        """Returns the first request; None if there is none."""
         return self.queue.first()
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
@@ -239,7 +206,7 @@ def _arrival(request: Request) -> float:
 
 
 def rank_of(options: BatchOptions) -> Rank | None:
-    """Returns the function that ranks requests; None if they are in order of arrival."""
+    """Returns the function that ranks requests; None for the order of arrival."""
     by_deadline = options.order == "deadline"
     if options.priority_levels == 1 and not by_deadline and not _may_delay(options):
         return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
 from shoal.core.policy import Dispatch, Wait
-from shoal.core.queues.queue import ArrivalQueue, is_worth_a_sweep
+from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ ANY: Final = Wait(None, 1)
 
 
 class SizeOrWait(Rule):
-    """The rule of ``max_batch_size`` and ``batch_wait_timeout_s``.
-
-    Attributes:
-        queue: The requests, including leftovers.
-    """
-
-    __slots__ = ("_full", "_left", "_queue", "_size", "_until_full", "_wait_s", "queue")
-
     def __init__(self, options: BatchOptions) -> None:
         self._size = options.max_batch_size
         self._full = Dispatch(self._size, DispatchReason.FULL)

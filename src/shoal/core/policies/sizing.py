@@ -1,13 +1,18 @@
-"""How much goes into one batch: the limit, and the sizes that a batch may or should have.
+"""How large a batch may or should be, and how long requests wait for it to fill.
 
 Sizes are sums of costs; without a ``batch_size_fn`` each request costs 1.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
+
+from shoal.core.batch import DispatchReason
+from shoal.core.options.records import Same
+from shoal.core.queue import ArrivalQueue, RankedQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,6 +20,7 @@ if TYPE_CHECKING:
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
+    from shoal.core.queue import Queue
     from shoal.core.request import Request
 
     Costs = Callable[[float], Sequence[float]]
@@ -23,35 +29,19 @@ if TYPE_CHECKING:
 class Sizing(ABC):
     """How much goes into one batch."""
 
-    __slots__ = ()
-
     @abstractmethod
     def enough(self, size: float) -> float:
-        """Returns the size from which a batch need not wait, unless `target` returns 0.
-
-        Args:
-            size: The total size of the waiting requests.
-        """
+        """Returns the size from which a batch need not wait, unless `target` returns 0."""
 
     @abstractmethod
     def target(self, size: float, costs: Costs, *, waits: bool) -> float:
-        """Returns the size up to which requests are taken into a batch.
-
-        Args:
-            size: The total size of the waiting requests.
-            costs: Returns the costs of the waiting requests, in order, until their sum exceeds a
-                bound.
-            waits: Whether the batch may still wait.
-
-        Returns:
-            The limit on the sum of the costs; 0 if the batch should wait.
-        """
+        """Returns the limit on the costs of a batch; 0 if it should wait."""
+        # `costs` returns the costs of the waiting requests, in order, until their sum exceeds a
+        # bound.
 
 
 class UpToMaximum(Sizing):
     """All waiting requests, up to ``max_batch_size``."""
-
-    __slots__ = ("_most",)
 
     def __init__(self, most: float) -> None:
         self._most = most
@@ -64,9 +54,7 @@ class UpToMaximum(Sizing):
 
 
 class Allowed(Sizing):
-    """TensorFlow's padding policies: pad up, reduce to the size below, or what is cheaper."""
-
-    __slots__ = ("_model", "_padding", "_sizes")
+    """TensorFlow's padding policies: pad up, reduce to the size below, or the cheaper of both."""
 
     def __init__(self, sizes: Sequence[int], padding: str, model: LatencyModel) -> None:
         self._sizes = sizes
@@ -93,14 +81,11 @@ class Allowed(Sizing):
 
 
 class Preferred(Sizing):
-    """Triton's rule: a batch of the largest preferred size available goes at once, others wait.
+    """Triton's rule: a batch of the largest available preferred size goes at once, others wait."""
 
-    A batch that is larger than the last preferred size, or can't grow to it, does not wait either.
-    After the window, all requests go that fit into a batch, whatever sizes are preferred. Without a
-    window, the largest preferred size available still goes.
-    """
-
-    __slots__ = ("_has_window", "_most", "_sizes")
+    # A batch also goes if it is larger than the last preferred size, or can't grow to it. After the
+    # window, all requests that fit go, whatever sizes are preferred. Without a window, the largest
+    # available preferred size goes.
 
     def __init__(self, sizes: Sequence[int], most: float, *, has_window: bool) -> None:
         self._sizes = sizes
@@ -134,8 +119,6 @@ class Preferred(Sizing):
 class Adaptive(Sizing):
     """The size that the latency target allows."""
 
-    __slots__ = ("_rule",)
-
     def __init__(self, rule: AdaptiveRule) -> None:
         self._rule = rule
 
@@ -161,7 +144,6 @@ def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
 
 
 def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Sizing:
-    """Makes the sizing for the given options."""
     if adaptive is not None:
         return Adaptive(adaptive)
     if options.allowed_batch_sizes is not None:
@@ -171,3 +153,97 @@ def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
         sizes = options.preferred_batch_sizes
         return Preferred(sizes, options.max_batch_size, has_window=has_window)
     return UpToMaximum(options.max_batch_size)
+
+
+class Window(ABC):
+    """How long the requests of one bucket wait."""
+
+    @abstractmethod
+    def queue(self) -> Queue | None:
+        """Makes a queue ordered by due time; None if the order does not matter."""
+
+    @abstractmethod
+    def due(
+        self, first: Request, newest_at: float, count: int, size: float, now: float
+    ) -> tuple[float, DispatchReason]:
+        """Returns when a batch of the waiting requests is due, and why; infinity for never."""
+
+
+class Fixed(Window):
+    """``batch_wait_timeout_s`` from the arrival, or that of the level's queue policy."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        wait_s = options.batch_wait_timeout_s
+        if wait_s is None or (wait_s == 0 and options.idle_timeout_s is not None):
+            wait_s = math.inf
+        others = options.default_queue_policy
+        self._others_s = wait_s if others is None else _wait_s(others.batch_wait_timeout_s, wait_s)
+        self._by_level = {
+            level: _wait_s(policy.batch_wait_timeout_s, wait_s)
+            for level, policy in options.queue_policies.items()
+        }
+        self.is_uniform = all(own == self._others_s for own in self._by_level.values())
+
+    def queue(self) -> Queue | None:
+        if not self.is_uniform:
+            return RankedQueue(self._due)
+        return None if self._others_s in (0, math.inf) else ArrivalQueue()
+
+    def due(
+        self, first: Request, newest_at: float, count: int, size: float, now: float
+    ) -> tuple[float, DispatchReason]:
+        return self._due(first), DispatchReason.TIMER
+
+    def _due(self, request: Request) -> float:
+        if self.is_uniform:
+            return request.arrived_at + self._others_s
+        return request.arrived_at + self._by_level.get(request.priority, self._others_s)
+
+
+class UntilIdle(Window):
+    """``idle_timeout_s`` from the last arrival, within another window; like caikit's batcher."""
+
+    def __init__(self, idle_s: float, within: Window) -> None:
+        self._idle_s = idle_s
+        self._within = within
+
+    def queue(self) -> Queue | None:
+        return self._within.queue()
+
+    def due(
+        self, first: Request, newest_at: float, count: int, size: float, now: float
+    ) -> tuple[float, DispatchReason]:
+        within, reason = self._within.due(first, newest_at, count, size, now)
+        idle = newest_at + self._idle_s
+        return (idle, DispatchReason.IDLE) if idle < within else (within, reason)
+
+
+class ForTarget(Window):
+    """The wait that the adaptive rule chooses for a latency target."""
+
+    def __init__(self, rule: AdaptiveRule) -> None:
+        self._rule = rule
+
+    def queue(self) -> Queue:
+        return ArrivalQueue()
+
+    def due(
+        self, first: Request, newest_at: float, count: int, size: float, now: float
+    ) -> tuple[float, DispatchReason]:
+        return self._rule.dispatch_at(
+            now, first.arrived_at, newest_at, size, count
+        ), DispatchReason.TIMER
+
+
+def window_of(options: BatchOptions, adaptive: AdaptiveRule | None) -> Window:
+    if adaptive is not None:
+        return ForTarget(adaptive)
+    fixed = Fixed(options)
+    idle_s = options.idle_timeout_s
+    return fixed if idle_s is None else UntilIdle(idle_s, fixed)
+
+
+def _wait_s(own: float | Same | None, usual_s: float) -> float:
+    if own is None:
+        return math.inf
+    return usual_s if isinstance(own, Same) else own

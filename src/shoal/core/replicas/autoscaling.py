@@ -109,13 +109,7 @@ class AutoscalingOptions:
 
 
 class Autoscaler:
-    """Decides how many replicas a backend should have.
-
-    Args:
-        options: The autoscaling options.
-    """
-
-    __slots__ = ("_direction", "_options", "_seen", "_since")
+    """Decides how many replicas a backend should have."""
 
     def __init__(self, options: AutoscalingOptions) -> None:
         self._options = options
@@ -126,32 +120,17 @@ class Autoscaler:
         self._since = 0.0
 
     def observe(self, now: float, queued: float, ongoing: float) -> None:
-        """Adds a measurement, which holds until the next one.
-
-        Args:
-            now: The time, in seconds; not before that of the last measurement.
-            queued: The number of queued requests.
-            ongoing: The number of requests in replicas.
-        """
+        """Adds a measurement, which holds until the next; times must not decrease."""
         self._seen.append((now, queued + ongoing))
         begin = now - self._options.look_back_period_s
         while len(self._seen) > 1 and self._seen[1][0] <= begin:
             self._seen.popleft()
 
     def decide(self, now: float, replicas: int) -> int:
-        """Decides how many replicas there should be.
-
-        It must be called after each measurement. A backend without replicas gets one (or
-        `upscaling_factor`, if that is more) without a delay as soon as there is a request; so it
-        must also be called when a request arrives.
-
-        Args:
-            now: The time, in seconds; not before that of the last measurement.
-            replicas: The number by the last decision, whether the replicas are ready or not.
-
-        Returns:
-            The number of replicas that there should be from now on.
-        """
+        """Returns how many replicas there should be; call it after each measurement."""
+        # Call it also when a request arrives: a backend without replicas then gets one (or
+        # `upscaling_factor`, if that is more) without a delay. `replicas` is the last decision,
+        # ready or not.
         options = self._options
         bounded = options.bounded(replicas)
         if bounded != replicas or not self._seen:

@@ -23,29 +23,14 @@ def exact_part(wanted: float) -> Fraction:
 
 
 class DeviceLedger:
-    """Who has which of some devices.
-
-    Args:
-        devices: Their names, in the order in which they are given out.
-
-    Attributes:
-        devices: Their names; each once.
-    """
+    """Records which holder has which devices."""
 
     def __init__(self, devices: Iterable[str]) -> None:
         self.devices = tuple(dict.fromkeys(devices))
         self._holders: dict[str, dict[str, Fraction]] = {device: {} for device in self.devices}
 
     def take(self, holder: str, wanted: float) -> tuple[str, ...] | None:
-        """Gives devices to a holder, which has none yet.
-
-        Args:
-            holder: Its name.
-            wanted: A whole number of devices, or a part of one.
-
-        Returns:
-            The names of the devices; None if there are not enough.
-        """
+        """Gives a holder without devices a number or a part of one; None if too few are free."""
         assert not self.held_by(holder)
         part = min(exact_part(wanted), Fraction(1))
         fitting = [device for device in self.devices if self._free(device) >= part]
@@ -57,21 +42,14 @@ class DeviceLedger:
         return tuple(chosen)
 
     def release(self, holder: str) -> None:
-        """Takes back what a holder has, if it has any."""
         for holders in self._holders.values():
             holders.pop(holder, None)
 
     def held_by(self, holder: str) -> tuple[str, ...]:
-        """Returns the devices that a holder has, or has a part of."""
         return tuple([device for device, held in self._holders.items() if holder in held])
 
     def places(self, wanted: float, without: Collection[str] = ()) -> int:
-        """Returns how many holders could be given devices.
-
-        Args:
-            wanted: What each of them wants, as in `take`.
-            without: Holders that will have ended by then.
-        """
+        """Returns how many more holders could be given devices, once `without` have ended."""
         part = min(exact_part(wanted), Fraction(1))
         free = [self._free(device, without) for device in self.devices]
         if part < 1:
@@ -79,14 +57,14 @@ class DeviceLedger:
         return sum([each == 1 for each in free]) // int(wanted)
 
     def parts(self) -> Mapping[str, Mapping[str, float]]:
-        """Returns, for each device, which part of it each holder has."""
+        """Returns the part of each device that each holder has."""
         return {
             device: {holder: float(part) for holder, part in held.items()}
             for device, held in self._holders.items()
         }
 
     def shown(self) -> str:
-        """Returns who has what, for messages: ``"0 has a#0; 1 has a#1 (0.5) and b#0 (0.25)"``."""
+        """Returns text such as ``"0 has a#0; 1 has a#1 (0.5) and b#0 (0.25)"``."""
         held = [f"{device} has {_listed(by)}" for device, by in self._holders.items() if by]
         rest = len(held) - _MOST_SHOWN
         return "; ".join([*held[:_MOST_SHOWN], *([f"and {rest} more"] if rest > 0 else [])])

@@ -21,31 +21,7 @@ import math
 
 
 class Restarts:
-    """The backoff and the circuit breaker of a backend's replicas.
-
-    Args:
-        initial_s: The maximum wait after a first failure, in seconds.
-        factor: The factor by which it grows with each further failure.
-        max_s: Its upper limit, in seconds.
-        reset_after_s: How long a replica must have been ready for its death to count as a first
-            failure, in seconds.
-        open_after: The number of failed starts in a row after which the circuit is open.
-
-    Attributes:
-        next_at: When the next replica may be started, on the clock of the times passed in.
-    """
-
-    __slots__ = (
-        "_factor",
-        "_failures",
-        "_initial_s",
-        "_max_s",
-        "_open_after",
-        "_reset_after_s",
-        "_start_failures",
-        "_started_at",
-        "next_at",
-    )
+    """The backoff and the circuit breaker of a backend's replicas."""
 
     def __init__(
         self,
@@ -56,6 +32,7 @@ class Restarts:
         reset_after_s: float = 10.0,
         open_after: int = 3,
     ) -> None:
+        # When the next replica may be started, on the clock of the arguments.
         self.next_at = -math.inf
         self._initial_s = initial_s
         self._factor = factor
@@ -72,53 +49,31 @@ class Restarts:
         return self._start_failures >= self._open_after
 
     def failed(self, now: float, point: float, *, began_at: float | None = None) -> float:
-        """Records a failed start.
-
-        Args:
-            now: The time.
-            point: A random number from [0, 1).
-            began_at: When the start began; `now` if that is not known.
-
-        Returns:
-            `next_at`.
-        """
+        """Records a failed start; `point` is a random number from [0, 1)."""
         if (now if began_at is None else began_at) >= self.next_at:
             self._start_failures += 1
             self._wait(now, point)
         return self.next_at
 
     def started(self, now: float) -> None:
-        """Records that a replica has become ready."""
         self._started_at = now
         self._start_failures = 0
 
     def forget(self) -> None:
-        """Clears all failures, since they were those of other code or another config."""
+        """Clears all failures, since they belong to other code or another config."""
         self.next_at = -math.inf
         self._failures = 0
         self._start_failures = 0
 
     def lived_well(self, now: float) -> None:
-        """Records that a replica has been ready long enough; the next failure is a first one.
-
-        Args:
-            now: The time.
-        """
+        """Records that a replica was ready long enough; the next failure counts as a first one."""
         self._failures = 0
         self.next_at = min(self.next_at, now + self._initial_s)
 
     def died(self, now: float, point: float, *, ready_at: float | None = None) -> float:
-        """Records that a replica has died after it was ready.
-
-        Args:
-            now: The time.
-            point: A random number from [0, 1).
-            ready_at: When it became ready. If that is not known, the last time that any replica
-                became ready is used, which can only make the wait longer.
-
-        Returns:
-            `next_at`.
-        """
+        """Records that a ready replica died; `point` is a random number from [0, 1)."""
+        # If `ready_at` is unknown, the last time that any replica became ready is used, which can
+        # only make the wait longer.
         lived_s = now - (self._started_at if ready_at is None else ready_at)
         if lived_s >= self._reset_after_s:
             self.lived_well(now)

@@ -10,20 +10,303 @@ simplest queues, and a second implementation would be wrong as soon as the first
 
 The overhead of the program itself, some microseconds per request, is left out: a simulation does
 not tell how many requests one process can handle.
+
+`SimulatedBatcher` does what `batching` does, in the same order. Events of one instant are processed
+in this order: arrivals, ends of batches, timeouts, then idle slots look at the queue. In an event
+loop this order is random.
 """
 
 from __future__ import annotations
 
+import heapq
+import math
+from array import array
 from typing import TYPE_CHECKING
 
-from shoal.core.simulation.batcher import SimulatedBatcher
-from shoal.core.simulation.results import ClosedLoop, RunTimes, Simulation
+from shoal.core.batch import Batch, DispatchReason
+from shoal.core.forming.admission import QUIET
+from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
+from shoal.core.forming.former import Former
+from shoal.core.policies.sizing import load_of
+from shoal.core.policy import Dispatch
+from shoal.core.request import NOTHING, Request, State
+from shoal.core.simulation.results import (
+    Arrival,
+    ClosedLoop,
+    Outcome,
+    RunTimes,
+    SimulatedBatch,
+    Simulation,
+)
+from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shoal.core.options.options import BatchOptions
-    from shoal.core.simulation.results import Arrival
+
+
+QUEUED = State.QUEUED
+RUNNING = State.RUNNING
+FINISHED = State.FINISHED
+_NEVER = math.inf
+
+
+def _stay_away(now: float) -> None:
+    """Makes no further call; for the callers of a trace."""
+
+
+class SimulatedBatcher:
+    """A batcher that serves one trace."""
+
+    # Invariant: `_running` and `_since` have the batches in the handler, one for each busy slot.
+
+    def __init__(self, options: BatchOptions, run_time: Callable[[float], float]) -> None:
+        self._options = options
+        self._run_time = run_time
+        limit_s = options.handler_timeout_s
+        self._limit_s = _NEVER if limit_s is None else limit_s
+        self._options_factory = RequestOptionsFactory("the simulated batcher", options)
+        self._since: dict[Batch, float] = {}
+        self._former = Former(options, self._since)
+        self._has_request_options = (
+            self._options_factory.of_each
+            or options.request_timeout_s is not None
+            or not self._former.takes_anyone
+        )
+        self._timers = self._former.overdue.timers
+        self._is_timed = False
+        # When each batch ends, its number, which orders equal times, and whether the handler times
+        # out then.
+        self._running: list[tuple[float, int, Batch, bool]] = []
+        # Whether a slot waits for requests, and until when; it decides no sooner unless woken.
+        self._listens = False
+        self._listens_until = _NEVER
+        # The time of the next event other than an arrival.
+        self._next_at = _NEVER
+        self.arrived_at = array("d")
+        self.latency_s = array("d")
+        self.outcomes: list[Outcome] = []
+        self.batches: list[SimulatedBatch] = []
+        self.ended_at = -_NEVER
+        # Called with the time when a request has ended, however it did.
+        self._call_again: Callable[[float], object] = _stay_away
+        self._report_idle(-_NEVER)
+
+    def serve(self, trace: Iterable[float | Arrival]) -> None:
+        """Runs the whole trace until every request has ended."""
+        latest = -_NEVER
+        for place, arrival in enumerate(trace):
+            at = arrival.at if isinstance(arrival, Arrival) else arrival
+            if not latest <= at < _NEVER:
+                raise ValueError(
+                    f"the times of a trace must ascend, but request {place} arrives at {at} s, "
+                    f"after one at {latest} s"
+                )
+            if place == 0:
+                self._next_at = at  # when the slots first look at the queue
+            latest = at
+            while self._next_at < at:
+                self._step()
+            self._arrive(at, arrival)
+        self._run_out(latest)
+
+    def serve_callers(self, loop: ClosedLoop) -> None:
+        """Runs callers until all have stopped calling and every request has ended."""
+        thinks = loop.sampler()
+        coming = [thinks() for _ in range(loop.callers)]
+        heapq.heapify(coming)
+        self._call_again = lambda now: heapq.heappush(coming, now + thinks())
+        self._next_at = latest = coming[0]
+        while True:
+            at = coming[0] if coming else _NEVER
+            if self._next_at < at:
+                self._step()
+            elif at < loop.duration_s:
+                heapq.heappop(coming)
+                self._arrive(at, at)
+                latest = at
+            else:
+                break
+        self._call_again = _stay_away
+        self._run_out(latest)
+
+    def _arrive(self, at: float, arrival: float | Arrival) -> None:
+        request = Request()
+        # There is no waiter, so this holds its position in the trace.
+        request.waiter = len(self.arrived_at)
+        request.arrived_at = at
+        request.error = request.batch = None
+        self.arrived_at.append(at)
+        self.latency_s.append(math.nan)
+        self.outcomes.append(Outcome.FINISHED)
+        self._enter(request, arrival)
+        if self.outcomes[request.waiter] is not Outcome.FINISHED:
+            self._call_again(at)
+
+    def _run_out(self, latest: float) -> None:
+        """Continues without arrivals until every request has ended."""
+        former = self._former
+        while self._next_at < _NEVER or former.live or former.parked:
+            if self._next_at < _NEVER:
+                latest = self._next_at
+                self._step()
+            elif former.pressures.draining:
+                raise RuntimeError(
+                    "the policy forms no batch, though requests wait and no more will arrive"
+                )
+            else:
+                former.pressures.draining = True
+                self._ring(latest)
+
+    def _enter(self, request: Request, arrival: float | Arrival) -> None:
+        """Does what a call does until it waits for its result."""
+        former = self._former
+        request.item = request.options = None
+        is_plain = not (isinstance(arrival, Arrival) or self._has_request_options)
+        if not is_plain and not self._resolve_options(request, arrival):
+            return
+        admission = former.admit(request)
+        if admission is QUIET and request.options is None:
+            return  # the usual case
+        if admission.refusal is not None:
+            self.outcomes[request.waiter] = Outcome.REJECTED
+            return
+        if admission.victim is not None:
+            self.outcomes[admission.victim.waiter] = Outcome.SHED
+            self._call_again(request.arrived_at)
+        if admission.ring:
+            self._ring(request.arrived_at)
+        until = former.overdue.watch(request)
+        if until < _NEVER:
+            self._is_timed = True
+            self._next_at = min(self._next_at, until)
+
+    def _resolve_options(self, request: Request, arrival: float | Arrival) -> bool:
+        """Sets the item and the options of a request; returns False if it has ended already."""
+        call_options = NO_CALL_OPTIONS
+        if isinstance(arrival, Arrival):
+            request.item = arrival.item
+            _, _, priority, timeout_s, queue_timeout_s = arrival
+            call_options = CallOptions(timeout_s, NOTHING, priority, queue_timeout_s)
+        if call_options == NO_CALL_OPTIONS and not self._has_request_options:
+            return True
+        at = request.arrived_at
+        try:
+            request.options = asked = self._options_factory.of(request.item, call_options, at)
+        except ItemTooLarge:
+            self.outcomes[request.waiter] = Outcome.REJECTED
+            return False
+        if asked.deadline is not None and asked.deadline <= at:
+            self.outcomes[request.waiter] = Outcome.EXPIRED
+            return False
+        return True
+
+    def _step(self) -> None:
+        now = self._next_at
+        former, running = self._former, self._running
+        while running and running[0][0] <= now:
+            _, _, batch, interrupted = heapq.heappop(running)
+            if batch in self._since:  # else it was abandoned
+                self._end(batch, now, interrupted=interrupted)
+        if self._is_timed:
+            for request, _ in former.overdue.pop(now):
+                self._expire(request, now)
+        if self._idle and (not self._listens or self._listens_until <= now):
+            self._look_at_queue(now)
+        next_at = self._timers.next_at() if self._is_timed else _NEVER
+        if self._listens and self._listens_until < next_at:
+            next_at = self._listens_until
+        if running and running[0][0] < next_at:
+            next_at = running[0][0]
+        self._next_at = next_at
+
+    def _look_at_queue(self, now: float) -> None:
+        """Lets idle slots take batches until none is ready; then one of them waits."""
+        former = self._former
+        self._listens = False
+        while self._idle:
+            if not former.live:  # whatever the policy waits for: a trace ends, and its time too
+                former.wake_at = 1
+                self._listens, self._listens_until = True, _NEVER
+                return
+            decision = former.decide(now)
+            if isinstance(decision, Dispatch):
+                self._start(former.take(decision), decision.reason, now)
+                continue
+            self._listens = True
+            self._listens_until = _NEVER if decision.until is None else decision.until
+            return
+
+    def _start(self, requests: list[Request], reason: DispatchReason, now: float) -> None:
+        load = load_of(requests, self._options)
+        batch = Batch(len(self.batches) + 1, reason, requests, load)
+        for request in requests:
+            request.state = RUNNING
+            request.batch = batch
+        run_s = self._run_time(load)
+        if not 0 <= run_s < _NEVER:
+            raise ValueError(
+                "the latency model must return a time in seconds, but for a batch of size "
+                f"{load:g} it returned {run_s!r}"
+            )
+        interrupted = run_s > self._limit_s
+        run_s = min(run_s, self._limit_s)
+        heapq.heappush(self._running, (now + run_s, batch.id, batch, interrupted))
+        places = tuple([request.waiter for request in requests])
+        self.batches.append(SimulatedBatch(now, reason, places, load, run_s))
+        self._since[batch] = now
+        self._report_idle(now)
+
+    def _end(self, batch: Batch, now: float, *, interrupted: bool) -> None:
+        """Ends a batch, with results unless the handler has timed out or all callers have left."""
+        run_s = now - self._since.pop(batch)
+        latency_s = self.latency_s
+        for request in batch.members:
+            if request.state is not RUNNING:
+                continue
+            request.state = FINISHED
+            request.batch = None
+            self._call_again(now)
+            if interrupted:
+                self.outcomes[request.waiter] = Outcome.FAILED
+            else:
+                latency_s[request.waiter] = now - request.arrived_at
+            if request.options is not None:
+                self._former.overdue.forget(request)
+        former = self._former
+        former.ended(batch, run_s, now, interrupted=interrupted)
+        self.ended_at = now
+        self._report_idle(now)
+
+    def _expire(self, request: Request, now: float) -> None:
+        """Removes a request that has timed out."""
+        if request.state is RUNNING:
+            batch, request.batch = request.batch, None
+            assert isinstance(batch, Batch)
+            request.state = State.CANCELLED
+            batch.active -= 1
+            if not batch.active and self._options.cancel_abandoned:
+                record = self.batches[batch.id - 1]
+                self.batches[batch.id - 1] = record._replace(run_s=now - record.dispatched_at)
+                self._end(batch, now, interrupted=True)
+        elif request.state in (QUEUED, State.PARKED):
+            if self._former.leave(request):
+                self._ring(now)
+        else:
+            return
+        self.outcomes[request.waiter] = Outcome.EXPIRED
+        self._call_again(now)
+
+    def _report_idle(self, now: float) -> None:
+        self._idle = self._options.slots - len(self._since)
+        if self._former.reform(idle_slots=self._idle):
+            self._ring(now)
+
+    def _ring(self, now: float) -> None:
+        """Makes the waiting slot decide again."""
+        if self._listens:
+            self._listens_until = self._next_at = now
 
 
 def simulate(

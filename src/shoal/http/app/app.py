@@ -356,7 +356,7 @@ class App:
         self._declared.loading = [*self._declared.backends]
         try:
             async with (
-                BatcherBlock(told=own_copy),  # a handler must not end the server
+                BatcherBlock(convert_error=own_copy),  # a handler must not end the server
                 self._controller() as controller,
                 self.answering(controller, is_complete=False),
             ):

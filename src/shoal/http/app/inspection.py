@@ -13,8 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.batching.handlers.binding import unreadable_annotations
-from shoal.batching.handlers.items_or_lists import described
+from shoal.batching.handlers.binding import described, unreadable_annotations
 from shoal.http.requests.payload import reader_for
 from shoal.replicas.code.definition import imported
 from shoal.replicas.code.instance import adapted, call_of

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.batching.handlers.items_or_lists import MARK
+from shoal.batching.handlers.binding import MARK
 from shoal.errors import NotAllowed
 from shoal.failures.held import held
 from shoal.replicas.code.given import given_arguments

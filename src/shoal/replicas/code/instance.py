@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
-from shoal.batching.handlers.binding import annotations_of
+from shoal.batching.handlers.binding import annotations_of, takes_lists
 from shoal.batching.handlers.handler import Handler, innermost
-from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.batching.open.batch import OpenBatch
 from shoal.failures.held import held
 from shoal.replicas.code.description import Description, Method

@@ -20,11 +20,11 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from shoal.batching.current import setting
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.handlers.batch_results import advice_on
 from shoal.batching.handlers.own_context import HoldLog, HoldLogs, in_own_context
-from shoal.batching.handlers.stepping import Stepping, running_steps
-from shoal.batching.setting import setting
+from shoal.batching.running.stream import Stepping, running_steps
 from shoal.errors import ReplicaNotStarted
 from shoal.failures.held import held, shown
 from shoal.failures.hints import constructor_hint
@@ -214,7 +214,7 @@ class LocalReplica(Replica):
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
         # Batchers that the code opens belong to this replica.
-        block = BatcherBlock(told=self._work.told, is_private=True)
+        block = BatcherBlock(convert_error=self._work.told, is_private=True)
         with setting(running_replica, self.blueprint.identity):
             async with block as self._work.block:
                 await self._serve(task_status)

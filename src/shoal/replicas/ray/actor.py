@@ -250,7 +250,7 @@ class ReplicaActor:
     @asynccontextmanager
     async def _open_batchers(self) -> AsyncGenerator[None]:
         """Opens the code's batched functions and methods for this block."""
-        async with BatcherBlock(told=self._told_in_batch):
+        async with BatcherBlock(convert_error=self._told_in_batch):
             yield
 
     def _told_in_batch(self, error: BaseException) -> Exception:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import anyio.lowlevel
 
 from shoal.core.timers import Timers
-from shoal.loops.bell import Bell
+from shoal.loops.parking import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.core.replicas.life import LifeState
-from shoal.core.replicas.rollout import Seen, decide
+from shoal.core.replicas.life import LifeState, Seen, decide
 from shoal.errors import BatcherClosed
 from shoal.failures.held import held
 from shoal.replicas.code.current import Identity

@@ -1,13 +1,13 @@
-"""Which queued requests must be dispatched now: those of a flush, and those close to a deadline.
+"""When queued requests must be dispatched, and when requests time out.
 
-A request with a deadline must be dispatched early enough for the handler to end in time, by the run
-times measured; while none have been, after half of its time.
+A request with a deadline must be dispatched early enough for the handler to end in time, by the
+measured run times; before the first measurement, after half of its time.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.factory import may_wait
@@ -16,11 +16,12 @@ from shoal.core.request import State
 from shoal.core.timers import Timers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import Request
+    from shoal.core.request import Request, RequestOptions
+
 
 _FLUSH = Pressure(DispatchReason.FLUSH)
 _DRAIN = Pressure(DispatchReason.DRAIN)
@@ -31,80 +32,43 @@ _MARGIN_S = 0.001
 
 
 class PressureTracker:
-    """Determines whether a batch must be dispatched before the policy would do so.
-
-    Args:
-        model: The run times measured.
-
-    Attributes:
-        asleep_until: When the waiting slot decides again, in seconds; minus infinity if no slot
-            waits.
-        covered: The queued requests that a flush covers.
-        draining: Whether batches are dispatched without waiting for them to fill.
-        has_times: Whether it is known of any request when it must be dispatched.
-        unseen: Requests with a due time that has not been processed. It is not needed while all
-            slots are busy, or while the waiting slot decides again long before; and most of these
-            requests leave before it is.
-        handed_out_flushed: Whether a flush covered any of the requests that were taken last.
-        may_wait: Whether requests ever wait for a batch to fill; if not, none has to leave early.
-        urgent_before: A request that is due before this may have to leave before the waiting slot
-            decides again, in seconds; minus infinity if no slot waits. None if it is not computed,
-            since no request with a due time has arrived meanwhile.
-    """
-
-    __slots__ = (
-        "_earliest_unseen",
-        "_handed_out",
-        "_leave_by",
-        "_model",
-        "_most",
-        "asleep_until",
-        "covered",
-        "draining",
-        "handed_out_flushed",
-        "has_times",
-        "may_wait",
-        "unseen",
-        "urgent_before",
-    )
+    """Determines whether a batch must be dispatched before the policy would do so."""
 
     def __init__(self, model: LatencyModel) -> None:
         self._model = model
         self._most = 1
+        # Whether requests ever wait for a batch to fill; otherwise none has to leave early.
         self.may_wait = False
+        # When the waiting slot decides again; minus infinity if no slot waits.
         self.asleep_until = -math.inf
         self.draining = False
+        # Whether a flush covered any of the requests that were taken last.
         self.handed_out_flushed = False
+        # The queued requests that a flush covers.
         self.covered: set[Request] = set()
         # The requests of the last `take` that a flush covered.
         self._handed_out: set[Request] = set()
         self._leave_by = Timers()
+        # Whether the dispatch time of any request is known.
         self.has_times = False
+        # Requests with a due time that was not processed. Most of them leave before it is needed,
+        # since it isn't while all slots are busy or the waiting slot decides again much earlier.
         self.unseen: list[Request] = []
         self._earliest_unseen = math.inf  # no unseen request is due before this
+        # A request due before this time may have to leave before the waiting slot decides again.
+        # Minus infinity if no slot waits; None if not computed, as no such request has arrived.
         self.urgent_before: float | None = -math.inf
 
     def change(self, options: BatchOptions) -> None:
-        """Applies new options, and drops the times that were computed under the old ones."""
         self._most = options.max_batch_size
         self.may_wait = may_wait(options)
         self.forget_times()
 
     def flush(self, waiting: Iterable[Request]) -> None:
-        """Makes these requests leave with the next batches, full or not."""
         self.covered = set(waiting)
 
     def note_arrival(self, request: Request, due: float, live: int) -> bool:
-        """Records the arrival of a request with a due time.
-
-        Args:
-            request: A queued request.
-            due: When it must have ended, in seconds.
-            live: The number of queued requests, including this one.
-
-        Returns:
-            Whether it must be dispatched before the waiting slot decides again.
-        """
+        """Returns whether a request must be dispatched before the waiting slot decides again."""
         urgent_before = self.urgent_before
         if urgent_before is None:
             # A larger batch takes no less time, so no request must leave earlier than by this.
@@ -133,11 +97,7 @@ class PressureTracker:
         return lead_s is None or self._earliest_unseen - lead_s < wait.until
 
     def see(self, live: int) -> None:
-        """Computes when the unseen requests that are still queued must be dispatched.
-
-        Args:
-            live: The number of queued requests.
-        """
+        """Computes when the unseen requests that are still queued must be dispatched."""
         for request in self.unseen:
             asked = request.options
             if request.state is State.QUEUED and asked is not None and asked.due is not None:
@@ -146,7 +106,7 @@ class PressureTracker:
         self._earliest_unseen = math.inf
 
     def forget_times(self) -> None:
-        """Drops all dispatch times, and the record of what was taken last."""
+        """Drops all dispatch times, and the record of the last taken requests."""
         self.unseen = []
         self._earliest_unseen = math.inf
         self.has_times = False
@@ -154,10 +114,7 @@ class PressureTracker:
         self._handed_out = set()
 
     def pressure(self, now: float) -> Pressure | None:
-        """Returns why a batch must be dispatched now; None if it may wait.
-
-        There is a reason only while requests are `covered`, while `draining`, or if it `has_times`.
-        """
+        """Returns None unless requests are `covered`, or it is `draining`, or it `has_times`."""
         if self.covered:
             return _FLUSH
         if self.draining:
@@ -168,25 +125,18 @@ class PressureTracker:
         return None
 
     def shortened(self, wait: Wait) -> Wait:
-        """Returns a decision to wait, but no longer than until a request must be dispatched.
-
-        It is the same one unless this `has_times`.
-        """
+        """Shortens a wait until a request must be dispatched; unchanged unless it `has_times`."""
         if self._first() is None:
             return wait
         until = self._leave_by.next_at()
         return wait if wait.until is not None and wait.until <= until else Wait(until, wait.wake_at)
 
     def left(self, request: Request) -> None:
-        """Records that a request has left the queue for good."""
         if self.covered:
             self.covered.discard(request)
 
     def taken(self, requests: Sequence[Request]) -> None:
-        """Records that requests were taken.
-
-        It has no effect if no flush covers a queued request, or covered one that was taken last.
-        """
+        """Has no effect unless a flush covers a queued request, or covered one just taken."""
         if self.covered:
             self._handed_out = self.covered.intersection(requests)
             self.covered -= self._handed_out
@@ -195,23 +145,15 @@ class PressureTracker:
         self.handed_out_flushed = bool(self._handed_out)
 
     def put_back(self) -> None:
-        """Records that the requests that were taken last are queued again."""
         self.covered |= {r for r in self._handed_out if r.state is State.QUEUED}
 
     def lead_s(self, size: float) -> float | None:
-        """Returns how long before its deadline a request must be dispatched, in seconds.
-
-        Args:
-            size: The size of the batch with which it leaves.
-
-        Returns:
-            The time; None while no run time was measured.
-        """
+        """Returns how long before its deadline a request must be dispatched, in seconds."""
         run_s = self._model.bound_s(size)
         return None if run_s is None else run_s * _MARGIN + _MARGIN_S
 
     def _note(self, request: Request, due: float, live: int) -> float:
-        """Computes when a request must be dispatched; records and returns it, in seconds."""
+        """Records and returns when a request must be dispatched."""
         # The batch that it leaves with would be that large.
         lead_s = self.lead_s(min(live, self._most))
         leave_by = (request.arrived_at + due) / 2 if lead_s is None else due - lead_s
@@ -223,7 +165,6 @@ class PressureTracker:
         return leave_by
 
     def _first(self) -> Request | None:
-        """Returns the queued request that must be dispatched first; None for none."""
         if not self.has_times:
             return None
         first: Request | None = self._leave_by.first()
@@ -235,3 +176,78 @@ class PressureTracker:
 
 def _is_queued(request: Request) -> bool:
     return request.state is State.QUEUED
+
+
+_QUEUED_OR_PARKED: Final = (State.PARKED, State.QUEUED)
+
+
+class Overdue:
+    def __init__(self, demote: Callable[[Request], object], options: BatchOptions) -> None:
+        self._demote = demote
+        self._options = options
+        # Whether the time in the queue is limited for some priority level.
+        self.limits_queue = False
+        self.timers = Timers()
+
+    def change(self, options: BatchOptions) -> None:
+        self._options = options
+        policies = [*options.queue_policies.values(), options.default_queue_policy]
+        self.limits_queue = any(p is not None and p.timeout_s is not None for p in policies)
+
+    def watch(self, request: Request) -> float:
+        """Starts the timers of an admitted request; returns when the first ends, or infinity."""
+        asked = request.options
+        if asked is None:
+            return math.inf
+        until = math.inf
+        if asked.deadline is not None:
+            until = asked.deadline
+            asked.timer = self.timers.add(until, request)
+        if self.limits_queue or asked.queue_timeout_s is not None:
+            return min(until, self._watch_queued(request, asked))
+        return until
+
+    def forget(self, request: Request) -> None:
+        asked = request.options
+        if asked is None:
+            return
+        if (timer := asked.timer) is not None:
+            self.timers.forget(timer)
+            asked.timer = None
+        if asked.queue_timer is not None:
+            self.timers.forget(asked.queue_timer)
+            asked.queue_timer = None
+
+    def _watch_queued(self, request: Request, asked: RequestOptions) -> float:
+        limit_s, delays = asked.queue_timeout_s, False
+        policy = self._options.queue_policy(asked.priority)
+        if policy is not None:
+            delays = policy.timeout_action == "delay"
+            if policy.timeout_s is not None:
+                limit_s = policy.timeout_s if limit_s is None else min(limit_s, policy.timeout_s)
+        if limit_s is None:
+            return math.inf
+        until = request.arrived_at + limit_s
+        asked.queue_timer = self.timers.add(until, (request, delays))
+        return until
+
+    def pop(self, now: float) -> Iterator[tuple[Request, str]]:
+        """Yields the requests that have timed out, with the reason for the error message."""
+        what: Request | tuple[Request, bool]
+        for what in self.timers.due(now):
+            if not isinstance(what, tuple):
+                yield what, "was not answered by its deadline"
+                continue
+            request, delays = what
+            if not (
+                request.state in _QUEUED_OR_PARKED
+                or (request.batch is not None and request.batch.waits)
+            ):
+                continue
+            if not delays:
+                yield request, "waited in the queue for longer than its timeout"
+                continue
+            assert request.options is not None
+            request.options.delayed_at = now
+            if request.state is State.QUEUED:
+                self._demote(request)

@@ -1,26 +1,104 @@
-"""Limits the functions among a batcher's options to raising `Exception`s, for servers.
+"""The functions among a batcher's options: the manager of ``open``, and limits on their errors.
 
-They size items, assign them to buckets, split them, pad and form batches. What they raise fails
-only the call, the batch or the change that they were called for, even an error that would end a
-program.
+For servers, what such a function raises fails only the call, the batch or the change that called
+it, even an error that would end a program.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+from weakref import WeakSet
 
-from shoal.batching.options.opens import HeldOpens
 from shoal.core.policy import BatchPolicy
+from shoal.failures.exceptions import own_copy
 from shoal.failures.held import held
+from shoal.failures.holding import holding
+from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
+    from types import TracebackType
 
     from shoal.batching.handlers.handler import Handler
-    from shoal.core.options.options import BatchOptions
+    from shoal.core.options.options import BatchOptions, Opens
     from shoal.core.policy import Dispatch, Pressure, Wait
     from shoal.core.request import Request
+
+
+@asynccontextmanager
+async def _nothing() -> AsyncGenerator[None]:
+    yield
+
+
+_OF_ONE_USE: Final[Any] = type(_nothing())
+
+_entered: Final[WeakSet[AbstractAsyncContextManager[Any]]] = WeakSet()
+
+
+def manager_of(opens: Opens) -> AbstractAsyncContextManager[Any]:
+    """Raises a `TypeError` or `RuntimeError` if ``open`` returned no manager, or a used one."""
+    given = cast("Any", opens)
+    made: object = given if isinstance(opens, AbstractAsyncContextManager) else given()
+    if not isinstance(made, AbstractAsyncContextManager):
+        raise TypeError(
+            f"open={given!r} must return an async context manager, not {made!r}; write "
+            "@contextlib.asynccontextmanager above an async generator function"
+        )
+    manager: AbstractAsyncContextManager[Any] = cast("Any", made)
+    if isinstance(made, _OF_ONE_USE):
+        if manager in _entered:
+            raise RuntimeError(
+                f"open={given!r} was entered by a batcher before, and can be entered only once; "
+                "give the function that makes it: open=pool, not open=pool()"
+            )
+        _entered.add(manager)
+    return manager
+
+
+def refuse_change(before: Opens | None, wanted: Opens | None) -> None:
+    """Raises a `ValueError` if a batcher that is open would get another ``open``."""
+    if before != wanted:
+        raise ValueError(
+            "open= can't be changed while the batcher is open: its connections are in use; open "
+            "another batcher, or make another backend"
+        )
+
+
+@dataclass(frozen=True)
+class HeldOpens:
+    """An ``open`` that raises only `Exception`s."""
+
+    opens: Opens
+
+    def __call__(self) -> AbstractAsyncContextManager[Any]:
+        """Returns the context manager; the user's is made when it is entered."""
+        return _HeldManager(self.opens)
+
+
+class _HeldManager(AbstractAsyncContextManager[Any]):
+    def __init__(self, opens: Opens) -> None:
+        self._opens = opens
+
+    @holds_ctrl_c
+    async def __aenter__(self) -> Any:
+        with holding(partial(own_copy, name="open")):
+            self._manager = manager_of(self._opens)
+            return await self._manager.__aenter__()
+
+    @holds_ctrl_c
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        with holding(partial(own_copy, name="open")):
+            return await self._manager.__aexit__(kind, error, traceback)
+
 
 _FUNCTIONS: Final = ("batch_size_fn", "join")
 _LISTING: Final = ("pad", "split")
@@ -28,7 +106,7 @@ _PLAIN: Final = (str, int, bool, float, bytes, type(None))
 
 
 def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a batcher with each function, and what it returns, `held`."""
+    """Returns options with functions that raise only `Exception`s, and so do their results."""
     functions: dict[str, Any] = {
         name: held(options[name], name) for name in _FUNCTIONS if callable(options.get(name))
     }
@@ -48,7 +126,7 @@ def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def held_as_handler(options: Mapping[str, Any], handler: Handler) -> Mapping[str, Any]:
     """Returns the options with `held` functions if the handler's errors are limited too."""
-    return options if handler.told is None else with_held_functions(options)
+    return options if handler.convert_error is None else with_held_functions(options)
 
 
 def _listed(function: Callable[..., Any], *args: Any) -> Any:
@@ -99,7 +177,7 @@ _of_policy = functools.partial(held, name="the policy")
 
 
 class _HeldPolicy(BatchPolicy):
-    """A user's policy; what it raises breaks at most its batcher."""
+    """A user's policy; an error of it breaks at most its batcher."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy

@@ -1,1 +1,0 @@
-"""Queues of requests from which any request can leave."""
