@@ -1,10 +1,10 @@
 """Sockets that systemd has opened for this process: its protocol for socket activation.
 
-systemd listens before it starts the server, and after it has ended, so that clients who connect
-meanwhile wait rather than fail. What it passes is in three variables: ``LISTEN_PID`` is the process
-that the sockets are for, ``LISTEN_FDS`` is how many there are, from descriptor 3 on, and
-``LISTEN_FDNAMES`` has their names, which ``FileDescriptorName=`` sets. A socket named ``admin``
-gets the admin API, every other one the application.
+systemd listens before the server starts and after it has stopped, so new connections wait rather
+than fail. Three variables describe the sockets: ``LISTEN_PID`` is the process that they are for,
+``LISTEN_FDS`` is their number, from descriptor 3 on, and ``LISTEN_FDNAMES`` has their names, which
+``FileDescriptorName=`` sets. The socket named ``admin`` serves the admin API, every other socket
+the application.
 """
 
 from __future__ import annotations
@@ -27,14 +27,7 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFD
 
 @dataclass(frozen=True)
 class PassedSockets:
-    """The sockets that systemd has passed to this process.
-
-    Attributes:
-        public: Those of the application; none if systemd passed none.
-        admin: That of the admin API, or None.
-    """
-
-    public: tuple[Inherited, ...] = ()
+    public: tuple[Inherited, ...] = ()  # sockets of the application
     admin: Inherited | None = None
 
 
@@ -42,18 +35,8 @@ NO_SOCKETS: Final = PassedSockets()
 
 
 def passed_sockets(environment: MutableMapping[str, str] | None = None) -> PassedSockets:
-    """Takes the sockets that are for this process, and their variables out of the environment.
-
-    So no child process takes them for its own. Without such variables, or if they are for another
-    process, there are none.
-
-    Args:
-        environment: The environment; None for that of the process.
-
-    Raises:
-        ValueError: A socket can't be listened at, is not named once, or would let everyone on this
-            machine open the admin API.
-    """
+    """Returns the sockets for this process; raises `ValueError` for an unusable one."""
+    # They are removed from the environment, so that no child process takes the sockets for its own.
     variables = os.environ if environment is None else environment
     pid, count, names, _ = (variables.pop(name, "") for name in _VARIABLES)
     if not pid or pid != str(os.getpid()):
@@ -79,7 +62,7 @@ def _names(text: str, count: int) -> Sequence[str]:
 
 
 def _check(fd: int, name: str) -> None:
-    """Checks that a descriptor is a socket to listen at, and that no child process gets it."""
+    """Checks that a descriptor is a listening socket, and keeps it from child processes."""
     what = f"file descriptor {fd} ({name or 'without a name'}) from systemd"
     try:
         os.set_inheritable(fd, False)
@@ -101,5 +84,5 @@ def _check(fd: int, name: str) -> None:
 def _is_open_to_all(passed: socket.socket) -> bool:
     path = passed.getsockname()
     if passed.family != socket.AF_UNIX or not path or path[0] in ("\0", 0):
-        return True  # an address, or the name of an abstract socket, has no permissions
+        return True  # addresses and abstract sockets have no permissions
     return bool(stat.S_IMODE(os.stat(path).st_mode) & stat.S_IWOTH)

@@ -1,4 +1,4 @@
-"""Something that changes, which any number of tasks wait for."""
+"""A condition that any number of tasks wait for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ if TYPE_CHECKING:
 
 
 class Change:
-    """Wakes tasks; each checks for itself whether what it waits for has happened.
-
-    Args:
-        shared: The state of the address.
-    """
+    """Wakes tasks; each task then checks for itself whether its condition holds."""
 
     __slots__ = ("_shared", "_waiters")
 
@@ -22,12 +18,10 @@ class Change:
         self._waiters: list[Any] = []
 
     def signal(self) -> None:
-        """Wakes the tasks that wait."""
         for waiter in self._waiters:
             self._shared.wake(waiter)
 
     async def wait(self) -> None:
-        """Waits for the next `signal`."""
         waiter = self._shared.new_waiter()
         self._waiters.append(waiter)
         try:

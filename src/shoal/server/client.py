@@ -1,4 +1,4 @@
-"""Opens the connections of clients: HTTP/1.1 first, and another protocol if the client wants it."""
+"""Opens connections of clients: HTTP/1.1 first, then another protocol if the client asks for it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,13 @@ _log = logging.getLogger("shoal.server")
 
 
 def load_stream_protocols() -> None:
-    """Loads what speaks HTTP/2 and WebSocket.
-
-    It takes longer than all the rest of a start, so a server does it in a thread once it listens.
-    """
+    """Loads HTTP/2 and WebSocket, which takes longer than the rest of a start."""
     import_module("shoal.server.streams.http2")
     import_module("shoal.server.streams.http1_websocket")
 
 
 class Client:
-    """The client at a transport, whose connection may change its protocol.
-
-    Args:
-        shared: The state of the address.
-        transport: The client's socket.
-        released: Called once, when the connection has ended.
-    """
+    """A client's transport, on which the connection may change its protocol."""
 
     __slots__ = ("_released", "_shared", "_transport")
 
@@ -45,40 +36,18 @@ class Client:
     ) -> None:
         self._shared = shared
         self._transport = transport
-        self._released = released
+        self._released = released  # called once, when the connection has ended
 
     def start(self) -> None:
-        """Begins to serve.
-
-        Raises:
-            OSError: The client is gone.
-        """
         Http1Connection(self._shared, self._transport, self._released, self).start()
 
     def switch_to_http2(self, received: bytes) -> None:
-        """Goes on with HTTP/2.
-
-        Args:
-            received: What the client has sent.
-
-        Raises:
-            OSError: The client is gone.
-        """
         with _loading():
             from shoal.server.streams.http2 import Http2Connection
 
         Http2Connection(self._shared, self._transport, self._released).start(received)
 
     def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None:
-        """Goes on with WebSocket.
-
-        Args:
-            parser: The request to upgrade.
-            received: What the client has sent after it.
-
-        Raises:
-            OSError: The client is gone.
-        """
         with _loading():
             from shoal.server.streams.http1_websocket import WebSocketConnection
 
@@ -90,6 +59,6 @@ class Client:
 def _loading() -> Generator[None]:
     try:
         yield
-    except OSError as error:  # too many open files: the next client tries it again
+    except OSError as error:  # too many open files: the next client tries again
         _log.error("can't load what speaks HTTP/2 and WebSocket: %s", error)
         raise

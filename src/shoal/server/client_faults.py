@@ -1,7 +1,7 @@
-"""The log of what clients do wrong: a line each, without their bytes, and not too many lines.
+"""The log of clients' faults: one line for each, without their bytes, and few lines a minute.
 
-What a client sends may hold secrets, and a client could fill the log. So a line names the client
-and the kind of the error only. The traceback is logged at level DEBUG.
+A request may hold secrets, and a client could fill the log. Therefore a line names only the client
+and the class of the error. The traceback is logged at level DEBUG.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ _IN_S: Final = 60.0
 
 
 class ClientFaults:
-    """Logs the errors that end connections, at most ten a minute.
-
-    Args:
-        now: The event loop's clock.
-    """
+    """Logs the errors that end connections, at most ten a minute."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -34,11 +30,7 @@ class ClientFaults:
 
     @contextmanager
     def contained(self, client: str) -> Generator[None]:
-        """Logs an `Exception` and suppresses it; a `BaseException` propagates.
-
-        Args:
-            client: The client's address.
-        """
+        """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
         try:
             yield
         except Exception as error:

@@ -25,13 +25,6 @@ async def serve_application(
     shutdown_trigger: Callable[[], Awaitable[object]] | None,
     task_status: TaskStatus[list[str]],
 ) -> None:
-    """Serves an application until it is shut down; see `shoal.serve`.
-
-    Raises:
-        OSError: It can't listen at the address, or can't read a certificate.
-        LifespanFailed: The application did not start, or its lifespan failed.
-    """
-
     async def shutdown() -> None:
         await (anyio.sleep_forever if shutdown_trigger is None else shutdown_trigger)()
         begin_drain = getattr(app, "begin_drain", None)

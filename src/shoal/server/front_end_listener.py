@@ -1,4 +1,4 @@
-"""What the server needs of a listener whose clients are accepted by other processes."""
+"""The listener of a server whose worker processes accept the clients."""
 
 from __future__ import annotations
 
@@ -14,55 +14,40 @@ if TYPE_CHECKING:
 
 
 class FrontEndListener(Protocol):
-    """A listener whose clients are accepted by other processes; see `shoal.front_ends`.
-
-    Attributes:
-        bound: The socket that they accept clients from.
-        shared: What the requests share that they pass on.
-        started: Called with the URL once clients can connect.
-        url: The URL.
-        failure: Why none of them can serve any more; None as long as one may.
-        ended: Set when all have ended, after a drain.
-    """
+    """A listener whose clients are accepted by worker processes."""
 
     bound: LimitedListener
     shared: Shared
-    started: Callable[[str], object]
+    started: Callable[[str], object]  # called with the URL once clients can connect
     url: str
-    failure: str | None
-    ended: anyio.Event
+    failure: str | None  # why no worker can serve any more
+    ended: anyio.Event  # set when all workers have ended, after a drain
 
     @property
-    def connections(self) -> CountedConnections:
-        """The connections of all of them."""
-        ...
+    def connections(self) -> CountedConnections: ...
 
     async def run(self) -> None:
-        """Keeps the processes until the server drains and they have ended."""
+        """Keeps the workers running until the server drains and they have ended."""
         ...
 
     async def open(self) -> None:
-        """Has the processes accept clients, once they can.
-
-        Raises:
-            OSError: Another process listens at the address.
-        """
+        """Lets the workers accept clients; raises `OSError` if it can't listen."""
         ...
 
     async def accept(self) -> None:
-        """Waits until it is cancelled: the processes accept."""
+        """Waits until it is cancelled: the workers accept."""
         ...
 
     def announce_end(self) -> None:
-        """Closes this process's socket, and has the processes drain."""
+        """Closes this process's socket, and lets the workers drain."""
         ...
 
     def drain(self) -> None:
-        """Does nothing more: the processes close their sockets."""
+        """Does nothing: the workers close their sockets."""
         ...
 
     def abort(self) -> None:
-        """Has the processes close all connections by force."""
+        """Lets the workers close all connections by force."""
         ...
 
 

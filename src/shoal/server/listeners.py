@@ -1,9 +1,9 @@
 """The addresses of a server: TCP addresses, UNIX sockets, and inherited sockets.
 
 An address is bound before the application starts, and the server listens once it has started.
-Between the two a UNIX socket refuses connections just as the socket file of a dead server does. So
-a lock on a file beside the socket shows whether its server is alive. The kernel releases the lock
-when the process ends, however it ends.
+Between the two, a UNIX socket refuses connections, as the socket file of a dead server does. A lock
+on a file beside the socket shows whether its server is alive. The kernel releases the lock when the
+process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -29,27 +29,13 @@ _NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 @dataclass(frozen=True)
 class Tcp:
-    """A TCP address.
-
-    Attributes:
-        host: IPv4, IPv6, or a name.
-        port: The port, or 0 for a free one.
-    """
-
-    host: str
-    port: int
+    host: str  # IPv4, IPv6, or a name
+    port: int  # 0 for a free one
 
 
 @dataclass(frozen=True)
 class Unix:
-    """A UNIX socket.
-
-    The file of a dead server is replaced; its own file is removed at the end.
-
-    Attributes:
-        path: Its path. A lock file, with ``.lock`` appended to the name, is kept beside it.
-        mode: The mode of its file.
-    """
+    """A UNIX socket. The file of a dead server is replaced."""
 
     path: str
     mode: int = 0o600
@@ -57,11 +43,7 @@ class Unix:
 
 @dataclass(frozen=True)
 class Inherited:
-    """A bound stream socket that this process inherited, for example from systemd.
-
-    Attributes:
-        fd: Its file descriptor; the server closes it at the end.
-    """
+    """A bound stream socket that this process inherited; the server closes it at the end."""
 
     fd: int
 
@@ -71,42 +53,25 @@ Address: TypeAlias = Tcp | Unix | Inherited
 
 @dataclass(frozen=True, kw_only=True)
 class AppListener:
-    """An address to listen at, and the application that is served there.
-
-    Attributes:
-        address: The address.
-        app: The application. As an extra listener's, its lifespan is not run; it may be that of
-            the first listener, whose lifespan has run.
-        started: Called with the URL once clients can connect.
-        may_have_tls: Whether TLS is spoken there, if the server has a certificate.
-    """
+    """An address to listen at, and the application that is served there."""
 
     address: Address
-    app: ASGIApp
-    started: Callable[[str], object] = lambda _: None
-    may_have_tls: bool = False
+    app: ASGIApp  # the lifespan of an extra listener's application is not run
+    started: Callable[[str], object] = lambda _: None  # called with the URL
+    may_have_tls: bool = False  # it speaks TLS if the server has a certificate
 
 
 class BoundSocket:
-    """A bound socket, and the clean-up for when it is closed.
-
-    Args:
-        bound: The socket, which this object owns from now on.
-        release: Called after the socket was closed.
-
-    Attributes:
-        socket: The socket.
-    """
+    """A bound socket, and the clean-up that follows its closing."""
 
     def __init__(self, bound: socket.socket, release: Callable[[], object] = lambda: None) -> None:
         bound.setblocking(False)
         bound.set_inheritable(False)
         self.socket = bound
-        self._release: Callable[[], object] | None = release
+        self._release: Callable[[], object] | None = release  # called after the socket was closed
 
     @property
     def url(self) -> str:
-        """The URL that clients connect to."""
         name = self.socket.getsockname()
         found = host_and_port(name)
         if found is None:
@@ -115,7 +80,6 @@ class BoundSocket:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def close(self) -> None:
-        """Closes the socket; the kernel refuses connections from now on. Idempotent."""
         release, self._release = self._release, None
         if release is not None:
             self.socket.close()
@@ -123,11 +87,7 @@ class BoundSocket:
 
 
 def bind_all(address: Address) -> list[BoundSocket]:
-    """Binds a socket to an address; of a name, a socket to each of its addresses.
-
-    Raises:
-        OSError: The address can't be bound; a running server may use it.
-    """
+    """Binds a socket to an address, or one to each address of a name; raises `OSError`."""
     match address:
         case Tcp():
             return _bind_tcp(address)
@@ -138,12 +98,11 @@ def bind_all(address: Address) -> list[BoundSocket]:
 
 
 def host_and_port(address: Any) -> tuple[str, int] | None:
-    """Returns a socket's address in ASGI's form; None for that of a UNIX socket."""
+    """Returns a socket's address in ASGI's form; None for a UNIX socket."""
     return None if isinstance(address, (str, bytes)) else (address[0], address[1])
 
 
 def spelled(address: Any) -> str:
-    """Returns a client's address for the log."""
     found = host_and_port(address)
     return "a UNIX socket" if found is None else f"{found[0]}:{found[1]}"
 
@@ -156,10 +115,7 @@ def _bind_tcp(address: Tcp) -> list[BoundSocket]:
 
 
 def _bind_names(address: Tcp) -> list[BoundSocket]:
-    """Binds a socket to each address of a host, at the same port.
-
-    An address that this machine does not have is left out, if there is another.
-    """
+    """Binds a socket to each address of a host that this machine has, at the same port."""
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     names = dict.fromkeys((family, name) for family, _, _, _, name in found)
     bound: list[BoundSocket] = []
@@ -233,15 +189,11 @@ def _bind_unix(address: Unix) -> BoundSocket:
 
 
 def _lock(path: str) -> int:
-    """Returns the descriptor that holds the lock of a socket's path.
-
-    Raises:
-        OSError: Another process holds it.
-    """
+    """Returns the descriptor that holds the lock; raises `OSError` if a process holds it."""
     while True:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:  # name the socket: the user does not know of the lock file
+        except OSError as error:  # name the socket: the user does not know the lock file
             raise OSError(error.errno, error.strerror, path.removesuffix(".lock")) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,11 +215,7 @@ def _unlock(path: str, lock: int) -> None:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes the socket file of a server that has died.
-
-    Raises:
-        OSError: The file is not a socket, or a server that does not use the lock listens there.
-    """
+    """Removes the socket file of a dead server; raises `OSError` if it is another file."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

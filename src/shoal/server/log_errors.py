@@ -13,11 +13,9 @@ _log = logging.getLogger("shoal.server")
 
 
 def log_failure(error: BaseException, message: str, *args: object, has_left: bool = False) -> None:
-    """Logs an error with this message: in one line if the client had left before it.
-
-    Middleware such as Starlette's raises if an application does not answer, which it need not do
-    once its client has left.
-    """
+    """Logs an error; in one line if the client had disconnected before."""
+    # Middleware such as Starlette's raises if an application does not answer, but an application
+    # need not answer a client that has disconnected.
     if has_left:
         name = type(error).__name__
         _log.info(f"{message} after its client left: %s", *args, name)
@@ -27,13 +25,7 @@ def log_failure(error: BaseException, message: str, *args: object, has_left: boo
 
 @contextmanager
 def contained(message: str, *args: object, has_left: Callable[[], bool] = bool) -> Generator[None]:
-    """Logs an `Exception` with this message and suppresses it; a `BaseException` propagates.
-
-    Args:
-        message: The message.
-        args: What it is formatted with.
-        has_left: Returns whether the client has left; see `log_failure`.
-    """
+    """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
     try:
         yield
     except Exception as error:

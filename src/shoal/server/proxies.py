@@ -1,16 +1,16 @@
-"""What proxies in front of the server say of a request: its client, scheme, host and prefix.
+"""The headers in which proxies describe a request: its client, scheme, host and prefix.
 
-A proxy connects in its own name, and tells in headers who its client is. Any client can send the
-same headers. So they are read only from peers that the operator trusts, and only those headers that
-the operator names, since a proxy passes on the headers that it does not know.
+A proxy connects from its own address, and names its client in headers. Any client can send the same
+headers. Therefore the server reads them only from peers that the operator trusts. It reads only the
+headers that the operator names, since a proxy forwards the headers that it does not know.
 
 Each proxy appends its own peer to ``X-Forwarded-For``. The list is read from its end: the first
-address that is no trusted peer is the client. What is before it was written by that client, and
-counts for nothing. Of the other headers the last value counts, which the nearest proxy has written;
-of ``Forwarded``, what the proxy says that the client is connected to.
+address that is not a trusted peer is the client. Earlier addresses are ignored, since that client
+wrote them. The last value of the other headers applies, which the nearest proxy wrote. In
+``Forwarded``, the element of the proxy that the client is connected to applies.
 
-The middleware of other servers was not taken: uvicorn's reads two of the headers, and Hypercorn's
-believes any peer. What is done here is done when the scope of a request is made.
+Other servers' middleware does not fit: uvicorn's reads two of the headers, and Hypercorn's believes
+any peer.
 """
 
 from __future__ import annotations
@@ -46,11 +46,7 @@ Peer = tuple[str, int]
 
 
 class ProxyHeaders:
-    """Completes the scopes of requests by what proxies say.
-
-    Args:
-        options: The options of the server.
-    """
+    """Completes the scopes of requests from the headers of proxies."""
 
     def __init__(self, options: HttpOptions) -> None:
         self._root_path = options.root_path
@@ -61,18 +57,11 @@ class ProxyHeaders:
 
     @classmethod
     def of(cls, options: HttpOptions) -> ProxyHeaders | None:
-        """Returns the one for these options; None if scopes stay as they are."""
+        """Returns None if the options leave scopes as they are."""
         return cls(options) if options.root_path or options.trusted_peers else None
 
     def complete(self, scope: Scope) -> None:
-        """Sets what the proxies say in the scope of a request.
-
-        It sets ``client``, ``scheme``, ``server`` and the header ``host``, ``root_path`` and, so
-        that it begins with ``root_path``, ``path``. What is malformed counts for nothing.
-
-        Args:
-            scope: A scope whose ``path`` is the one that the nearest proxy has sent.
-        """
+        """Sets client, scheme, server, host, root_path and path; ignores malformed values."""
         root_path = self._root_path
         peer: Peer | None = scope["client"]
         if self._trusts_unix if peer is None else self._trusts(peer[0]):
@@ -99,7 +88,7 @@ class ProxyHeaders:
             scope["raw_path"] = root_path.encode("ascii") + scope["raw_path"]
 
     def _said(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-        """Returns the headers of proxies; one that was sent more than once is a longer list."""
+        """Returns the headers of proxies; the values of a repeated header are joined."""
         said: dict[str, str] = {}
         for name, value in headers:
             if name in self._names:
@@ -109,16 +98,11 @@ class ProxyHeaders:
         return said
 
     def _client(self, peer: Peer | None, nodes: Sequence[str]) -> tuple[Peer | None, int]:
-        """Returns the client, and the index of what was said of it.
-
-        Args:
-            peer: The nearest proxy.
-            nodes: The peers of the proxies, from the nearest proxy on.
-        """
+        """Returns the client, and the index of its element in the nodes, nearest first."""
         client, at = peer, 0
         for index, node in enumerate(nodes):
             found = _peer(node)
-            if found is None:  # nobody knows who is behind the last proxy
+            if found is None:  # the client of the last proxy is unknown
                 break
             client, at = found, index
             if not self._trusts(found[0]):
@@ -137,14 +121,14 @@ class ProxyHeaders:
 
 
 def _hops(value: str) -> list[str]:
-    """Returns the elements of a list, from the last on; no more than there may be proxies."""
-    # From its end, so that no quote that a client has left open swallows what a proxy has written.
+    """Returns the elements of a list, from the last on, up to the limit."""
+    # From its end, so that a quote that a client left open does not swallow a proxy's elements.
     hops = value.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]
     return [hop.strip() if len(hop) <= _LONGEST_HOP else "" for hop in reversed(hops)]
 
 
 def _pairs(hop: str) -> Mapping[str, str]:
-    """Returns what an element of ``Forwarded`` says; nothing if it is malformed."""
+    """Returns the pairs in an element of ``Forwarded``; none if it is malformed."""
     pairs: dict[str, str] = {}
     for part in hop.split(";"):
         found = _PAIR.fullmatch(part)
@@ -155,7 +139,7 @@ def _pairs(hop: str) -> Mapping[str, str]:
 
 
 def _peer(node: str) -> Peer | None:
-    """Returns an address and a port, or 0; None if it is no address."""
+    """Returns an address, and its port or 0; None if it is malformed."""
     found = _NODE.fullmatch(node)
     if found is None:
         return None
@@ -169,7 +153,7 @@ def _peer(node: str) -> Peer | None:
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     address = ipaddress.ip_address(host.partition("%")[0])
-    # A socket for IPv6 that takes clients of IPv4 as well has their addresses in another form.
+    # An IPv6 socket that also accepts IPv4 clients has their addresses in mapped form.
     return getattr(address, "ipv4_mapped", None) or address
 
 

@@ -1,8 +1,8 @@
-"""The requests that the server answers itself, since they never reach the application.
+"""The requests that the server refuses itself, so that they never reach the application.
 
-Those are no valid requests, are for another host, or do not come in time. If the application has a
-method ``count_refusal``, it is called for each with the status of the answer, and how long the
-request took, in seconds. The access log has a line for each.
+They are malformed, for another host, or too slow. If the application has a method
+``count_refusal``, it is called for each with the status of the response and the seconds that the
+request took. The access log has a line for each.
 """
 
 from __future__ import annotations
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 
 
 class Refusals:
-    """Counts and logs the requests that the server answers itself.
-
-    Args:
-        app: The application.
-        proxies: Completes scopes by what proxies say; None if no proxy is known.
-        is_logged: Whether there is an access log.
-    """
-
     def __init__(self, app: ASGIApp, proxies: ProxyHeaders | None, *, is_logged: bool) -> None:
         known: Any = app
         self._count_by = known.count_refusal if hasattr(type(app), "count_refusal") else None
@@ -34,20 +26,12 @@ class Refusals:
         self._is_logged = is_logged
 
     def count(self, status: int, took_s: float = 0.0) -> None:
-        """Counts a request that was answered, after so many seconds."""
         if self._count_by is not None:
             with contained("a refused request could not be counted"):
                 self._count_by(status, took_s)
 
     def note(self, scope: Scope, status: int, size: int, took_s: float) -> None:
-        """Notes the refusal of a request.
-
-        Args:
-            scope: The ASGI scope, as far as it is known; ``method`` and ``path`` may be None.
-            status: The status of the answer.
-            size: The size of its body, in bytes.
-            took_s: How long the request took, in seconds.
-        """
+        """Counts and logs a refusal; the scope's ``method`` and ``path`` may be None."""
         self.count(status, took_s)
         if not self._is_logged:
             return

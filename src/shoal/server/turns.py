@@ -1,8 +1,8 @@
-"""Turns: of the connections that have something to handle at the same moment, few go on at once.
+"""Turns: if many connections have input at the same moment, only a few handle it at once.
 
-To parse what an HTTP/2 client sends takes a tenth of a millisecond a frame, and each connection has
-a task for it. A thousand such tasks that are ready in one pass of the event loop would hold up all
-others for a tenth of a second.
+Parsing a frame of HTTP/2 takes a tenth of a millisecond, and each connection has a task for it. A
+thousand such tasks that are ready in one pass of the event loop would hold up all other tasks for a
+tenth of a second.
 """
 
 from __future__ import annotations
@@ -17,20 +17,15 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-# In units of what a small message of a WebSocket costs.
+# In units of the cost of a small WebSocket message.
 _LARGE: Final = 16
 _AT_ONCE: Final = 4 * _LARGE
-# Turns that are taken with so much time between them are not taken at once.
+# Turns with more time than this between them do not count as taken at once.
 _APART_S: Final = 0.001
 
 
 class Turns:
-    """Calls functions in the order in which they come: a few at once, others in later passes.
-
-    Args:
-        tasks: Where the task runs that calls those that must wait. There is none while none does.
-        now: The event loop's clock.
-    """
+    """Calls functions in order: a few at once, the others in later passes of the event loop."""
 
     def __init__(self, tasks: TaskGroup, now: Callable[[], float]) -> None:
         self._tasks = tasks
@@ -40,12 +35,7 @@ class Turns:
         self._since = now()
 
     def take(self, turn: Callable[[], object], cost: int = _LARGE) -> None:
-        """Calls a function, which must not raise: now, or when those before it have had theirs.
-
-        Args:
-            turn: The function.
-            cost: How much there is to handle: 1 for a small message, at most 16, the default.
-        """
+        """Calls a function, which must not raise, now or in a later pass; cost: 1 to 16."""
         if not self._waiting:
             now = self._now()
             if now - self._since > _APART_S:
@@ -63,7 +53,8 @@ class Turns:
         while waiting:
             await anyio.lowlevel.checkpoint()
             taken = 0
-            # One stays until it was called, so that what it takes waits behind the others.
+            # A turn stays in the queue until it was called, so that turns that it takes wait
+            # behind the others.
             for _ in range(len(waiting)):
                 turn, cost = waiting[0]
                 turn()

@@ -1,7 +1,7 @@
-"""The body of an HTTP/1.1 request, found in the bytes after its head.
+"""The body of an HTTP/1.1 request, delimited in the bytes after its head.
 
-A chunked body is read here rather than by llhttp, which accepts chunk extensions: nobody uses them,
-and servers and proxies have disagreed on where they end.
+A chunked body is read here rather than by llhttp. llhttp accepts chunk extensions: nobody uses
+them, and servers and proxies have disagreed on where they end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing_extensions import override
 from shoal.asgi.bad_request import BadRequest
 from shoal.asgi.header_check import is_sendable
 
-# A size may have leading zeros; how many is bounded here.
+# A size may have leading zeros, up to a limit.
 _SIZE_LINE: Final = re.compile(rb"0{0,64}([0-9A-Fa-f]{1,15})\r\n")
 _START_OF_SIZE_LINE: Final = re.compile(rb"(?:0{0,64}[0-9A-Fa-f]{1,15}\r?)?")
 MAX_TRAILERS: Final = 2**13
@@ -23,35 +23,18 @@ MAX_TRAILERS: Final = 2**13
 
 
 class BodyReader(ABC):
-    """Separates the body of one request from what follows it.
-
-    Attributes:
-        is_complete: Whether the body has ended.
-    """
+    """Separates the body of one request from the bytes after it."""
 
     is_complete: bool
 
     @abstractmethod
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Takes data.
-
-        Returns:
-            The part that belongs to the body, and what follows the body.
-
-        Raises:
-            BadRequest: The body is malformed.
-        """
+        """Returns the body's part of the data, and the rest; raises `BadRequest`."""
 
 
 class SizedBody(BodyReader):
-    """A body whose length is known.
-
-    Args:
-        length: Its length in bytes; more than 0.
-    """
-
     def __init__(self, length: int) -> None:
-        self._left = length
+        self._left = length  # more than 0
         self.is_complete = False
 
     @override
@@ -68,10 +51,10 @@ class ChunkedBody(BodyReader):
 
     def __init__(self) -> None:
         self.is_complete = False
-        self._kept = b""  # of a line that is incomplete
+        self._kept = b""  # an incomplete line
         self._left = 0  # bytes of the current chunk
         self._needs_break = False  # the line break after a chunk comes next
-        self._trailers = -1  # how many bytes of them came; negative before the last chunk
+        self._trailers = -1  # bytes of trailers so far; negative before the last chunk
 
     @override
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
@@ -138,9 +121,4 @@ def check_trailer(name: bytes, value: bytes) -> None:
 
 
 def reader_of(length: int | None) -> BodyReader:
-    """Returns the reader for a body.
-
-    Args:
-        length: Its length; None if it is chunked.
-    """
     return ChunkedBody() if length is None else SizedBody(length)

@@ -1,4 +1,4 @@
-"""The scope by which ASGI describes a request."""
+"""The ASGI scope of a request."""
 
 from __future__ import annotations
 
@@ -19,18 +19,7 @@ def scope_at(
     version: str,
     line: RequestLine,
 ) -> Scope:
-    """Returns what is the same in the scopes of all requests with the same head.
-
-    The headers, the state and the extensions, which an application may change, are not among it.
-
-    Args:
-        shared: The state of the address.
-        peer: The client's host and port.
-        name: The server's host and port.
-        kind: The type of the scope.
-        version: The version of HTTP.
-        line: The request line.
-    """
+    """Returns the part of a scope that requests with the same head share."""
     return {
         "type": kind,
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -47,14 +36,7 @@ def scope_at(
 
 
 def scope_of_refused(parser: HeadParser, peer: tuple[str, int] | None) -> Scope:
-    """Returns what is known of a request that never reaches the application, as a scope.
-
-    ``method`` and ``path`` are None if its head could not be read.
-
-    Args:
-        parser: Has parsed its head, as far as that was possible.
-        peer: The client's host and port.
-    """
+    """Returns the known part of a refused request's scope; method and path may be None."""
     line = parser.line
     return {
         "type": "http",

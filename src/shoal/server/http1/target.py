@@ -1,8 +1,8 @@
-"""Targets of HTTP/1.1 requests in other forms than that of a path.
+"""Targets of HTTP/1.1 requests that are not a path.
 
 A server must accept a whole URL, as sent to a proxy, and use the URL's host in place of the
-``Host`` header (RFC 9112, section 3.2.2). Otherwise a check of the host would look at another host
-than the one that was requested.
+``Host`` header (RFC 9112, section 3.2.2). Otherwise the guard would check another host than the
+requested one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def in_origin_form(method: str, target: bytes, headers: Headers) -> tuple[bytes, Headers]:
-    """Returns the path and query of a target, and the headers with the URL's host as ``Host``.
-
-    Raises:
-        BadRequest: It is neither a URL nor ``*``, or the URL has no host, a user, or a fragment.
-    """
+    """Returns path and query, and headers with the URL's host; raises `BadRequest`."""
     if target == b"*":
         return target, headers
     found = _ABSOLUTE.fullmatch(target)
