@@ -1,7 +1,7 @@
-"""The hosts and origins that a server answers for, as its options name them.
+"""The options that name the hosts and origins that a server accepts.
 
-They are compared with what clients send, as wholes. A name that no client sends in that form would
-never match, so it is refused when it is given.
+They are compared as whole strings with the headers of clients. A name that no client sends in that
+form would never match, so it is refused.
 """
 
 from __future__ import annotations
@@ -18,22 +18,12 @@ _DEFAULT_PORTS: Final = {"http": "80", "ws": "80", "https": "443", "wss": "443"}
 
 
 def checked_hosts(name: str, value: Any) -> tuple[str, ...]:
-    """Checks hosts, and returns them as they are compared: in lower case, without brackets.
-
-    Raises:
-        TypeError: It is not a list of texts.
-        ValueError: One can't be the host of a request.
-    """
+    """Returns hosts in lower case, without brackets; raises `TypeError` or `ValueError`."""
     return tuple(one if one == "*" else _host(name, one) for one in texts(name, value))
 
 
 def checked_origins(name: str, value: Any) -> tuple[str, ...]:
-    """Checks origins, and returns them as they are compared: in lower case.
-
-    Raises:
-        TypeError: It is not a list of texts.
-        ValueError: One can't be the origin of a page.
-    """
+    """Returns origins in lower case; raises `TypeError` or `ValueError`."""
     return tuple(one if one in ("*", "null") else _origin(name, one) for one in texts(name, value))
 
 
@@ -76,7 +66,7 @@ def _origin(name: str, given: str) -> str:
 
 
 def _ipv6(host: str) -> str | None:
-    """Returns an IPv6 address as clients write it; None if it is none."""
+    """Returns an IPv6 address as clients write it; None if it is another name."""
     try:
         return str(ipaddress.IPv6Address(host.removeprefix("[").removesuffix("]")))
     except ValueError:

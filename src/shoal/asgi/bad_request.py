@@ -4,12 +4,7 @@ from __future__ import annotations
 
 
 class BadRequest(Exception):
-    """A request that is not served; the connection ends with its answer.
-
-    Args:
-        status: The status of the answer.
-        reason: What is wrong with it.
-    """
+    """A request that is refused with a status and a reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)

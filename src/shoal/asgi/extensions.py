@@ -1,4 +1,4 @@
-"""The extensions of ASGI that servers offer and this package's application uses."""
+"""The names of the extensions of ASGI that Shoal's servers offer and its application uses."""
 
 from typing import Final
 

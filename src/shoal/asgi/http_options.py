@@ -1,7 +1,6 @@
-"""The options of an HTTP server: one frozen record, checked when it is made.
+"""The options of an HTTP server: one frozen record, checked when it is created.
 
-All that take them read this table: `shoal.start`, an `App`, the table ``[server]`` of a file, and
-the command line.
+`shoal.start`, `App`, the table ``[server]`` of a file, and the command line all read this table.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 OverloadStatus = Literal[503, 429]
 ServerTiming = Literal["never", "asked", "always"]
 
-# Its user must be able to open it.
+# The socket's user must be able to open it.
 _MODE: Final = re.compile("0?[67][0-7][0-7]")
 
 
@@ -64,7 +63,7 @@ class AppKeywords(TypedDict, total=False):
 
 
 class ServerKeywords(TypedDict, total=False):
-    """The options of `HttpOptions` that are about the server, for any application."""
+    """The options of `HttpOptions` for a server of any application."""
 
     host: str
     port: int
@@ -136,11 +135,7 @@ def _list(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
-    """Checks a list of middleware, and returns it as a tuple.
-
-    Raises:
-        TypeError: It is not a list of middleware.
-    """
+    """Returns a list of middleware as a tuple; raises `TypeError`."""
     found = _list(name, value)
     for one in found:
         if not callable(getattr(one, "cls", one)):
@@ -165,7 +160,7 @@ class HttpOptions:
     Attributes:
         host: The address to listen at: IPv4, IPv6, or a name, at all of whose addresses the server
             listens.
-        port: The port, or 0 for a free one.
+        port: The port, or 0 for a free port.
         uds: The path of a UNIX socket to listen at in place of host and port.
         uds_mode: Who can open that socket, in octal: ``"600"`` for this user only, ``"660"`` for
             its group as well, as a proxy with another user needs.
@@ -179,9 +174,9 @@ class HttpOptions:
         admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
         allowed_modules: The modules that import paths sent to the admin API may name, with their
             submodules; ``["*"]`` for all.
-        graceful_timeout_s: How long running requests may take at the end, in seconds.
-        max_connections: How many connections may be open at once at one address; further ones wait
-            to be accepted.
+        graceful_timeout_s: How long running requests may take at shutdown, in seconds.
+        max_connections: How many connections may be open at once at one address; further
+            connections wait to be accepted.
         keep_alive_timeout_s: How long a connection may be idle, in seconds.
         head_timeout_s: How long the head of a request may take to arrive, in seconds.
         max_head_bytes: The largest head that a request may have: its request line and its headers,
@@ -194,28 +189,28 @@ class HttpOptions:
         ping_interval_s: How long the client of a WebSocket may be silent before it is pinged, and
             then again before it is disconnected, in seconds.
         max_message_bytes: The largest message that the client of a WebSocket may send, in bytes.
-        certfile: The file with the server's certificate and those that vouch for it, in PEM; the
-            server then speaks TLS at host and port.
+        certfile: The file with the server's certificate chain, in PEM; the server then speaks TLS
+            at host and port.
         keyfile: The file with the certificate's private key, in PEM; None if it is in `certfile`.
         access_log: Whether each request is logged, by the logger ``shoal.access``.
         root_path: The prefix that a proxy removes from the paths of requests, such as
-            ``"/models"``. Applications get it by ASGI, for the URLs that they write.
+            ``"/models"``. Applications get it in the ASGI scope, for the URLs that they write.
         trusted_peers: The peers whose `proxy_headers` are believed: addresses, networks such as
-            ``"10.0.0.0/8"``, and ``"unix"`` for those at a UNIX socket. If none is given, no
-            header is.
+            ``"10.0.0.0/8"``, and ``"unix"`` for peers at a UNIX socket. By default no peer is
+            trusted.
         proxy_headers: The headers that these peers set or remove, whatever their clients send:
             of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``, or ``Forwarded``.
-        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. If
-            none is given: ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback
-            address, else all. Behind a proxy on the same machine that passes ``Host`` on, name the
-            public hosts here.
-        allowed_origins: The origins, such as ``"https://example.com"``, whose pages may send
-            requests with other methods than ``GET``, and open WebSockets; ``["*"]`` for all. The
-            requests' own host always may. If none is given: no other at a loopback address, else
-            all.
+        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. The
+            default is ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback address,
+            else all. Behind a proxy on the same machine that forwards ``Host``, name the public
+            hosts here.
+        allowed_origins: The origins, such as ``"https://example.com"``, whose pages may open
+            WebSockets and send requests with methods other than ``GET``; ``["*"]`` for all. The
+            host of the request itself is always allowed. The default is no other origin at a
+            loopback address, else all.
         max_body_bytes: The largest body that a request may have, in bytes.
-        max_incomplete_bytes: How many bytes may be held of bodies that are incomplete, in total,
-            and a quarter of it for one connection; further ones are refused with 503.
+        max_incomplete_bytes: The limit of bytes held for all incomplete bodies, with a quarter of
+            it for one connection; further bodies are refused with 503.
         max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
             are containers, since their memory may be no more than 12 times the body's size, plus
             32 bytes for each permitted element, plus 1 MiB.
@@ -224,40 +219,39 @@ class HttpOptions:
         answer_timeout_s: How long a call with one result may take if its endpoint has no
             ``request_timeout_s``, in seconds; None for no limit. A server does not always notice
             that a client is gone, so every call should have a time limit.
-        heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
-            seconds.
+        heartbeat_s: How long a stream may be silent before the server sends its client a
+            heartbeat, in seconds.
         max_websocket_requests: How many requests may run at once on one WebSocket to an endpoint;
-            further ones are refused.
+            further requests are refused.
         sse_done: Whether server-sent events end with ``data: [DONE]``, as OpenAI's do, in place of
             ``event: end``.
-        overload_status: The status of the answer to a call that met a full queue, 503 or 429.
-        retry_after_s: The ``Retry-After`` of such an answer, in seconds.
-        server_timing: Which answers of endpoints say, in the header ``Server-Timing``, how long the
-            request waited for a worker slot (``queue``), then for others to fill its batch
-            (``wait``), and how long the handler took (``run``), in milliseconds: ``"never"`` any,
-            those whose clients have ``"asked"`` by the header ``X-Server-Timing: 1``, or
-            ``"always"`` all. It tells clients how busy the server is.
-        debug: Whether an answer to an internal error shows the traceback.
+        overload_status: The status of the response to a call that met a full queue, 503 or 429.
+        retry_after_s: The ``Retry-After`` of such a response, in seconds.
+        server_timing: Which responses of endpoints have the header ``Server-Timing``: ``"never"``
+            any, ``"asked"`` those whose request has the header ``X-Server-Timing: 1``, or
+            ``"always"`` all. It has milliseconds: how long the request waited for a worker slot
+            (``queue``), then for others to fill its batch (``wait``), and how long the handler
+            took (``run``). It shows clients how busy the server is.
+        debug: Whether the response to an internal error shows the traceback.
         compress_from_bytes: Answers of so many bytes or more, and all streams, are compressed for
             clients that accept zstd or gzip; None for no compression. Leave it off where an answer
             has a secret beside text that a client chooses: by the length of a compressed answer the
             secret can be guessed (BREACH).
-        protocols: The protocols in which endpoints are called, besides Shoal's own: their names, or
+        protocols: The protocols for calls of endpoints, besides Shoal's own: their names, or
             `shoal.http.HttpProtocol` objects.
-        openapi: Whether the endpoints are described at ``/-/openapi.json``, by OpenAPI, and shown
-            at ``/-/docs``.
-        landing_page: Whether ``/`` shows the endpoints, if there is none at that path.
+        openapi: Whether ``/-/openapi.json`` describes the endpoints, and ``/-/docs`` shows them.
+        landing_page: Whether ``/`` shows the endpoints, if no endpoint has that path.
         dashboard: Whether ``/-/dashboard`` is at the application's own address: a page that shows
-            what the server does, without items and results. None if only this package's server at
-            a loopback address or a UNIX socket has it there, for requests from this machine. The
+            the server's activity, without items and results. With None, only Shoal's server at a
+            loopback address or a UNIX socket has it there, for requests from this machine. The
             admin listener always has it.
-        title: The name of the application in these.
+        title: The name of the application in the OpenAPI document and the pages.
         version: Its version in the OpenAPI document.
-        security_schemes: OpenAPI's security schemes, by name: how callers prove who they are. They
-            are only described; middleware checks them.
-        security: The schemes that an endpoint needs which names none itself, each with its scopes:
-            ``{"key": []}``; or a list of such mappings, of which one is needed. Described only,
-            as well.
+        security_schemes: OpenAPI's security schemes, by name: how callers authenticate. They are
+            only described; middleware checks them.
+        security: The schemes that an endpoint requires unless it names its own, each with its
+            scopes: ``{"key": []}``; or a list of such mappings, one of which is required. They are
+            only described.
     """
 
     host: str = option("127.0.0.1", _host, flag="address to listen at")

@@ -15,12 +15,7 @@ PROTOCOLS: Final[Mapping[str, str]] = {
 
 
 def checked_protocols(name: str, value: Any) -> tuple[Any, ...]:
-    """Checks a list of names of protocols, and of `shoal.http.HttpProtocol` objects.
-
-    Raises:
-        TypeError: It is not such a list.
-        ValueError: There is no protocol of a name.
-    """
+    """Checks names of protocols and `HttpProtocol` objects; raises `TypeError`, `ValueError`."""
     wanted = f"names of protocols ({', '.join(PROTOCOLS)}) and shoal.http.HttpProtocol objects"
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list of {wanted}, not {value!r}")

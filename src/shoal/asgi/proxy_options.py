@@ -1,4 +1,4 @@
-"""The options of a server that is behind proxies: whom it believes, what, and its prefix."""
+"""The options of a server behind proxies: trusted peers, their headers, and the path prefix."""
 
 from __future__ import annotations
 
@@ -18,20 +18,14 @@ PROXY_HEADERS: Final = (
     FORWARDED,
 )
 
-_MAPPED_BITS: Final = 96  # of ::ffff:0:0/96, where IPv4 addresses are mapped to
+_MAPPED_BITS: Final = 96  # of ::ffff:0:0/96, the mapped IPv4 addresses
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PREFIX: Final = re.compile(r"(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]{1,255}){1,16}")
 
 
 def network(text: str) -> Network:
-    """Returns the network that a peer is named by: a network, or an address as one of its own.
-
-    IPv4 addresses in IPv6's form become IPv4 addresses, as those of peers do.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Returns a network, with mapped IPv4 addresses as IPv4; raises `ValueError`."""
     found = ipaddress.ip_network(text)
     mapped = getattr(found.network_address, "ipv4_mapped", None)
     if mapped is None or found.prefixlen < _MAPPED_BITS:
@@ -40,17 +34,12 @@ def network(text: str) -> Network:
 
 
 def is_prefix(text: str) -> bool:
-    """Returns whether a text can be put before the paths of requests."""
+    """Returns whether a text is a valid path prefix."""
     return _PREFIX.fullmatch(text) is not None and not {".", ".."} & set(text.split("/"))
 
 
 def checked_peers(name: str, value: Any) -> tuple[str, ...]:
-    """Checks the peers that are trusted: addresses, networks, and ``"unix"``.
-
-    Raises:
-        TypeError: It is not a list of texts.
-        ValueError: One is neither an address nor a network.
-    """
+    """Checks addresses, networks and ``"unix"``; raises `TypeError` or `ValueError`."""
     peers = texts(name, value)
     for one in peers:
         if one == UNIX:
@@ -66,12 +55,7 @@ def checked_peers(name: str, value: Any) -> tuple[str, ...]:
 
 
 def checked_proxy_headers(name: str, value: Any) -> tuple[str, ...]:
-    """Checks the names of headers, and returns them in lower case.
-
-    Raises:
-        TypeError: It is not a list of texts.
-        ValueError: One is not among `PROXY_HEADERS`, or two say the same.
-    """
+    """Returns the names in lower case; raises `TypeError` or `ValueError`."""
     found = tuple(one.lower() for one in texts(name, value))
     for one in found:
         if one not in PROXY_HEADERS:
@@ -85,12 +69,7 @@ def checked_proxy_headers(name: str, value: Any) -> tuple[str, ...]:
 
 
 def checked_root_path(name: str, value: Any) -> str:
-    """Checks the prefix that a proxy removes from the paths of requests; empty for none.
-
-    Raises:
-        TypeError: It is not text.
-        ValueError: It is no prefix.
-    """
+    """Returns a path prefix without its last slash; raises `TypeError` or `ValueError`."""
     if not isinstance(value, str):
         raise TypeError(f'{name} must be text, such as "/models", not {value!r}')
     prefix = value.rstrip("/")
@@ -103,11 +82,6 @@ def checked_root_path(name: str, value: Any) -> str:
 
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
-    """Checks a list of texts.
-
-    Raises:
-        TypeError: It is none.
-    """
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list, not {value!r}")
     found = tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]

@@ -1,6 +1,6 @@
-"""What endpoints need of their callers, in OpenAPI's terms: schemes, and requirements of them.
+"""The options for OpenAPI's security schemes, and the schemes that endpoints require.
 
-These are only described. Middleware checks what a caller sends.
+They are only described in the OpenAPI document. Middleware checks the requests.
 """
 
 from __future__ import annotations
@@ -15,19 +15,14 @@ SecurityRequirement: TypeAlias = Mapping[str, Sequence[str]]
 SecurityRequirements: TypeAlias = SecurityRequirement | Sequence[SecurityRequirement]
 """One requirement, or several of which one must be met."""
 
-# What OpenAPI allows as the name of a component.
+# OpenAPI allows these names of components.
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
 _KINDS: Final = ("apiKey", "http", "mutualTLS", "oauth2", "openIdConnect")
 _EXAMPLE: Final = '{"key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}'
 
 
 def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
-    """Checks security schemes by name, and copies them.
-
-    Raises:
-        TypeError: It is not a mapping of mappings.
-        ValueError: A name, or the type of a scheme, is not one of OpenAPI's.
-    """
+    """Returns a copy of security schemes by name; raises `TypeError` or `ValueError`."""
     found: dict[str, dict[str, Any]] = {}
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}")
@@ -46,11 +41,7 @@ def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
 
 
 def checked_requirements(name: str, value: Any) -> tuple[dict[str, list[str]], ...]:
-    """Checks what is needed of a caller, and returns the alternatives.
-
-    Raises:
-        TypeError: It is neither a mapping from schemes to scopes, nor a list of those.
-    """
+    """Returns the alternative requirements; raises `TypeError`."""
     given: Any = [value] if isinstance(value, Mapping) else value
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise _wrong(name, value)
@@ -58,11 +49,7 @@ def checked_requirements(name: str, value: Any) -> tuple[dict[str, list[str]], .
 
 
 def check_known(needed: Any, schemes: Mapping[str, Any]) -> None:
-    """Checks that each scheme of some requirements, which are checked already, exists.
-
-    Raises:
-        ValueError: One does not.
-    """
+    """Raises `ValueError` if a requirement names an unknown scheme."""
     for one in needed:
         for scheme in one:
             if scheme not in schemes:

@@ -1,7 +1,7 @@
 """One end of the channel between a front end and the server's process.
 
-What is posted in one pass of the event loop is sent together: the answers of a batch come at once,
-and a call of the kernel for each would cost more than all the rest of it.
+Messages posted in one pass of the event loop are sent together. The responses of a batch are posted
+at once, and a system call for each would cost more than the rest of a response.
 """
 
 from __future__ import annotations
@@ -33,18 +33,7 @@ Handler = Callable[[list[PassedMessage]], object]
 
 
 class Channel:
-    """Sends messages, and receives them.
-
-    Attributes:
-        is_closed: Whether the other end is gone.
-
-    Args:
-        sock: The socket; it is closed with the channel.
-        reader: What has read from the socket already.
-        outgoing: The shared memory that this end writes; None for none.
-        incoming: The shared memory that this end reads; None for none.
-        on_invalid_frame: Called with the error if the other end sends what is no frame.
-    """
+    """Sends messages, and receives them. It owns its socket."""
 
     def __init__(
         self,
@@ -58,24 +47,16 @@ class Channel:
         self._codec = MessageCodec(outgoing, incoming)
         self._parking = parking_of_this_loop()
         self._posted: list[PassedMessage] = []
-        self._size = 0  # of what was posted
+        self._size = 0  # of the posted messages, in bytes
         self._waiter: Any = None
 
     @property
     def is_closed(self) -> bool:
-        """Whether the other end is gone, or this one was closed."""
+        """Whether the other end is gone, or this end was closed."""
         return self._connection.is_closed
 
     def post(self, name: str, id_: int = 0, content: object = None, size: int = 0) -> None:
-        """Sends a message, soon.
-
-        Args:
-            name: Its name.
-            id_: The id of its request.
-            content: Its content, which must not change. It consists of builtin types only: what
-                can't be pickled would prevent all others from being sent.
-            size: About how large that is, in bytes, if it may be large.
-        """
+        """Sends a message soon; a content that can't be pickled would block all others."""
         self._posted.append((name, id_, content))
         self._size += size
         if self._size >= _MOST_TOGETHER:
@@ -94,10 +75,10 @@ class Channel:
             tasks.cancel_scope.cancel()
 
     def flush(self) -> None:
-        """Sends all that was posted, now or as soon as the socket takes it."""
+        """Sends all posted messages, now or as soon as the socket takes them."""
         if not self._posted:
             return
-        # A large pickle is made in pieces, so that large bodies are copied to the memory only.
+        # A large pickle is made in pieces, so that large bodies are copied only to the memory.
         is_large = self._size >= _LEAST_SHARED
         message = packed(self._posted) if is_large else Message([dumps(self._posted, 5)])
         self._posted = []
@@ -113,7 +94,7 @@ class Channel:
     def close(self) -> None:
         """Closes the socket and frees the shared memory, once `run` has ended."""
         self._connection.close()
-        # Each end refers to the other's objects, so the garbage collector would find it only later.
+        # Each end refers to the other's objects; without this they would stay until a collection.
         self._codec = MessageCodec(None, None)
 
     async def _flush_when_posted(self) -> None:

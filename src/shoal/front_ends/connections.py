@@ -1,8 +1,8 @@
 """The connections of all front ends, for the metrics of the server.
 
-Clients are connected to the front ends' processes, and the kernel tells the bytes of a connection
-only to a process that has it. So they are asked when somebody wants to know. A front end that tells
-its counts whenever they change would cost more than it is worth.
+Clients are connected to the front ends' processes, and only the process that has a connection can
+read its byte counts from the kernel. The front ends are asked when the metrics are collected.
+Reporting each change would cost more than it is worth.
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ _WAIT_S: Final = 0.5
 
 
 class FrontEndConnections:
-    """Counts the connections of all front ends, those that have ended included.
-
-    A front end that has ended counts as it last told, so no count ever falls.
-
-    Args:
-        limit: How many connections may be open at once.
-    """
+    """Counts the connections of all front ends, including those that have ended."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -37,11 +31,10 @@ class FrontEndConnections:
         self._ended = ConnectionTotals(0, 0, 0, None, None)
 
     def began(self, front_end: RemoteFrontEnd) -> None:
-        """Counts those of a front end, too."""
         self._running.add(front_end)
 
     def ended(self, front_end: RemoteFrontEnd) -> None:
-        """Keeps what a front end has told, which has no connections any more. Idempotent."""
+        """Keeps the last counts of a front end, so that no count ever falls. Idempotent."""
         if front_end in self._running:
             self._running.discard(front_end)
             told = front_end.connections
@@ -54,11 +47,9 @@ class FrontEndConnections:
                 await told.wait()
 
     def pids(self) -> Mapping[int, int]:
-        """Returns the processes of the front ends, by their numbers."""
         return {one.number: one.pid for one in self._running}
 
     def totals(self) -> ConnectionTotals:
-        """Returns the counts as they were told last."""
         totals = self._ended
         for one in self._running:
             totals = _sum(totals, one.connections)

@@ -1,11 +1,10 @@
-"""The front ends of a server: starts them, replaces those that end, and ends them with the server.
+"""The front ends of a server: starts them, replaces failed ones, and ends them with the server.
 
-To the server they are one of its listeners: the public one. The difference is that clients are
-accepted by other processes, from the same socket. Its backlog belongs to no process, so a client
-that waits in it is not lost with one of them.
+To the server they are its public listener, but other processes accept the clients from its socket.
+The socket's backlog belongs to no process, so a client that waits in it survives the end of one.
 
-What stock servers do wrong here: Hypercorn's ends all of them when one is killed, and cuts off the
-drain of the others as soon as the first has ended.
+Hypercorn's workers are no model: when one is killed, all end, and as soon as the first has drained,
+the others are cut off.
 """
 
 from __future__ import annotations
@@ -35,37 +34,13 @@ _ENDS_WITHIN_S: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class FrontEndOptions:
-    """How the front ends of a server are started.
-
-    Attributes:
-        count: How many there are.
-        command: What starts one; file descriptors are appended.
-        start: The content of its first frame, for that program.
-    """
-
     count: int
-    command: Sequence[str]
-    start: bytes
+    command: Sequence[str]  # file descriptors are appended
+    start: bytes  # the content of the first frame
 
 
 class FrontEnds:
-    """The front ends at the public address.
-
-    Args:
-        options: How they are started.
-        bound: The socket that they accept clients from.
-        shared: What their requests share.
-        started: Called with the URL once clients can connect.
-        url: The URL.
-        failed: Called if none of them can serve any more, or one could not start before the server
-            has served, unless it was killed.
-
-    Attributes:
-        bound, shared, started, url: As above.
-        connections: The connections of all of them.
-        failure: Why none can serve any more; None as long as one may.
-        ended: Set when all have ended, after a drain.
-    """
+    """The front ends at the public address, as the server's `FrontEndListener`."""
 
     def __init__(
         self,
@@ -84,6 +59,8 @@ class FrontEnds:
         self.failure: str | None = None
         self.ended = anyio.Event()
         self._options = options
+        # Called if no front end can serve any more, or one fails to start before the server has
+        # served, unless it was killed.
         self._failed = failed
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
@@ -93,10 +70,7 @@ class FrontEnds:
         self._is_aborted = anyio.Event()
 
     async def run(self) -> None:
-        """Keeps as many front ends as wanted, until the server drains and they have ended.
-
-        Cancellation: kills them.
-        """
+        """Keeps the front ends running until the server drains; kills them if it is cancelled."""
         async with anyio.create_task_group() as tasks:
             kills = anyio.CancelScope()
             tasks.start_soon(self._kill_late, kills)
@@ -114,11 +88,7 @@ class FrontEnds:
                 front_end.kill()
 
     async def open(self) -> None:
-        """Waits until all front ends can serve, and has them accept clients.
-
-        Raises:
-            OSError: Another process listens at the address.
-        """
+        """Waits until all can serve, and lets them accept; raises `OSError` if it can't listen."""
         await self._is_up.wait()
         if self._ends():
             return
@@ -128,13 +98,12 @@ class FrontEnds:
             front_end.serve()
 
     async def accept(self) -> None:
-        """Waits: the front ends accept."""
         await anyio.sleep_forever()
 
     def announce_end(self) -> None:
-        """Has the front ends drain."""
         self._drains.set()
-        # Before they close theirs: a client that connects after that would wait for nobody.
+        # Before they close theirs: otherwise clients could connect to a socket that no one accepts
+        # from.
         self.bound.close()
         self.shared.drain()
         for front_end in self._front_ends:
@@ -144,7 +113,7 @@ class FrontEnds:
         """Does nothing: each front end closes its own socket."""
 
     def abort(self) -> None:
-        """Has the front ends close all connections by force; kills those that do not end soon."""
+        """Lets them close all connections by force; kills those that do not end soon."""
         for front_end in tuple(self._front_ends):
             front_end.abort()
         self._is_aborted.set()
@@ -201,7 +170,7 @@ class FrontEnds:
     async def _deal_with(
         self, how: str, began_at: float, *, was_ready: bool, was_killed: bool
     ) -> None:
-        """Handles that a front end has ended by itself; returns when the next may be started."""
+        """Handles the end of a front end; returns when the next may be started."""
         now = anyio.current_time()
         point = random.random()  # noqa: S311 - no secret
         if was_ready:
@@ -211,7 +180,7 @@ class FrontEnds:
         if self._may_serve:
             is_last = not any(one.was_ready for one in self._front_ends)
             ends = self._restarts.is_open and is_last
-        else:  # one that could not start has said why, and another one could not either
+        else:  # it has printed why it could not start, and another one would fail as well
             ends = self._restarts.is_open or not (was_ready or was_killed)
         if ends:
             self.failure = f"a worker {how}"

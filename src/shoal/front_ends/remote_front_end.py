@@ -1,4 +1,4 @@
-"""One front end, in the server's process: its process, and the requests that it has passed on."""
+"""One front end, in the server's process: its process, and the requests that it has forwarded."""
 
 from __future__ import annotations
 
@@ -48,33 +48,15 @@ async def _is_set_within(event: anyio.Event, looks: int) -> bool:
 
 
 class RemoteFrontEnd:
-    """A front end: like a connection of the server, but one for the clients of a process.
-
-    Args:
-        number: Its number among the front ends of the server, from 1 on.
-        shared: What the requests of all front ends share.
-        command: What starts a front end; file descriptors are appended.
-        listening: The file descriptor that it accepts clients from.
-        start: The content of the first frame.
-
-    Attributes:
-        number: As above.
-        pid: The id of its process.
-        is_ready: Set when it can serve, or has ended.
-        was_ready: Whether it could ever serve.
-        connections: The counts of its connections, as it has told them last.
-
-    Raises:
-        OSError: The process can't be started.
-    """
+    """A front end, which the server treats like a connection; raises `OSError`."""
 
     def __init__(
         self, number: int, shared: Shared, command: Sequence[str], listening: int, start: bytes
     ) -> None:
         self.number = number
         self._shared = shared
-        self.is_ready = anyio.Event()
-        self.was_ready = False
+        self.is_ready = anyio.Event()  # it can serve, or has ended
+        self.was_ready = False  # it could serve
         self.connections = ConnectionTotals(0, 0, 0, None, None)
         self._asked: anyio.Event | None = None
         self._is_draining = False
@@ -112,10 +94,7 @@ class RemoteFrontEnd:
         shared.connections.add(self)
 
     async def run(self) -> None:
-        """Serves its requests until its process has ended.
-
-        Cancellation: kills the process.
-        """
+        """Serves its requests until its process has ended; kills it if cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._channel.run, self._take)
@@ -132,14 +111,13 @@ class RemoteFrontEnd:
             self._shared.remove(self)
 
     async def _kill_at_end(self) -> None:
-        """Kills the process when `run` is cancelled, which waits for it."""
         try:
             await anyio.sleep_forever()
         finally:
             self.kill()
 
     async def _kill_if_silent(self) -> None:
-        """Kills the process if it does not run: if it is stopped, or stuck in C code."""
+        """Kills the process if it is stopped, or stuck in C code."""
         answered, looks = self.is_ready, _LOOKS_AT_START
         while await _is_set_within(answered, looks):
             await anyio.sleep(_ASKED_EVERY_S)
@@ -163,11 +141,10 @@ class RemoteFrontEnd:
         return code is not None and code < 0
 
     def serve(self) -> None:
-        """Has it accept clients."""
         self._channel.post("serve")
 
     def ask_connections(self) -> anyio.Event:
-        """Asks for the counts of its connections; returns what is set once it has told or ended."""
+        """Returns an event that is set once the counts have arrived, or it ended."""
         if self._asked is None:
             self._asked = anyio.Event()
             self._channel.post("count")
@@ -178,10 +155,10 @@ class RemoteFrontEnd:
         if asked is not None:
             asked.set()
 
-    # As the server's connections.
+    # The methods of a connection.
 
     def drain(self) -> None:
-        """Has it end after the requests that are being answered."""
+        """Lets it end after the running requests."""
         if not self._is_draining:
             self._is_draining = True
             if not self.was_ready:  # it has no clients, and may never read this
@@ -190,22 +167,19 @@ class RemoteFrontEnd:
             self._channel.flush()
 
     def end_early(self) -> None:
-        """Asks for the end of all answers."""
         for call in tuple(self._calls.running.values()):
             call.end_early()
 
     def abort(self) -> None:
-        """Has it close all connections by force, and end."""
         self._channel.post("abort")
         self._channel.flush()
 
     def kill(self) -> None:
-        """Kills its process, unless that has ended."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    # What it sends.
+    # Messages of the front end.
 
     def _take(self, messages: Sequence[PassedMessage]) -> None:
         calls = self._calls

@@ -1,9 +1,9 @@
-"""What a front end and the server's process send each other.
+"""The messages between a front end and the server's process.
 
-A frame holds many messages, as one pickle: to read or write a frame costs ten times as much as a
-message in it. For the frames see `shoal.replicas.process.wire.frames`. Both ends are Shoal's own
-and run as one user, connected by a socket pair that no other process can reach, so pickles are safe
-here. What a client has sent is never unpickled: it is text and bytes within them.
+A frame of `shoal.replicas.process.wire.frames` holds many messages, as one pickle: reading or
+writing a frame costs ten times as much as a message in it. Pickles are safe here: both ends are
+Shoal's own, run as one user, and are connected with a socket pair that no other process can reach.
+Data of clients is never unpickled: it is text and bytes within the messages.
 
 A message has a name, the id of the request that it concerns, or 0, and a content:
 
@@ -11,33 +11,33 @@ A message has a name, the id of the request that it concerns, or 0, and a conten
 From the server's process to a front end:
 ----------------------------------------------------------------------------------------------------
 ``serve``        accept clients
-``drain``        end after the requests that are being answered
+``drain``        end after the running requests
 ``abort``        close all connections by force, and end
 ``count``        send the counts of the connections
 ``send``         the next messages of ASGI, from the application
-``last``         its last ones, after which nothing follows
+``last``         its last messages, which end the response
 ``send pickled`` one message of ASGI, pickled
 ``texts``        several messages on a WebSocket: their texts in UTF-8
-``ended``        the application has returned without the end of its answer
+``ended``        the application has returned without ending its response
 ``cut off``      answer 503, since the server ends
 ``compress``     what the client accepts and a number: compress the answer, which comes next and
                  whole, if it has so many bytes
-``want``         the application takes so many more of the client's messages
-``heartbeat``    seconds and bytes: send these whenever the answer was silent for so long
-``watch drain``  the application closes the WebSocket itself if it is told that the server drains
+``want``         how many more of the client's messages the application takes
+``heartbeat``    seconds and bytes: send the bytes whenever the response was silent for that time
+``watch drain``  send ``draining`` when the server drains; the application closes the WebSocket
 ``trace``        the ids of the request's trace and span, for the access log
 From a front end to the server's process:
 ----------------------------------------------------------------------------------------------------
 ``ready``        it can serve
 ``connections``  the counts of all connections so far: `ConnectionTotals` as a tuple
-``refused``      status and seconds of a request that was answered and is not passed on
+``refused``      status and seconds of a request that was refused here and not forwarded
 ``request``      a request: see `Request`
 ``message``      a message of ASGI, from the client
-``taken``        the client has taken so many bytes of the answer
-``left``         the client is gone, or the server has answered it in place of the application: the
-                 status of that answer, or 0
-``cut off``      the request is cut off, and may have some last words
-``draining``     the server drains, for a WebSocket whose application asked to be told
+``taken``        how many more bytes of the response the client has taken
+``left``         the client is gone (0), or the server has answered in place of the application
+                 (the status of that response)
+``cut off``      the request is cut off, and may send some last words
+``draining``     the server drains; sent after ``watch drain`` only
 ================ ===================================================================================
 """
 
@@ -63,8 +63,6 @@ PassedMessage: TypeAlias = tuple[str, int, Any]
 
 
 class FrontKind(IntEnum):
-    """The kind of a frame."""
-
     START = 1
     """The options of a front end: its first frame."""
     MESSAGES = 2
@@ -72,15 +70,10 @@ class FrontKind(IntEnum):
 
 
 class Head(NamedTuple):
-    """What the requests with the same head share.
+    """The part of a request that requests with the same head share."""
 
-    Attributes:
-        scope: The scope of ASGI without its client, state and extensions.
-        offered: What the front end and its server offer; see `shoal.server.served_call`.
-    """
-
-    scope: Mapping[str, Any]
-    offered: tuple[str, ...]
+    scope: Mapping[str, Any]  # without client, state and extensions
+    offered: tuple[str, ...]  # the extensions of the front end and its server
 
 
 Request: TypeAlias = tuple[int, Head | None, tuple[str, int] | None, bytes | None]
@@ -92,5 +85,5 @@ than all the rest of a small request. A head with the number 0 is not kept."""
 
 
 def size_of(message: Mapping[str, Any]) -> int:
-    """Returns about how large a message is, in bytes."""
+    """Returns the approximate size of a message, in bytes."""
     return len(message.get("body") or message.get("text") or message.get("bytes") or "")

@@ -34,7 +34,7 @@ class ServedCall(Mapping[str, Any]):
     _on_left: Callable[[], object] | None = None
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
-        """Sets a callback for a disconnect or cut-off; it must not raise or block."""
+        """Sets a callback for a disconnect, or a call cut off; it must not raise or block."""
         self._on_left = callback
         if callback is not None and (self.is_over or self._is_cut_off):
             self._on_left = None

@@ -1,7 +1,7 @@
 """One HTTP request on a stream of HTTP/2: its body and its response.
 
-How much of a body waits to be read is bounded by the stream's flow-control window: what the
-application has not received is not acknowledged.
+The stream's flow-control window bounds the unread part of a body: data is acknowledged once the
+application has received it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,14 @@ if TYPE_CHECKING:
 
     from shoal.server.streams.call import Wire
 
-# With so much unread, the client may have no more room to send.
+# From this size of unread data on, the client may have no room to send.
 _MUCH_UNREAD: Final = 2**15
 
 
 class Http2Call(AppCall):
-    """One HTTP request.
-
-    Args:
-        wire: Carries its messages.
-        method: The method of the request.
-        length: How many bytes the body has, if the head says so.
-        has_body: Whether a body follows.
-    """
-
     def __init__(self, wire: Wire, method: str, length: int | None, *, has_body: bool) -> None:
         super().__init__(wire, method, {"type": "http.disconnect"})
-        self._to_come = length
+        self._to_come = length  # bytes, if the head has a length
         self._body = bytearray()
         self._is_partial = has_body
         self._gives_body = True
@@ -44,7 +35,7 @@ class Http2Call(AppCall):
             self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, self._give_up)
 
     async def data_received(self, data: bytes, size: int) -> None:
-        """Takes a part of the body; `size` is what it takes of the flow-control window."""
+        """Adds a part of the body; `size` is its share of the flow-control window."""
         self._not_acknowledged += size
         if self._to_come is not None:
             self._to_come -= len(data)
@@ -59,7 +50,6 @@ class Http2Call(AppCall):
         self._changed.signal()
 
     def input_ended(self) -> None:
-        """Handles the end of the body."""
         if self._to_come:
             self.refuse(400)
             return

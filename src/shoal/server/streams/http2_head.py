@@ -1,8 +1,8 @@
-"""The head of an HTTP/2 request, checked by the parser that checks those of HTTP/1.1.
+"""The head of an HTTP/2 request, checked with the parser for heads of HTTP/1.1.
 
-It is written as a head of HTTP/1.1 and parsed. What the parser reads must be what the client has
-sent. So both protocols refuse the same requests, with the same limits, and no proxy or application
-can read a head of HTTP/2 in another way than this server.
+It is written as a head of HTTP/1.1 and parsed, and the result must equal the fields that the client
+has sent. Both protocols then refuse the same requests, with the same limits, and no proxy or
+application can read a head of HTTP/2 in another way than this server.
 """
 
 from __future__ import annotations
@@ -30,24 +30,20 @@ _OF_HTTP_1: Final = frozenset(
 )
 # A head this many times over the limit ends the connection, since decoding it takes too long.
 _HEADS_REFUSED_IN_WORDS: Final = 8
-# What h2 is given in place of this name. No client can send it: it is compared by its identity.
+# h2 gets this object in place of the name. No client can send it: it is compared with `is`.
 _CONTENT_LENGTH: Final = bytes(bytearray(b"Content-Length"))
 
-# It logs each header, and so its clients' tokens, wherever all loggers are set to DEBUG.
+# It logs each header, including clients' tokens, if all loggers are set to DEBUG.
 _hpack_log: Final = logging.getLogger("hpack")
 if _hpack_log.level == logging.NOTSET:
     _hpack_log.setLevel(logging.INFO)
 
 
 class HeadDecoder(Decoder):
-    """Decodes heads for h2, but hides Content-Length from it.
+    """Decodes heads for h2, but hides Content-Length from it."""
 
-    h2 ends the whole connection for a length that is malformed, or is not that of the body; it has
-    no option for that. Here such a request ends alone.
-
-    Args:
-        longest: How long a head may be, in bytes.
-    """
+    # h2 ends the whole connection for a length that is malformed or differs from the body's; it has
+    # no option for that. Here only the request ends.
 
     def __init__(self, longest: int) -> None:
         super().__init__(_HEADS_REFUSED_IN_WORDS * longest)
@@ -61,18 +57,7 @@ class HeadDecoder(Decoder):
 
 
 def read_head(parser: HeadParser, given: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Checks the head of a request.
-
-    Args:
-        parser: Parses the heads of this connection; afterwards it describes this one.
-        given: The fields that the client has sent, from a `HeadDecoder`.
-
-    Returns:
-        Whether the request is one to speak WebSocket.
-
-    Raises:
-        BadRequest: The head is malformed or too large.
-    """
+    """Parses a head; returns whether it asks for a WebSocket. Raises `BadRequest`."""
     try:
         pseudo, fields = _separated(given)
         target = pseudo.get(b":path", b"")
