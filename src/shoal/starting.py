@@ -1,4 +1,4 @@
-"""`start` and `connect`, the two ways to get a client, and `serve`."""
+"""`start`, `connect` and `serve`."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ def start(
             await client.create_backend("embed", Embed, config={"max_batch_size": 64})
             await client.create_endpoint("embed", backend="embed", route="/embed")
 
-    Leaving the block shuts the controller down: work under way is answered, within its time limits.
+    Leaving the block shuts the controller down: running requests finish, within their time limits.
     A program without an event loop writes ``with shoal.start() as client:`` and gets the blocking
     client, ``client.sync``; the event loop then runs in a thread of its own. A handler of the
-    controller can't leave the block: that raises `WouldDeadlock`, at once.
+    controller can't leave the block: that raises `WouldDeadlock`.
 
     Args:
-        http: Whether and how to serve over HTTP as well; see `HttpOptions`. None for no HTTP.
+        http: The options of an HTTP server, as in `HttpOptions`, or True for the defaults; None
+            for no HTTP.
         state: The state file, which stores what is declared and restores it; None to store nothing.
 
     Raises (on entering):

@@ -24,7 +24,6 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal backends``."""
     commands = add_family(parser, "Manage the backends of a running server.", _EXAMPLE)
     add_server_arguments(
         add_command(
@@ -91,7 +90,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_scale_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal scale``."""
     describe(parser, scale_backend, _SCALE, "  shoal scale small 4\n")
     _add_scale(parser)
 
@@ -187,7 +185,6 @@ def _delete(arguments: Namespace) -> int:
 
 
 def scale_backend(arguments: Namespace) -> int:
-    """Runs ``shoal scale`` and ``shoal backends scale``; returns the exit code."""
     tag: str = arguments.tag
     ask(
         arguments,

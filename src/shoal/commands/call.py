@@ -28,7 +28,6 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _call,
@@ -39,7 +38,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "items",
         nargs="*",
-        default=[],  # or they would count as required
+        default=[],  # without it they would be required
         metavar="JSON",
         help="an argument of the call; - reads it from stdin",
     )
@@ -97,7 +96,7 @@ def _print(arguments: Namespace, result: Any) -> None:
 def _named_errors(
     call: Callable[[RemoteClient], Awaitable[None]], streams: bool
 ) -> Callable[[RemoteClient], Awaitable[None]]:
-    """Wraps a call: an error from the user's code is reported with its class, and exit code 1."""
+    """Wraps a call: reports an error of the user's code with its class, and exit code 1."""
 
     async def checked(client: RemoteClient) -> None:
         try:
@@ -107,7 +106,7 @@ def _named_errors(
         except Exception as error:
             message = in_one_line(error)
             what, advice, code = message.partition("; write ")
-            if advice and "handle." in code:  # advice for a program, not for a command
+            if advice and "handle." in code:  # the advice is for a program, not for a command
                 raise CommandError(
                     f"{what}; {'leave out' if streams else 'add'} --stream"
                 ) from error

@@ -37,7 +37,6 @@ _ELSEWHERE: Final = ("num_replicas", "placement", "autoscaling", "user_config", 
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,

@@ -43,7 +43,6 @@ _SHADOW_EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal endpoints``."""
     commands = add_family(parser, "Manage the endpoints of a running server.", _EXAMPLE)
     add_server_arguments(
         add_command(
@@ -88,7 +87,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_traffic_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal traffic``."""
     summary = "Divide an endpoint's requests among backends."
     commands = add_family(parser, summary, _TRAFFIC_EXAMPLE)
     _add_show(
@@ -118,7 +116,6 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
 
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal shadow``."""
     summary = "Copy a share of an endpoint's requests to a backend, and drop its answers."
     commands = add_family(parser, summary, _SHADOW_EXAMPLE)
     _add_show(

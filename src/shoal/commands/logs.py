@@ -33,7 +33,6 @@ _POLL_S: Final = 0.2
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,
@@ -92,7 +91,7 @@ def _run(arguments: Namespace) -> int:
 def _read(
     log: IO[bytes], rest: bytes, is_wanted: Callable[[str], bool], take: Callable[[str], object]
 ) -> bytes:
-    """Reads all available lines and passes on the wanted ones; returns the unfinished last line."""
+    """Passes on the wanted lines; returns the incomplete last line."""
     if log.tell() > os.fstat(log.fileno()).st_size:  # it was truncated
         log.seek(0)
         rest = b""
@@ -106,7 +105,7 @@ def _read(
 
 
 def _about(tag: str | None) -> Callable[[str], bool]:
-    """Returns a function that tells whether a log line is about a backend or a replica."""
+    """Returns a function that returns whether a log line is about a backend or a replica."""
     if tag is None:
         return lambda _: True
     of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"

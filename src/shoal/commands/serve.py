@@ -57,7 +57,6 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,
@@ -141,11 +140,7 @@ def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -
 
 
 def _passed(arguments: Namespace) -> PassedSockets:
-    """Returns the sockets that systemd has passed.
-
-    Raises:
-        CommandError: One can't be used, or the command names an address in its place.
-    """
+    """Returns the sockets that systemd has passed, unless the command names an address as well."""
     try:
         passed = passed_sockets()
     except ValueError as error:
@@ -160,7 +155,7 @@ def _passed(arguments: Namespace) -> PassedSockets:
 
 
 def _at(passed: PassedSockets, options: HttpOptions) -> HttpOptions:
-    """Returns options by which the server listens at a socket that was passed, if one was."""
+    """Returns options with which the server listens at the first passed socket, if any."""
     if not passed.public:
         return options
     return replace(options, uds=None, fd=passed.public[0].fd)
@@ -188,7 +183,7 @@ def _process(
         state=arguments.state,
         wait_over=wait_over,
         passed=passed,
-        # Clients of a socket that systemd holds wait, as they do until this process has begun.
+        # Clients of a socket that systemd holds wait, as they did before this process started.
         answers_early=not passed.public,
         server=server(arguments, server_settings(app)),
         workers=workers(arguments, server_settings(app)),

@@ -76,7 +76,6 @@ _FLAGS: Final = {name: option for name, option in OPTIONS.items() if option.flag
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
     traffic = parser.add_argument_group("traffic")
     traffic.add_argument("--rate", type=more_than_0, metavar="R", help="requests a second")
@@ -155,11 +154,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        CommandError: The arguments, or the trace, are invalid.
-    """
     given = {name: getattr(arguments, name) for name in _FLAGS}
     texts = [f"{name}={value}" for name, value in given.items() if value is not None]
     pairs = option_pairs([*texts, *arguments.option])
@@ -216,7 +210,6 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
 
 
 def _traffic(arguments: Namespace) -> Traffic:
-    """Makes or reads the traffic."""
     file: Path | None = arguments.file or arguments.trace
     if [arguments.rate, arguments.callers, arguments.trace, arguments.file].count(None) != 3:
         raise CommandError(
@@ -325,7 +318,6 @@ def _as_data(simulation: Simulation) -> dict[str, Any]:
 
 
 def _as_facts(simulation: Simulation) -> str:
-    """Returns the result of a simulation as lines of text."""
     count = len(simulation.outcomes)
     batches = len(simulation.batches)
     ends = [
@@ -361,7 +353,7 @@ def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:
 
 
 def _most_a_second(simulation: Simulation, handler: Linear | MeasuredRunTimes) -> float:
-    """Returns the requests a second of full batches; infinity if sizes are sums of costs."""
+    """Returns the requests a second in full batches; infinity if sizes are sums of costs."""
     options = simulation.options
     if options.batch_size_fn is not None:
         return math.inf

@@ -1,4 +1,4 @@
-"""``shoal start``: starts a named server, with an admin socket by which commands reach it."""
+"""``shoal start``: starts a named server, with an admin socket for the other commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,6 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,

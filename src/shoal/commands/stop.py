@@ -35,7 +35,6 @@ _KILL_S: Final = 10.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,
@@ -98,7 +97,6 @@ class _End:
         threading.Thread(target=self._watch, args=(location,), daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the end; returns whether the server ended in time."""
         return self._ended.wait(timeout_s)
 
     def _watch(self, location: ServerLocation) -> None:

@@ -46,7 +46,6 @@ _OTHER_PROGRESS_S: Final = 60.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(parser, _run, _DESCRIPTION, _EXAMPLE)
     parser.add_argument(
         "--seconds",
@@ -103,19 +102,11 @@ def _run(arguments: Namespace) -> int:
 
 
 class Recorded:
-    """What has been recorded, and where.
-
-    Args:
-        path: The file; it is made with the first line.
-
-    Attributes:
-        has_begun: Whether the file was made.
-        failure: Why the recording ended before its time; None if it did not, or the user ended it.
-    """
+    """The recording so far, and its file, which is created with the first line."""
 
     def __init__(self, path: Path) -> None:
         self.has_begun = False
-        self.failure: str | None = None
+        self.failure: str | None = None  # why the recording ended early, if not by the user
         self._path = path
         self._file: BinaryIO | None = None
         self._last: dict[str, Any] = {}
@@ -127,12 +118,8 @@ class Recorded:
         return self._last.get("why") in ("time", "full", "interrupted")
 
     def add(self, line: bytes) -> None:
-        """Writes a line, unless it is about the progress.
-
-        Raises:
-            CommandError: The file can't be written, or the line is not one of a trace.
-        """
-        if line.find(_RECORD) >= 0:  # it is not about a request
+        """Writes a line, unless it reports progress."""
+        if line.find(_RECORD) >= 0:  # not a line about a request
             try:
                 note = json.loads(line)
                 kind = note["record"]
@@ -158,19 +145,18 @@ class Recorded:
             self.add(json.dumps(self._last, separators=(",", ":")).encode())
 
     def close(self) -> None:
-        """Closes the file; notes if it could not be written."""
+        """Closes the file; sets `failure` if it could not be written."""
         _clear_progress(self._shown_at)
         if self._file is not None:
             try:
                 self._file.close()
-            except OSError as error:  # of what was not written yet
+            except OSError as error:  # of buffered lines
                 self.failure = self.failure or self._cant_write(error)
 
     def _cant_write(self, error: OSError) -> str:
         return f"can't write {self._path}: {error.strerror}"
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the result for programs."""
         kept = ("at", "requests", "lost", "unfinished", "why")
         return {
             "file": str(self._path) if self.has_begun else None,
@@ -178,7 +164,6 @@ class Recorded:
         }
 
     def as_text(self) -> str:
-        """Returns the result for people."""
         if not self.has_begun:
             return "nothing was recorded"
         last = self._last

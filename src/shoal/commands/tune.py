@@ -49,13 +49,7 @@ _SHOWN: Final = 10
 
 
 def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candidate]) -> str:
-    """Returns the result of a search as text.
-
-    Args:
-        measured: The run times.
-        search: The search, with its target.
-        candidates: The simulated pairs of options, the best first.
-    """
+    """Returns the result of a search as text; the best candidate is first."""
     parts = [_run_times(measured)]
     fitting = [candidate for candidate in candidates if candidate.meets_target]
     asked = f"{search.rate:,g} requests a second, 99% of them within {duration(search.p99_s)}"
@@ -158,7 +152,7 @@ def _as_options(candidate: Candidate) -> str:
 
 
 def _without_batches(search: Search) -> list[str]:
-    """Returns what to tell if the handler gains nothing from batches."""
+    """Returns advice if the handler gains nothing from batches."""
     if search.batching_helps:
         return []
     largest = max(search.run_times.runs_s)
@@ -172,7 +166,7 @@ def _without_batches(search: Search) -> list[str]:
 
 
 def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
-    """Explains what limits: the handler's run time, its throughput, or the time in the queue."""
+    """Explains the limit: the handler's run time, its throughput, or the time in the queue."""
     alone_s = median(measured.runs_s[1])
     if alone_s > search.p99_s:
         return (
@@ -218,7 +212,6 @@ _DEFAULT_SIZE: Final = 64
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
     parser.add_argument(
         "handler",
@@ -288,13 +281,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        CommandError: The arguments are invalid, or the handler failed.
-    """
     pairs = option_pairs(arguments.option)
-    with redirect_stdout(sys.stderr):  # what the handler prints is not a result of the command
+    with redirect_stdout(sys.stderr):  # the handler's output is not a result of the command
         args, kwargs = init_arguments_of(arguments)
         handler = named(arguments.handler, "my_module:embed")
         try:

@@ -189,7 +189,7 @@ class PassedRequest:
     # The client's side.
 
     def _left(self) -> None:
-        """Handles that the client is gone, or that the server cuts the request off."""
+        """Handles that the client is gone, or that its request is cut off."""
         if self._offered["is_cut_off"]():
             self._post("cut off")
         elif self._is_websocket:

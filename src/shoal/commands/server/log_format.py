@@ -19,12 +19,7 @@ _PLAIN: Final = (str, int, float, bool, type(None))
 
 
 def write_log(level: str, form: str) -> None:
-    """Writes what is logged to stderr, unless the application has set that up itself.
-
-    Args:
-        level: The least level, in lower case.
-        form: One of `LOG_FORMATS`.
-    """
+    """Writes log records to stderr, unless the application has set up logging itself."""
     root = logging.getLogger()
     if all(isinstance(handler, logging.NullHandler) for handler in root.handlers):
         handler = logging.StreamHandler()
@@ -34,47 +29,30 @@ def write_log(level: str, form: str) -> None:
 
 
 class TextLines(logging.Formatter):
-    """Lines for people, with the ids of the trace and span where there are any.
+    """Lines for people, with the ids of the trace and span, if any."""
 
-    Texts of messages and exceptions may quote what a client sent. So control characters are
-    escaped, and each line of a record behind its first one is indented.
-    """
+    # Messages and exceptions may quote text of a client. Therefore control characters are escaped,
+    # and each line of a record after the first is indented.
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line, with a traceback if there is one."""
         return indented(super().format(record))
 
     @override
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Returns the line, without a traceback."""
         line = super().formatMessage(record)
         ids = _ids_of(record)
         return line if ids is None else f"{line} trace_id={ids[0]} span_id={ids[1]}"
 
 
 class JsonLines(logging.Formatter):
-    """A JSON object in each line.
-
-    ============= =================================================================================
-    ``time``      in UTC, ISO 8601
-    ``level``     ``"DEBUG"``, ``"INFO"``, ``"WARNING"``, ``"ERROR"`` or ``"CRITICAL"``
-    ``logger``    the name of the logger
-    ``message``   the message
-    ``error``     the class of the exception that is logged, and ``traceback`` its traceback
-    ``trace_id``  the ids of the trace, and ``span_id`` of the span, in which it was logged
-    ============= =================================================================================
-
-    What is not known is left out. The fields of ``extra=`` are members too; those that are not
-    text, numbers, booleans, or lists of these are left out.
-    """
+    """A JSON object in each line; omits fields that are unknown or not plain values."""
 
     @override
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the line."""
         found: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -93,7 +71,7 @@ class JsonLines(logging.Formatter):
 
 
 def _ids_of(record: logging.LogRecord) -> tuple[str, str] | None:
-    """Returns the ids of the trace and span of a record: its own, or those that are current."""
+    """Returns the ids of the trace and span of a record: its own, or the current ones."""
     own: Any = getattr(record, "trace_id", None), getattr(record, "span_id", None)
     return own if all(isinstance(one, str) for one in own) else trace_ids()
 

@@ -1,4 +1,4 @@
-"""Tells systemd how far the server is: ``Type=notify``, the protocol of ``sd_notify(3)``."""
+"""Notifies systemd of the server's state: ``Type=notify``, the protocol of ``sd_notify(3)``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ _log: Final = logging.getLogger("shoal.server")
 
 
 def notify(state: str) -> None:
-    """Sends a state to the socket in ``NOTIFY_SOCKET``; does nothing without one.
-
-    Args:
-        state: Such as ``"READY=1"``; several are separated by line breaks.
-    """
+    """Sends a state such as ``"READY=1"`` to the socket in ``NOTIFY_SOCKET``, if it is set."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def add_server_options(parser: ArgumentParser) -> None:
-    """Adds the options of serving. Those not given are taken from the application's file."""
+    """Adds the options of serving. The application's file has those not given."""
     for name, one in HTTP_OPTIONS.items():
         if one.flag:
             _add_flag(parser, name, one)
@@ -153,11 +153,7 @@ def _number(text: str) -> int | float | str:
 def server_options(
     arguments: Namespace, from_file: Mapping[str, Any], admin_socket: Path | None
 ) -> HttpOptions:
-    """Returns the server's options: those of the command line first, then those of the file.
-
-    Raises:
-        CommandError: Two options contradict each other, or there is no token in its file.
-    """
+    """Returns the server's options: of the command line first, then of the file."""
     chosen = {name: one for name, one in vars(arguments).items() if one is not None}
     given: dict[str, Any] = {**from_file, **chosen}
     given["admin_socket"] = None if admin_socket is None else str(admin_socket)
@@ -168,17 +164,12 @@ def server_options(
 
 
 def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:
-    """Returns the event loop to use: the one of the command line, else of the file, else trio."""
     chosen: EventLoop = arguments.event_loop or from_file.get("event_loop", "trio")
     return chosen
 
 
 def server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
-    """Returns what speaks HTTP: the server of the command line, else of the file, else Shoal's.
-
-    Raises:
-        CommandError: Hypercorn does not have an option that was given, or is not installed.
-    """
+    """Returns the server to use; raises `CommandError` for an option that Hypercorn lacks."""
     chosen: Server = arguments.server or from_file.get("server", "shoal")
     if chosen == "shoal":
         return chosen
@@ -196,16 +187,13 @@ def server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
 
 
 def workers(arguments: Namespace, from_file: Mapping[str, Any]) -> int | None:
-    """Returns how many processes speak HTTP beside the server's; None for none."""
+    """Returns how many worker processes speak HTTP; None to speak it in the server's process."""
     chosen: Workers | None = arguments.workers or from_file.get("workers")
     return max(1, usable_cpus() - 1) if chosen == "auto" else chosen
 
 
 def usable_cpus() -> int:
-    """Returns how many processors this process may use, within the limits of its control groups.
-
-    These are those of its container, or of its service: ``CPUQuota=`` of systemd.
-    """
+    """Returns how many processors this process may use, within its control groups' quotas."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for group in _control_groups():
         with suppress(OSError, ValueError):
@@ -215,7 +203,7 @@ def usable_cpus() -> int:
 
 
 def _control_groups() -> Iterator[str]:
-    """Yields the paths of this process's control groups (version 2), the innermost first."""
+    """Yields the paths of this process's control groups (version 2), innermost first."""
     path = ""
     with suppress(OSError):
         listed = Path("/proc/self/cgroup").read_text().splitlines()

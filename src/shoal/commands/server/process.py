@@ -47,56 +47,28 @@ _MARGIN_S: Final = 4.0
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """Serves an application in this process.
-
-    Attributes:
-        app: The application.
-        spec: The user's name for the application, for messages.
-        options: The options of the HTTP server.
-        event_loop: The event loop that runs it.
-        server: What speaks HTTP.
-        log_level: The level of the log.
-        log_format: ``"text"`` or ``"json"``.
-        otel: Whether traces and metrics are exported.
-        state: The file that run-time changes are stored in; None to store none.
-        started: Called with the URL once clients can connect.
-        wait_over: Awaited beside the server; when it returns, the server drains and ends.
-        passed: The sockets that systemd or `Reloader` has passed; `options` has the first of those
-            of the application.
-        workers: How many processes speak HTTP for this one; None to do it here.
-        answers_early: Whether a `shoal.App` is served while it starts, so that it says that it is
-            not ready.
-    """
-
     app: ASGIApp
-    spec: str
+    spec: str  # the user's name for the application, for messages
     options: HttpOptions
     event_loop: EventLoop = "trio"
     server: Server = "shoal"
     log_level: str = "info"
     log_format: str = "text"
     otel: bool = False
-    state: Path | None = None
-    started: Callable[[str], object] = lambda _: None
-    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever
-    passed: PassedSockets = NO_SOCKETS
-    workers: int | None = None
-    answers_early: bool = True
+    state: Path | None = None  # the file that stores run-time changes
+    started: Callable[[str], object] = lambda _: None  # called with the URL
+    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever  # then the server drains
+    passed: PassedSockets = NO_SOCKETS  # `options` has the first socket of the application
+    workers: int | None = None  # processes that speak HTTP; None to do it here
+    answers_early: bool = True  # a `shoal.App` reports that it is not ready while it starts
 
     @property
     def shoals(self) -> App | None:
-        """The `shoal.App` in the application, which has a controller; None if it has none."""
+        """The `shoal.App` in the application, which has a controller; None without one."""
         return shoals_in(self.app)
 
     def to_its_end(self) -> int:
-        """Serves until a signal or the operator ends the process.
-
-        Returns:
-            The exit code.
-
-        Raises:
-            CommandError: The options do not fit the application, or it did not start.
-        """
+        """Serves until a signal or the operator ends the process; returns the exit code."""
         options = self.options
         if (self.state or options.admin_socket or options.token) and self.shoals is None:
             raise CommandError(
@@ -124,10 +96,7 @@ class ServerProcess:
 
 
 def write_logs(level: str, form: str, options: HttpOptions) -> None:
-    """Sets how this process writes its log, and the access log if there is one.
-
-    Called again once the application has started, which may have configured logging.
-    """
+    """Sets up the logs; called again after the start, since the application may change logging."""
     write_log(level, form)
     if options.access_log:
         from shoal.server.access_log import LOGGER
@@ -136,15 +105,11 @@ def write_logs(level: str, form: str, options: HttpOptions) -> None:
 
 
 def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Runs a function in an event loop of this kind."""
     return anyio.run(main, backend="trio") if event_loop == "trio" else _run_on_asyncio(main())
 
 
 def _write_plainly(name: str) -> None:
-    """Makes a logger write bare messages, from level INFO, whatever the log level is.
-
-    They go to stderr, unless the application has given the logger a handler.
-    """
+    """Makes a logger write bare messages from level INFO on, to stderr by default."""
     logger = logging.getLogger(name)
     if not logger.handlers:
         handler = logging.StreamHandler()
@@ -281,17 +246,15 @@ def _front_ends(run: ServerProcess, count: int) -> StartFrontEnds:
 
 
 def collect_less_often() -> None:
-    """Has the garbage collector look less often; called before the application is loaded.
-
-    What is imported stays, and the objects of a request go without the collector. It would look at
-    those that are under way every few requests, for a tenth of all processor time.
-    """
-    if gc.get_threshold() == _COLLECTED_AFTER:  # nobody has set it
+    """Makes the garbage collector run less often; called before the application is loaded."""
+    # Imported modules stay, and the objects of a request are freed without the collector. It would
+    # scan the objects in use every few requests, for a tenth of all processor time.
+    if gc.get_threshold() == _COLLECTED_AFTER:  # the user has not set it
         gc.set_threshold(10_000, *_COLLECTED_AFTER[1:])
 
 
 def skip_what_was_loaded() -> None:
-    """Has the garbage collector skip what was loaded at the start."""
+    """Makes the garbage collector skip the objects that were loaded at the start."""
     gc.freeze()
 
 
@@ -307,7 +270,7 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
     if options.admin_socket is not None:
         at = Unix(options.admin_socket)
     if at is not None:
-        # No token: only the user that the socket belongs to can open it.
+        # No token: only the socket's owner can open it.
         admin = AppAdmin(inner, token=None, allowed_modules=options.allowed_modules, behind=run.app)
         others.append(AppListener(address=at, app=admin))
     if options.token is not None:

@@ -1,4 +1,4 @@
-"""Says on stderr what a server loads and how long that takes, if it takes longer than a second."""
+"""Reports on stderr what a server loads and how long that takes, if it takes over a second."""
 
 from __future__ import annotations
 
@@ -21,16 +21,11 @@ _LOOKS_EACH_S: Final = 1.0
 
 
 class Progress:
-    """Says what a block does, if it takes longer than a second.
+    """Reports what a block does, if it takes longer than a second."""
 
-    At a terminal the line moves; elsewhere there is a line whenever the parts change. The lines
-    come from a thread of their own, since the block may hold this one.
-
-    Args:
-        doing: What the block does: ``"importing my_module:app"``.
-        parts: Returns the names of what is not done yet.
-    """
-
+    # At a terminal the line is updated; elsewhere there is a line whenever the parts change. A
+    # thread writes the lines, since the block may hold this one.
+    # `doing` is like "importing my_module:app"; `parts` returns the names that are still loading.
     def __init__(self, doing: str, parts: Callable[[], Sequence[str]] = tuple) -> None:
         self._doing = doing
         self._parts = parts
@@ -47,11 +42,7 @@ class Progress:
         self._thread.join()
 
     def finish(self, done: str) -> None:
-        """Ends the lines, and says how long it took.
-
-        Args:
-            done: What was done: ``"imported my_module:app"``.
-        """
+        """Ends the lines, and reports how long it took: `done` is like "imported my_module:app"."""
         self.__exit__()
         took_s = time.monotonic() - self._began
         if took_s > _QUIET_S:
@@ -76,7 +67,7 @@ class Progress:
 
 
 def _rewrite(text: str) -> None:
-    """Writes a line over the last one; what is written next begins where it begins."""
+    """Writes a line over the last one; later output begins at its start."""
     with suppress(OSError, ValueError):
         width = (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1
         sys.stderr.write(f"\x1b[K{text[:width]}\r")

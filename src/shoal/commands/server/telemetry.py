@@ -1,4 +1,4 @@
-"""``--otel``: traces and metrics of a server, exported by OpenTelemetry's protocol."""
+"""``--otel``: traces and metrics of a server, exported with OpenTelemetry's protocol."""
 
 from __future__ import annotations
 
@@ -20,19 +20,13 @@ _LAST_EXPORT_S: Final = 3.0
 
 
 class Telemetry:
-    """What exports the metrics of a server.
-
-    Args:
-        app: The application.
-        exporter: Exports its metrics; None for none.
-    """
+    """Exports the metrics of a server."""
 
     def __init__(self, app: App, exporter: MetricExporter | None) -> None:
         self._app = app
         self._exporter = exporter
 
     async def export_metrics(self) -> None:
-        """Exports metrics until it is cancelled."""
         from shoal.observe.otel.metrics import export_metrics
 
         if self._exporter is not None:
@@ -41,16 +35,7 @@ class Telemetry:
 
 @contextmanager
 def exported(given: object, app: App | None) -> Generator[Telemetry]:
-    """Traces an application, and exports its spans, for this block.
-
-    Args:
-        given: What is served.
-        app: The `shoal.App` in it; None if it has none.
-
-    Raises:
-        CommandError: There is no `shoal.App`, the extra is not installed, or an environment
-            variable has a wrong value.
-    """
+    """Traces an application, and exports its spans, for this block."""
     if app is None:
         raise CommandError(
             f"{type(given).__name__} is not a shoal.App; leave out --otel, which needs one"
@@ -71,7 +56,7 @@ def exported(given: object, app: App | None) -> Generator[Telemetry]:
             tracing.uninstrument()
     finally:
         if provider is not None:
-            # In a thread that the process does not wait for: a collector may be gone.
+            # In a daemon thread: the collector may not answer.
             last_export = Thread(target=provider.shutdown, daemon=True)
             last_export.start()
             last_export.join(_LAST_EXPORT_S)

@@ -1,4 +1,4 @@
-"""What ``shoal top`` knows of a server: the messages of its dashboard's feed, put together."""
+"""The state of a server as ``shoal top`` knows it, from the messages of its dashboard's feed."""
 
 from __future__ import annotations
 
@@ -15,27 +15,18 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class ServerView:
-    """A server as the last messages describe it.
-
-    Attributes:
-        state: Its backends, endpoints and last failures; None before the first message with them.
-        samples: The last seconds, the oldest first.
-        limits: The largest batch of each batcher, and whether requests join its batches.
-    """
+    """A server as its last messages describe it."""
 
     def __init__(self) -> None:
-        self.state: dict[str, Any] | None = None
-        self.samples: deque[dict[str, Any]] = deque(maxlen=MOST_SAMPLES)
+        self.state: dict[str, Any] | None = None  # backends, endpoints and last failures
+        self.samples: deque[dict[str, Any]] = deque(maxlen=MOST_SAMPLES)  # of seconds
+        # The largest batch of each batcher, and whether requests join its batches.
         self.limits: dict[str, tuple[float, bool]] = {}
         self._run: Any = None
 
     def take(self, message: Mapping[str, Any]) -> bool:
-        """Takes a message; returns whether there is something new to show.
-
-        Raises:
-            LookupError, TypeError: It is not a message of the feed.
-        """
-        if message["run"] != self._run:  # another server, whose clock and numbers are others
+        """Returns whether a message has news; raises `LookupError` or `TypeError` if malformed."""
+        if message["run"] != self._run:  # another server, with another clock and other numbers
             self._run = message["run"]
             self.state = None
             self.samples.clear()
@@ -49,12 +40,10 @@ class ServerView:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all that is shown."""
         return self.state is not None and bool(self.samples)
 
     @property
     def latest(self) -> Mapping[str, Any]:
-        """The last second; empty if there was none."""
         return self.samples[-1] if self.samples else _NOTHING
 
     def rates(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""How a server's process starts the workers of ``shoal serve --workers``."""
+"""Starts the workers of ``shoal serve --workers``."""
 
 from __future__ import annotations
 
@@ -16,19 +16,12 @@ if TYPE_CHECKING:
     from shoal.server.front_end_listener import StartFrontEnds
     from shoal.serving.app_file.server import EventLoop
 
-# The server's process ends requests that take too long, and a worker only if that does not.
+# The server's process ends requests that take too long. A worker does so later, if that fails.
 _LATER_S: Final = 5.0
 
 
 class FrontEndStart(NamedTuple):
-    """What a worker is told at its start.
-
-    Attributes:
-        options: The options of its server.
-        event_loop: The event loop.
-        log_level: The level of the log.
-        log_format: The form of its lines.
-    """
+    """The first message to a worker."""
 
     options: dict[str, Any]
     event_loop: EventLoop
@@ -43,15 +36,6 @@ def front_ends(
     log_level: str,
     log_format: str = "text",
 ) -> StartFrontEnds:
-    """Returns what starts the workers of a server.
-
-    Args:
-        count: How many there are.
-        options: The options of the server.
-        event_loop: The event loop.
-        log_level: The level of the log.
-        log_format: The form of its lines.
-    """
     given = count, options, event_loop, log_level, log_format
     return partial(FrontEnds, front_end_options(*given))
 
@@ -63,7 +47,6 @@ def front_end_options(
     log_level: str,
     log_format: str = "text",
 ) -> FrontEndOptions:
-    """Returns how the workers of a server are started; see `front_ends`."""
     given = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
     given |= {
         "uds": None,

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def add_name_argument(group: Any) -> None:
-    """Adds ``--name``."""
     group.add_argument(
         "--name",
         type=tag,
@@ -27,24 +26,16 @@ def add_name_argument(group: Any) -> None:
 
 
 def add_json_argument(parser: Any) -> None:
-    """Adds ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_token_argument(group: Any, summary: str) -> None:
-    """Adds ``--token-file``."""
     group.add_argument("--token-file", type=Path, metavar="FILE", help=summary)
 
 
 def token_of(arguments: Namespace) -> str | None:
-    """Returns the token in the file given by ``--token-file``; None if it was not given.
-
-    The token itself is not an argument, because all users of a machine can see the arguments of a
-    process.
-
-    Raises:
-        CommandError: The file can't be read, or does not contain one token.
-    """
+    """Returns the token in the file of ``--token-file``; None if it was not given."""
+    # The token itself is not an argument: all users of a machine can see a process's arguments.
     path: Path | None = arguments.token_file
     if path is None:
         return None
@@ -60,7 +51,6 @@ def token_of(arguments: Namespace) -> str | None:
 
 
 def add_init_arguments(parser: ArgumentParser) -> None:
-    """Adds ``--arg`` and ``--kwarg``, the init arguments of a class."""
     parser.add_argument(
         "--arg",
         action="append",
@@ -72,12 +62,10 @@ def add_init_arguments(parser: ArgumentParser) -> None:
 
 
 def add_kwarg_argument(parser: ArgumentParser, summary: str) -> None:
-    """Adds ``--kwarg``."""
     parser.add_argument("--kwarg", action="append", default=[], metavar="KEY=VALUE", help=summary)
 
 
 def add_option_argument(group: Any) -> None:
-    """Adds ``--option``, for options that have no argument of their own."""
     group.add_argument(
         "--option",
         action="append",
@@ -88,28 +76,24 @@ def add_option_argument(group: Any) -> None:
 
 
 def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
-    """Adds ``--plot`` and ``--json``."""
     output = parser.add_argument_group("output")
     output.add_argument("--plot", type=Path, metavar="FILE", help=f"save a plot: {shown}")
     output.add_argument("--json", action="store_true", help="print JSON, times in seconds")
 
 
 def tag(text: str) -> str:
-    """Parses the name of a server."""
     if not is_tag(text):
         raise ArgumentTypeError(f"{text!r} can't be a name: {TAG_FORM}")
     return text
 
 
 def count(text: str) -> int:
-    """Parses a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"want a whole number from 1 on, got {text!r}")
     return int(text)
 
 
 def more_than_0_seconds(text: str) -> float:
-    """Parses a time above 0 in seconds."""
     found = _number(text)
     # NaN fails this check, too. The wait of a thread can't be longer.
     if not 0 < found <= threading.TIMEOUT_MAX / 2:
@@ -118,7 +102,6 @@ def more_than_0_seconds(text: str) -> float:
 
 
 def more_than_0(text: str) -> float:
-    """Parses a number above 0."""
     number = _number(text)
     if not 0 < number < math.inf:
         raise ArgumentTypeError(f"want a number above 0, got {text!r}")
@@ -126,7 +109,6 @@ def more_than_0(text: str) -> float:
 
 
 def at_least_0(text: str) -> float:
-    """Parses a number of at least 0."""
     number = _number(text)
     if not 0 <= number < math.inf:
         raise ArgumentTypeError(f"want a number from 0 on, got {text!r}")

@@ -1,10 +1,10 @@
-"""Makes text that others chose safe to print: it can't control a terminal, or forge lines."""
+"""Escapes text from others, so that it can't control a terminal or forge lines."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Control characters but tab and line feed, line separators, and what changes the direction of text.
+# Control characters except tab and line feed, line separators, and marks of text direction.
 _ESCAPED: Final = {
     code: f"\\u{code:04x}"
     for code in (
@@ -15,10 +15,10 @@ _ESCAPED: Final = {
 
 
 def printable(text: str) -> str:
-    """Returns text whose control characters, but line feeds and tabs, are written as escapes."""
+    """Escapes control characters except line feeds and tabs."""
     return text if text.isascii() and text.isprintable() else text.translate(_ESCAPED)
 
 
 def indented(text: str) -> str:
-    """Returns printable text whose lines behind the first one can't be taken for others."""
+    """Escapes text, and indents its lines after the first, so that they forge no record."""
     return printable(text).replace("\n", "\n  ")

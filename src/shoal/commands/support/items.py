@@ -1,4 +1,4 @@
-"""Makes items of JSON by a handler's annotations, as a server makes them of bodies."""
+"""Converts JSON items to a handler's annotated types, as a server converts bodies."""
 
 from __future__ import annotations
 
@@ -15,18 +15,8 @@ if TYPE_CHECKING:
 
 
 def as_annotated(signature: Signature, values: Sequence[Any], source: str) -> list[Any]:
-    """Returns the items that a handler gets for JSON values.
-
-    Without pydantic it returns the values as they are, and says so.
-
-    Args:
-        signature: The signature of a call with one item.
-        values: The values; for several parameters each is an array, or an object, of arguments.
-        source: Where they are from, for messages.
-
-    Raises:
-        CommandError: A value does not fit the annotations.
-    """
+    """Returns the items for JSON values; without pydantic it returns the values."""
+    # For several parameters each value is an array, or an object, of arguments.
     parameters = list(signature.parameters.values())
     if all(is_unannotated(one.annotation) for one in parameters):
         return list(values)

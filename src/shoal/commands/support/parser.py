@@ -18,18 +18,15 @@ if TYPE_CHECKING:
 
 
 class CommandParser(ArgumentParser):
-    """Accepts a command's options anywhere among its positional arguments, and suggests for typos.
+    """Accepts options anywhere among positional arguments, and suggests for typos."""
 
-    A plain `ArgumentParser` ends an argument with ``nargs="*"`` at the first option after it, so
-    that in ``create small my:Code --arg 3 retries=1`` the last word is an unknown argument.
-    """
-
+    # A plain `ArgumentParser` ends an argument with ``nargs="*"`` at the first option after it. In
+    # ``create small my:Code --arg 3 retries=1`` the last word would be an unknown argument.
     _is_within = False
 
     def parse_known_args(  # type: ignore[override]  # the base method is a set of overloads
         self, args: Any = None, namespace: Any = None
     ) -> tuple[Namespace, list[str]]:
-        """See `ArgumentParser`."""
         if self._subparsers is not None:
             self._check_first(args)
             return super().parse_known_args(args, namespace)
@@ -41,23 +38,23 @@ class CommandParser(ArgumentParser):
         finally:
             self._is_within = False
         if unknown:
-            # Reported here, by the parser that knows the command's options, not by the top parser.
+            # The parser of the command reports it, since it knows the command's options.
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggestion(unknown)}")
         return found, unknown
 
     @override
     def error(self, message: str) -> NoReturn:
-        """Prints the error and points to ``--help``: the usage of a command fills a screen."""
+        """Prints the error and points to ``--help``: a command's usage fills a screen."""
         self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        # As in CPython from 3.11.4 on: it is no error if the reader of the help closes the pipe.
+        # As in CPython from 3.11.4 on: a reader of the help may close the pipe.
         with suppress(OSError):
             super()._print_message(message, file)
 
     def _check_first(self, args: Any) -> None:
-        # Otherwise the error would say that a command is missing, or that the option's value is
-        # no command.
+        # Otherwise the error would be that a command is missing, or that the option's value is not
+        # a command.
         first = str(args[0]).partition("=")[0] if args else ""
         known = [name for action in self._actions for name in action.option_strings]
         if first.startswith("-") and first not in known:
@@ -92,14 +89,13 @@ def add_command(
     description: str,
     example: str,
 ) -> ArgumentParser:
-    """Adds a command to a family."""
     parser: ArgumentParser = commands.add_parser(name, help=summary, allow_abbrev=False)
     describe(parser, run, description, example)
     return parser
 
 
 def add_family(parser: ArgumentParser, description: str, example: str) -> Any:
-    """Describes a family of commands; returns what `add_command` adds them to."""
+    """Describes a family of commands; returns the argument of `add_command`."""
     describe(parser, None, description, example)
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -110,7 +106,6 @@ def describe(
     description: str,
     example: str,
 ) -> None:
-    """Sets a command's description and examples, and the function that runs it."""
     parser.description = description
     parser.epilog = f"examples:\n{example}"
     parser.formatter_class = RawDescriptionHelpFormatter
