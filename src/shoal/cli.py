@@ -8,8 +8,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from shoal.commands.support.arguments import CommandParser
 from shoal.commands.support.mistake import CommandError, drop_unread_output, say
-from shoal.commands.support.parser import CommandParser
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -14,12 +14,11 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.asgi.bad_request import BadRequest
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shoal.asgi.http_options import HttpOptions
+
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -109,3 +108,11 @@ def _host_of(given: bytes) -> str:
 def _is_loopback(host: str) -> bool:
     address = ipaddress.ip_address(host.partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+class BadRequest(Exception):
+    """A request that is refused with a status and a reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, get_args
 
-from shoal.asgi.allowed_names import checked_hosts, checked_origins
-from shoal.asgi.protocol_names import checked_protocols
-from shoal.asgi.proxy_options import checked_peers, checked_proxy_headers, checked_root_path
-from shoal.asgi.security import (
+from shoal.asgi.option_checks import (
     SecurityRequirements,
     check_known,
+    checked_hosts,
+    checked_origins,
+    checked_peers,
+    checked_protocols,
+    checked_proxy_headers,
     checked_requirements,
+    checked_root_path,
     checked_schemes,
 )
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no

@@ -6,9 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import add_init_arguments, count
+from shoal.commands.support.arguments import (
+    add_command,
+    add_family,
+    add_init_arguments,
+    count,
+    describe,
+)
 from shoal.commands.support.output import backends_listed, config_listed, confirm, show
-from shoal.commands.support.parser import add_command, add_family, describe
 from shoal.commands.support.values import config_of, init_arguments_of
 from shoal.serving.clients.wire_forms import config_shown, written
 

@@ -6,10 +6,14 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import add_kwarg_argument, count, more_than_0_seconds
+from shoal.commands.support.arguments import (
+    add_kwarg_argument,
+    count,
+    describe,
+    more_than_0_seconds,
+)
 from shoal.commands.support.mistake import CommandError, in_one_line
 from shoal.commands.support.output import as_json, print_out
-from shoal.commands.support.parser import describe
 from shoal.commands.support.values import json_of, kwargs_of
 from shoal.errors import ShoalError
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS

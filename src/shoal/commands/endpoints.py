@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.support.arguments import add_command, add_family
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import (
     confirm,
@@ -15,7 +16,6 @@ from shoal.commands.support.output import (
     traffic_listed,
     weights,
 )
-from shoal.commands.support.parser import add_command, add_family
 from shoal.commands.support.values import proportion_of, weights_of
 from shoal.serving.clients.wire_forms import written
 from shoal.serving.names import DEFAULT_METHODS, not_there

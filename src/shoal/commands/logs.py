@@ -13,10 +13,9 @@ from collections import deque
 from typing import IO, TYPE_CHECKING, Final
 
 from shoal.commands.server.locations import ServerLocation
-from shoal.commands.support.arguments import add_name_argument, count
+from shoal.commands.support.arguments import add_name_argument, count, describe
 from shoal.commands.support.mistake import CommandError, say
 from shoal.commands.support.output import print_out
-from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -19,6 +19,7 @@ from shoal.commands.server.options import (
 from shoal.commands.server.process import ServerProcess, collect_less_often
 from shoal.commands.server.progress import Progress
 from shoal.commands.server.reload import Reloader, Turn
+from shoal.commands.support.arguments import describe
 from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
@@ -27,10 +28,8 @@ from shoal.commands.support.loading import (
     server_settings,
 )
 from shoal.commands.support.mistake import CommandError
-from shoal.commands.support.parser import describe
-from shoal.server.activation import NO_SOCKETS, PassedSockets, passed_sockets
 from shoal.server.config import address_of
-from shoal.server.listeners import Inherited
+from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_sockets
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -12,11 +12,11 @@ from shoal.commands.support.arguments import (
     add_output_arguments,
     at_least_0,
     count,
+    describe,
     more_than_0,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import facts, save_plot, show, table
-from shoal.commands.support.parser import describe
 from shoal.commands.support.simulating import Comparison, Traffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested

@@ -16,7 +16,7 @@ from shoal.commands.server.options import (
     workers,
 )
 from shoal.commands.server.process import ServerProcess, collect_less_often
-from shoal.commands.support.arguments import add_json_argument, add_name_argument
+from shoal.commands.support.arguments import add_json_argument, add_name_argument, describe
 from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
@@ -26,7 +26,6 @@ from shoal.commands.support.loading import (
 )
 from shoal.commands.support.mistake import say
 from shoal.commands.support.output import facts, show
-from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.support.arguments import describe
 from shoal.commands.support.output import show, status_listed
-from shoal.commands.support.parser import describe
 from shoal.serving.clients.wire_forms import written
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import (
     add_json_argument,
     add_name_argument,
+    describe,
     more_than_0_seconds,
 )
 from shoal.commands.support.mistake import CommandError, in_one_line
 from shoal.commands.support.output import confirm
-from shoal.commands.support.parser import describe
 from shoal.serving.clients.remote_client import connect
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.server.view import ServerView
+from shoal.commands.server.screen import ServerView
+from shoal.commands.support.arguments import describe
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import as_json, print_out
-from shoal.commands.support.parser import describe
 from shoal.core.extras import needing
 from shoal.errors import NotAllowed, ShutDown
 

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import count, more_than_0_seconds, tag
+from shoal.commands.support.arguments import count, describe, more_than_0_seconds, tag
 from shoal.commands.support.mistake import CommandError, in_one_line, say
 from shoal.commands.support.output import show
-from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

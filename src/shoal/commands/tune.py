@@ -23,14 +23,13 @@ from shoal.commands.support.arguments import (
     add_option_argument,
     add_output_arguments,
     count,
+    describe,
     more_than_0,
 )
-from shoal.commands.support.items import as_annotated
 from shoal.commands.support.loading import named
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, save_plot, show, table
-from shoal.commands.support.parser import describe
-from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
+from shoal.commands.support.values import as_annotated, init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import Measured, NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning

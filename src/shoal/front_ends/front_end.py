@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.asgi.connections import ConnectionTotals
-    from shoal.front_ends.channel import Channel
-    from shoal.front_ends.wire import PassedMessage, Request
+    from shoal.front_ends.wire import Channel, PassedMessage, Request
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096

@@ -16,18 +16,17 @@ import anyio.lowlevel
 from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.wire import MESSAGES_AHEAD, WINDOW, size_of
-from shoal.server.change import Change
 from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.log_errors import contained, log_failure
 from shoal.server.served_call import ServedCall
+from shoal.server.shared import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from starlette.types import Message, Scope
 
-    from shoal.front_ends.channel import Channel
-    from shoal.front_ends.wire import Head
+    from shoal.front_ends.wire import Channel, Head
     from shoal.server.shared import Shared
 
 _SENDS_WITHOUT_CHECKPOINT: Final = 16

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from shoal.asgi.connections import ConnectionTotals
-from shoal.front_ends.channel import Channel
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
-from shoal.front_ends.wire import MEMORY, FrontKind
+from shoal.front_ends.wire import MEMORY, Channel, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended

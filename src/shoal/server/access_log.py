@@ -23,7 +23,7 @@ import json
 import logging
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -33,6 +33,9 @@ from shoal.server.served_call import ServedCall
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from shoal.server.proxies import ProxyHeaders
+
 
 LOGGER: Final = "shoal.access"
 """The name of its logger."""
@@ -155,3 +158,30 @@ class Entry:
         text = orjson.dumps(line).decode()
         # JSON leaves some control characters that end lines or control terminals.
         _log.info("%s", text if text.isprintable() else json.dumps(line).replace("\x7f", r"\u007f"))
+
+
+class Refusals:
+    def __init__(self, app: ASGIApp, proxies: ProxyHeaders | None, *, is_logged: bool) -> None:
+        known: Any = app
+        self._count_by = known.count_refusal if hasattr(type(app), "count_refusal") else None
+        self._proxies = proxies
+        self._is_logged = is_logged
+
+    def count(self, status: int, took_s: float = 0.0) -> None:
+        if self._count_by is not None:
+            with contained("a refused request could not be counted"):
+                self._count_by(status, took_s)
+
+    def note(self, scope: Scope, status: int, size: int, took_s: float) -> None:
+        """Counts and logs a refusal; the scope's ``method`` and ``path`` may be None."""
+        self.count(status, took_s)
+        if not self._is_logged:
+            return
+        with contained("the access log failed"):  # handlers and filters of logs are the user's
+            scope = {**scope, "headers": list(scope["headers"])}
+            if self._proxies is not None and scope["path"] is not None:
+                self._proxies.complete(scope)
+            entry = Entry(took_s)
+            entry.note_answer(status, b"", size)
+            method = scope.get("method", "GET")
+            entry.write(protocol_of(scope), method, scope["path"], scope["client"])

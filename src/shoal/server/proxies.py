@@ -19,7 +19,7 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING, Final
 
-from shoal.asgi.proxy_options import FORWARDED, UNIX, is_prefix, network
+from shoal.asgi.option_checks import FORWARDED, UNIX, is_prefix, network
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.connections import CountedConnections
     from shoal.asgi.http_options import HttpOptions
-    from shoal.server.front_end_listener import FrontEndListener, StartFrontEnds
+    from shoal.server.config import FrontEndListener, StartFrontEnds
     from shoal.server.sockets.transport import Poller
 
 __all__ = ["Drained", "serve"]

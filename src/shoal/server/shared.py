@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.lowlevel
 
-from shoal.server.client_faults import ClientFaults
-from shoal.server.refusals import Refusals
-from shoal.server.turns import Turns
+from shoal.server.access_log import Refusals
+from shoal.server.log_errors import ClientFaults
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -138,3 +139,72 @@ def http_date(at: int) -> str:
         f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
         f" {hour:02}:{minute:02}:{second:02} GMT"
     )
+
+
+class Change:
+    """Wakes tasks; each task then checks for itself whether its condition holds."""
+
+    __slots__ = ("_shared", "_waiters")
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._waiters: list[Any] = []
+
+    def signal(self) -> None:
+        for waiter in self._waiters:
+            self._shared.wake(waiter)
+
+    async def wait(self) -> None:
+        waiter = self._shared.new_waiter()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+
+# In units of the cost of a small WebSocket message.
+_LARGE: Final = 16
+_AT_ONCE: Final = 4 * _LARGE
+# Turns with more time than this between them do not count as taken at once.
+_APART_S: Final = 0.001
+
+
+class Turns:
+    """Calls functions in order: a few at once, the others in later passes of the event loop."""
+
+    def __init__(self, tasks: TaskGroup, now: Callable[[], float]) -> None:
+        self._tasks = tasks
+        self._now = now
+        self._waiting: deque[tuple[Callable[[], object], int]] = deque()
+        self._taken = 0
+        self._since = now()
+
+    def take(self, turn: Callable[[], object], cost: int = _LARGE) -> None:
+        """Calls a function, which must not raise, now or in a later pass; cost: 1 to 16."""
+        if not self._waiting:
+            now = self._now()
+            if now - self._since > _APART_S:
+                self._since = now
+                self._taken = 0
+            if self._taken < _AT_ONCE:
+                self._taken += cost
+                turn()
+                return
+            self._tasks.start_soon(self._run)
+        self._waiting.append((turn, cost))
+
+    async def _run(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            await anyio.lowlevel.checkpoint()
+            taken = 0
+            # A turn stays in the queue until it was called, so that turns that it takes wait
+            # behind the others.
+            for _ in range(len(waiting)):
+                turn, cost = waiting[0]
+                turn()
+                waiting.popleft()
+                taken += cost
+                if taken >= _AT_ONCE:
+                    break

@@ -36,9 +36,8 @@ from shoal.commands.server.process import (
 )
 from shoal.commands.server.workers import FrontEndStart
 from shoal.commands.support.mistake import say
-from shoal.front_ends.channel import Channel
 from shoal.front_ends.front_end import FrontEnd
-from shoal.front_ends.wire import MEMORY, FrontKind
+from shoal.front_ends.wire import MEMORY, Channel, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory

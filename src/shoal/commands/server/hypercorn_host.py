@@ -29,9 +29,8 @@ import anyio
 from anyio import TASK_STATUS_IGNORED
 from hypercorn.config import Config
 
-from shoal.asgi.bad_request import BadRequest
 from shoal.asgi.extensions import GUARDED
-from shoal.asgi.guard import RequestGuard
+from shoal.asgi.guard import BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.asgi.lifespan import Lifespan
 from shoal.server.access_log import AccessLog

@@ -10,7 +10,7 @@ from typing import Any, Final
 from typing_extensions import override
 
 from shoal.batching.trace import trace_ids
-from shoal.commands.support.escaping import indented, printable
+from shoal.commands.support.mistake import indented, printable
 
 LOG_FORMATS: Final = ("text", "json")
 

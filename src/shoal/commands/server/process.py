@@ -4,41 +4,42 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
-from contextlib import ExitStack, nullcontext
+import socket
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.commands.server.log_format import write_log
-from shoal.commands.server.notify import notify
 from shoal.commands.server.progress import Progress
 from shoal.commands.server.signals import Signals
-from shoal.commands.server.telemetry import exported
 from shoal.commands.support.loading import shoals_in
-from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.mistake import CommandError, as_mistakes, say
+from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.failures.hints import server_hint
 from shoal.replicas.code.loggers import loggers_kept_on
-from shoal.server.activation import NO_SOCKETS, PassedSockets
-from shoal.server.listeners import AppListener, Unix
+from shoal.server.listeners import NO_SOCKETS, AppListener, PassedSockets, Unix
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
     from pathlib import Path
 
+    from opentelemetry.sdk.metrics.export import MetricExporter
     from starlette.types import ASGIApp
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.commands.server.telemetry import Telemetry
     from shoal.http.app.app import App
-    from shoal.server.config import Drained
-    from shoal.server.front_end_listener import StartFrontEnds
+    from shoal.server.config import Drained, StartFrontEnds
     from shoal.server.listeners import Address
     from shoal.serving.app_file.server import EventLoop, Server
+
 
 _COLLECTED_AFTER: Final = gc.get_threshold()
 # How long the process may take to end, beyond the graceful timeout.
@@ -309,3 +310,68 @@ def _report(drained: Drained, signum: int | None) -> int:
         say(f"shoal: {drained.failure}")
         return 1
     return 0
+
+
+_TIMEOUT_S: Final = 1.0
+_log: Final = logging.getLogger("shoal.server")
+
+
+def notify(state: str) -> None:
+    """Sends a state such as ``"READY=1"`` to the socket in ``NOTIFY_SOCKET``, if it is set."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # in the abstract namespace
+        address = f"\0{address[1:]}"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(_TIMEOUT_S)
+            sock.sendto(state.encode(), address)
+    except OSError as error:
+        _log.warning("systemd could not be notified of %s: %s", state, error)
+
+
+_LAST_EXPORT_S: Final = 3.0
+
+
+class Telemetry:
+    """Exports the metrics of a server."""
+
+    def __init__(self, app: App, exporter: MetricExporter | None) -> None:
+        self._app = app
+        self._exporter = exporter
+
+    async def export_metrics(self) -> None:
+        from shoal.observe.otel.metrics import export_metrics
+
+        if self._exporter is not None:
+            await export_metrics(self._app, exporter=self._exporter)
+
+
+@contextmanager
+def exported(given: object, app: App | None) -> Generator[Telemetry]:
+    """Traces an application, and exports its spans, for this block."""
+    if app is None:
+        raise CommandError(
+            f"{type(given).__name__} is not a shoal.App; leave out --otel, which needs one"
+        )
+    try:
+        with needing("--otel", "otel"):
+            from shoal.observe.otel.instrument import instrument
+            from shoal.observe.otel.providers import metric_exporter, set_up_traces
+    except ModuleNotFoundError as error:
+        raise CommandError(str(error), 1) from None
+    with as_mistakes():
+        provider, exporter = set_up_traces(), metric_exporter()
+    try:
+        # An application may have turned tracing on itself.
+        tracing = None if app.tracing.tracer is not None else instrument(app)
+        yield Telemetry(app, exporter)
+        if tracing is not None:
+            tracing.uninstrument()
+    finally:
+        if provider is not None:
+            # In a daemon thread: the collector may not answer.
+            last_export = Thread(target=provider.shutdown, daemon=True)
+            last_export.start()
+            last_export.join(_LAST_EXPORT_S)

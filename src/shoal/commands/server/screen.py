@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from shoal.commands.server.view import ServerView
 
 T = TypeVar("T")
 
@@ -356,3 +356,46 @@ def _time(seconds: float | None) -> str:
 def _sparkline(values: Sequence[float]) -> str:
     most = max(values, default=0) or 1
     return "".join([_BLOCKS[min(7, int(value / most * 8))] for value in values])
+
+
+MOST_SAMPLES: Final = 120
+"""How many seconds are kept."""
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class ServerView:
+    """A server as its last messages describe it."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] | None = None  # backends, endpoints and last failures
+        self.samples: deque[dict[str, Any]] = deque(maxlen=MOST_SAMPLES)  # of seconds
+        # The largest batch of each batcher, and whether requests join its batches.
+        self.limits: dict[str, tuple[float, bool]] = {}
+        self._run: Any = None
+
+    def take(self, message: Mapping[str, Any]) -> bool:
+        """Returns whether a message has news; raises `LookupError` or `TypeError` if malformed."""
+        if message["run"] != self._run:  # another server, with another clock and other numbers
+            self._run = message["run"]
+            self.state = None
+            self.samples.clear()
+        samples = message["samples"]
+        self.samples.extend(samples)
+        self.limits = {lane["name"]: (lane["limit"], lane["open"]) for lane in message["lanes"]}
+        state = message.get("state")
+        if state is not None:
+            self.state = state
+        return bool(samples) or state is not None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state is not None and bool(self.samples)
+
+    @property
+    def latest(self) -> Mapping[str, Any]:
+        return self.samples[-1] if self.samples else _NOTHING
+
+    def rates(self) -> list[float]:
+        """Returns how many requests were answered in each of the last seconds."""
+        return [sample["all"]["finished"] for sample in self.samples]

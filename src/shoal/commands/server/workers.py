@@ -13,7 +13,7 @@ from shoal.front_ends.listener import FrontEndOptions, FrontEnds
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
-    from shoal.server.front_end_listener import StartFrontEnds
+    from shoal.server.config import StartFrontEnds
     from shoal.serving.app_file.server import EventLoop
 
 # The server's process ends requests that take too long. A worker does so later, if that fails.

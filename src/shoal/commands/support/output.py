@@ -9,8 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.support.escaping import printable
-from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.mistake import CommandError, printable, say
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -12,7 +12,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.asgi.header_check import is_sendable
 
 # A size may have leading zeros, up to a limit.

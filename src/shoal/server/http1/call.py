@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.asgi.header_check import WRONG_LENGTH
 from shoal.server.http1.answer import CONTINUE, END, LAST_CHUNK, WITHOUT_BODY, answer_head
 from shoal.server.http1.body import reader_of
@@ -23,10 +23,9 @@ from shoal.server.sockets.timeouts import Heartbeat, time_to_receive_s
 if TYPE_CHECKING:
     from starlette.types import Message
 
-    from shoal.server.change import Change
     from shoal.server.http1.body import BodyReader
     from shoal.server.http1.head import HeadParser
-    from shoal.server.shared import Shared
+    from shoal.server.shared import Change, Shared
 
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # the head and the first part of a body are sent together up to this size

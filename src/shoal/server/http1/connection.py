@@ -15,18 +15,17 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from shoal.asgi.bad_request import BadRequest
 from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.guard import BadRequest
 from shoal.server.access_log import AccessLog
-from shoal.server.change import Change
 from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.http1.answer import error_answer
 from shoal.server.http1.call import Call
-from shoal.server.http1.head import HeadParser, find_end
-from shoal.server.http1.scope import scope_at, scope_of_refused
+from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
+from shoal.server.shared import Change
 from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
 

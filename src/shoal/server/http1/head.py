@@ -18,11 +18,14 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from shoal.asgi.bad_request import BadRequest
-from shoal.server.http1.target import in_origin_form
+from shoal.asgi.guard import BadRequest
 
 if TYPE_CHECKING:
+    from starlette.types import Scope
+
     from shoal.asgi.http_options import HttpOptions
+    from shoal.server.shared import Shared
+
 
 _SLASH: Final = ord("/")
 # The last head of each connection is kept up to this size.
@@ -289,3 +292,62 @@ def find_end(data: bytes | bytearray, longest: int, searched: int = 0) -> int:
     if not _METHOD.match(data):
         raise BadRequest(400, "a malformed method")
     return -1
+
+
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def in_origin_form(method: str, target: bytes, headers: Headers) -> tuple[bytes, Headers]:
+    """Returns path and query, and headers with the URL's host; raises `BadRequest`."""
+    if target == b"*":
+        return target, headers
+    found = _ABSOLUTE.fullmatch(target)
+    if found is None or method == "CONNECT":
+        raise BadRequest(400, "a target that is no path and no URL")
+    host, path = found.groups()
+    if not host or host.startswith(b":") or b"@" in host:
+        raise BadRequest(400, "a target without a host, or with a user")
+    if not path.startswith(b"/"):
+        path = b"*" if method == "OPTIONS" and not path else b"/" + path
+    return path, [(b"host", host), *(header for header in headers if header[0] != b"host")]
+
+
+def scope_at(
+    shared: Shared,
+    peer: tuple[str, int] | None,
+    name: tuple[str, int] | None,
+    kind: str,
+    version: str,
+    line: RequestLine,
+) -> Scope:
+    """Returns the part of a scope that requests with the same head share."""
+    return {
+        "type": kind,
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": version,
+        "method": line.method,
+        "scheme": shared.scheme,
+        "path": line.path,
+        "raw_path": line.raw_path,
+        "query_string": line.query,
+        "root_path": "",
+        "client": peer,
+        "server": name,
+    }
+
+
+def scope_of_refused(parser: HeadParser, peer: tuple[str, int] | None) -> Scope:
+    """Returns the known part of a refused request's scope; method and path may be None."""
+    line = parser.line
+    return {
+        "type": "http",
+        "http_version": "1.1" if line.is_http_1_1 else "1.0",
+        "method": line.method or None,
+        "path": line.path or None,
+        "raw_path": line.raw_path,
+        "headers": parser.headers if line.method else [],
+        "client": peer,
+        "scheme": "http",
+    }

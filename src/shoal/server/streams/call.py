@@ -15,11 +15,11 @@ from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.server.access_log import AccessLog
-from shoal.server.change import Change
 from shoal.server.http1.answer import status_line
-from shoal.server.http1.scope import scope_at
+from shoal.server.http1.head import scope_at
 from shoal.server.log_errors import contained
 from shoal.server.served_call import ServedCall
+from shoal.server.shared import Change
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope

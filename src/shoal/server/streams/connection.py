@@ -20,8 +20,8 @@ import anyio
 from typing_extensions import override
 
 from shoal.failures.exceptions import goes_on
-from shoal.server.change import Change
 from shoal.server.listeners import host_and_port, spelled
+from shoal.server.shared import Change
 from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
 

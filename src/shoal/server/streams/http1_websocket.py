@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.server.http1.answer import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
-from shoal.server.http1.scope import scope_of_refused
+from shoal.server.http1.head import scope_of_refused
 from shoal.server.streams.connection import StreamConnection
 from shoal.server.streams.websocket import WebSocketCall, check_handshake, header
 

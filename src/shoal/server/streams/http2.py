@@ -33,14 +33,12 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from typing_extensions import override
 
-from shoal.asgi.bad_request import BadRequest
-from shoal.server.http1.head import HeadParser
-from shoal.server.http1.scope import scope_of_refused
+from shoal.asgi.guard import BadRequest
+from shoal.server.http1.head import HeadParser, scope_of_refused
 from shoal.server.streams.call import scope_of
 from shoal.server.streams.connection import StreamConnection
-from shoal.server.streams.http2_call import Http2Call
 from shoal.server.streams.http2_head import HeadDecoder, check_trailers, read_head
-from shoal.server.streams.http2_stream import Http2Stream
+from shoal.server.streams.http2_stream import Http2Call, Http2Stream
 from shoal.server.streams.websocket import WebSocketCall, check_handshake
 
 if TYPE_CHECKING:

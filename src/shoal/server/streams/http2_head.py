@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from hpack import Decoder, HeaderTuple
 from typing_extensions import override
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.server.http1.body import MAX_TRAILERS, check_trailer
 from shoal.server.http1.head import find_end
 
