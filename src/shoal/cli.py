@@ -20,7 +20,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "check": ("show what an application would run", "commands.check:add_arguments"),
     "start": ("start a named server", "commands.start:add_arguments"),
     "stop": ("stop a named server", "commands.stop:add_arguments"),
-    "status": ("show a server's backends and endpoints", "commands.status:add_arguments"),
+    "status": ("show a server's backends and endpoints", "commands.backends:add_status_arguments"),
     "logs": ("show the log of a named server", "commands.logs:add_arguments"),
     "backends": (
         "list, create, change, delete backends",

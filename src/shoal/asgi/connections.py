@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# The ASGI extension with a server's listeners: a dict of `CountedConnections` by "main" and
+# "admin".
 SERVER: Final = "shoal.server"
-"""The name of the ASGI extension by which the server of this package passes on its listeners: a
-dict of `CountedConnections` by a fixed word."""
 
 _TCP_INFO: Final[int | None] = getattr(socket, "TCP_INFO", None)
 # Where struct tcp_info has tcpi_bytes_received, and tcpi_bytes_sent followed by

@@ -2,11 +2,11 @@
 
 from typing import Final
 
+# A mapping with which a server reports a client's disconnect.
 DISCONNECT: Final = "shoal.disconnect"
-"""The name of the extension by which a server tells that a client has left."""
 
+# Offered by a server that has checked hosts and origins itself.
 GUARDED: Final = "shoal.guarded"
-"""The name of the extension of a host that has checked hosts and origins itself."""
 
+# In a scope: the ids of the request's trace and span.
 TRACE: Final = "shoal.trace"
-"""The key of a scope under which the ids of the request's trace and span are."""

@@ -13,14 +13,13 @@ _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LONGEST_SHOWN: Final = 64
 WRONG_LENGTH: Final = "the body has another length than the Content-Length says"
 is_value: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
-"""Whether bytes can be the value of a header."""
+# Only the server decides where a message and its connection end.
 FRAMING: Final = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
         *(b"transfer-encoding", b"upgrade"),
     }
 )
-"""The server alone says where a message and its connection end."""
 _OF_THE_SERVER: Final = FRAMING | {b"content-length", b"x-request-id"}
 _log: Final = logging.getLogger("shoal.http")
 

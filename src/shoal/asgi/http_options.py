@@ -425,11 +425,11 @@ class HttpOptions:
         return cls(**given)
 
 
+# Without the token, so that no message can show its value.
 HTTP_OPTIONS: Final = options_of(HttpOptions)
-"""The options by their names, without the token, whose value no message may show."""
 
+# The options that an `App` takes.
 APP_OPTIONS: Final = tuple(AppKeywords.__annotations__)
-"""The names of those that an `App` takes."""
 
+# The options in the table ``[server]`` of a file: those of an `App` and of the command line.
 FILE_OPTIONS: Final = {n: one for n, one in HTTP_OPTIONS.items() if one.flag or n in APP_OPTIONS}
-"""Those that the table ``[server]`` of a file may have: all of an `App` and of the command line."""

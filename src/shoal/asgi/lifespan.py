@@ -33,7 +33,7 @@ class _Phase(Enum):
     STOPPING = auto()
 
 
-class Lifespan:
+class AppLifespan:
     def __init__(self, app: ASGIApp) -> None:
         self.state: dict[str, Any] = {}  # the application's ``scope["state"]``
         self.failure: LifespanFailed | None = None

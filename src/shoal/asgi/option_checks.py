@@ -1,4 +1,9 @@
-"""The options of a server behind proxies: trusted peers, their headers, and the path prefix."""
+"""Checks of option values of `HttpOptions`: proxies, hosts, origins, security schemes, protocols.
+
+A check returns the value in the form that is used, or raises `TypeError` or `ValueError` with the
+option's name. Hosts and origins are compared as whole strings with the headers of clients. A name
+that no client sends in that form would never match, so it is refused.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,11 @@ from typing import Any, Final, TypeAlias, cast
 
 from shoal.core.options.names import suggested
 
+# All peers at a UNIX socket, which have no address.
 UNIX: Final = "unix"
-"""The name of the peers at a UNIX socket, which have no address."""
 
+# The header of RFC 7239, which replaces the first three of `PROXY_HEADERS`.
 FORWARDED: Final = "forwarded"
-"""The header of RFC 7239, in place of the first three of `PROXY_HEADERS`."""
 
 PROXY_HEADERS: Final = (
     *("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host", "x-forwarded-prefix"),
@@ -154,11 +159,11 @@ def _ipv6(host: str) -> str | None:
         return None
 
 
+# Scheme names with their scopes. All schemes in one mapping are required.
 SecurityRequirement: TypeAlias = Mapping[str, Sequence[str]]
-"""Schemes that are all needed, by name, each with the scopes that it must give."""
 
+# One requirement, or several alternatives.
 SecurityRequirements: TypeAlias = SecurityRequirement | Sequence[SecurityRequirement]
-"""One requirement, or several of which one must be met."""
 
 # OpenAPI allows these names of components.
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,64}")
@@ -166,6 +171,7 @@ _KINDS: Final = ("apiKey", "http", "mutualTLS", "oauth2", "openIdConnect")
 _EXAMPLE: Final = '{"key": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}'
 
 
+# Security schemes are only described in the OpenAPI document. Middleware checks the requests.
 def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
     """Returns a copy of security schemes by name; raises `TypeError` or `ValueError`."""
     found: dict[str, dict[str, Any]] = {}
@@ -226,11 +232,11 @@ def _wrong(name: str, value: Any) -> TypeError:
     )
 
 
+# As ``module:class``.
 PROTOCOLS: Final[Mapping[str, str]] = {
     "oip": "shoal.http.oip.protocol:OpenInference",
     "openai": "shoal.http.openai.protocol:OpenAI",
 }
-"""Where the protocol of each name is defined, as ``module:class``."""
 
 
 def checked_protocols(name: str, value: Any) -> tuple[Any, ...]:

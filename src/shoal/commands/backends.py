@@ -1,4 +1,4 @@
-"""``shoal backends ...`` and ``shoal scale``: manage the backends of a running server."""
+"""``shoal backends ...``, ``scale`` and ``status``: manage the backends of a running server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from shoal.commands.support.arguments import (
     count,
     describe,
 )
-from shoal.commands.support.output import backends_listed, config_listed, confirm, show
+from shoal.commands.support.output import (
+    backends_listed,
+    config_listed,
+    confirm,
+    show,
+    status_listed,
+)
 from shoal.commands.support.values import config_of, init_arguments_of
 from shoal.serving.clients.wire_forms import config_shown, written
 
@@ -25,6 +31,11 @@ _EXAMPLE: Final = """\
   shoal backends update small max_batch_size=64 batch_wait_timeout_s=0.005
   shoal backends scale small 4
   shoal backends list
+"""
+_STATUS_EXAMPLE: Final = """\
+  shoal status
+  shoal status --name canary --json
+  shoal status --url https://models.example.com --token-file token
 """
 
 
@@ -97,6 +108,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 def add_scale_arguments(parser: ArgumentParser) -> None:
     describe(parser, scale_backend, _SCALE, "  shoal scale small 4\n")
     _add_scale(parser)
+
+
+def add_status_arguments(parser: ArgumentParser) -> None:
+    describe(
+        parser,
+        _status,
+        "Show the backends, replicas and endpoints of a running server.",
+        _STATUS_EXAMPLE,
+    )
+    add_server_arguments(parser)
 
 
 _SCALE: Final = "Change a backend's number of replicas, and wait until that many are ready."
@@ -212,3 +233,8 @@ def _restart(arguments: Namespace) -> int:
 def _config(arguments: Namespace) -> int:
     config = config_shown(ask(arguments, lambda client: client.get_backend_config(arguments.tag)))
     return show(arguments, config, config_listed(config))
+
+
+def _status(arguments: Namespace) -> int:
+    status = ask(arguments, lambda client: client.status())
+    return show(arguments, json.loads(written(status)), status_listed(status))

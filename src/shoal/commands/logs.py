@@ -27,8 +27,8 @@ _EXAMPLE: Final = """\
   shoal logs small --follow
   shoal logs small#0
 """
+# Interval between checks of the log for new lines.
 _POLL_S: Final = 0.2
-"""Interval between checks of the log for new lines."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

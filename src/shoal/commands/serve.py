@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.options import (
-    add_server_options,
-    event_loop,
-    server,
-    server_options,
-    workers,
-)
+from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.server.process import ServerProcess, collect_less_often
 from shoal.commands.server.progress import Progress
 from shoal.commands.server.reload import Reloader, Turn
@@ -175,15 +169,9 @@ def _process(
         app=app,
         spec=arguments.application,
         options=options,
-        event_loop=event_loop(arguments, server_settings(app)),
-        log_level=arguments.log_level,
-        log_format=arguments.log_format,
-        otel=arguments.otel,
-        state=arguments.state,
         wait_over=wait_over,
         passed=passed,
         # Clients of a socket that systemd holds wait, as they did before this process started.
         answers_early=not passed.public,
-        server=server(arguments, server_settings(app)),
-        workers=workers(arguments, server_settings(app)),
+        **process_options(arguments, server_settings(app)),
     )

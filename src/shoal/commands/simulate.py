@@ -17,7 +17,7 @@ from shoal.commands.support.arguments import (
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import facts, save_plot, show, table
-from shoal.commands.support.simulating import Comparison, Traffic
+from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
 from shoal.core.options.options import OPTIONS, BatchOptions
@@ -209,7 +209,7 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
     return measured
 
 
-def _traffic(arguments: Namespace) -> Traffic:
+def _traffic(arguments: Namespace) -> SimulatedTraffic:
     file: Path | None = arguments.file or arguments.trace
     if [arguments.rate, arguments.callers, arguments.trace, arguments.file].count(None) != 3:
         raise CommandError(
@@ -224,14 +224,14 @@ def _traffic(arguments: Namespace) -> Traffic:
         loop = ClosedLoop(
             arguments.callers, think_s, arguments.duration, _THINK_JITTER, arguments.seed
         )
-        return Traffic(
+        return SimulatedTraffic(
             loop,
             f"{loop.callers:,} callers for {loop.duration_s:g} s, each of which calls again "
             f"{duration(loop.think_s)} after a result (seed {loop.seed})",
         )
     if file is None:
         times = _made(arguments)
-        return Traffic(
+        return SimulatedTraffic(
             times,
             f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
             f"({arguments.traffic}, seed {arguments.seed})",
@@ -244,7 +244,7 @@ def _traffic(arguments: Namespace) -> Traffic:
         say(f"unknown columns, ignored: {', '.join(shown)}")
     arrivals = recording.arrivals
     whose = "" if recording.batcher is None else f" of {recording.batcher.name}"
-    return Traffic(
+    return SimulatedTraffic(
         arrivals,
         f"{len(arrivals):,} requests{whose} in {three_digits(arrivals[-1].at)} s ({file})",
         recording,

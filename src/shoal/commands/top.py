@@ -36,8 +36,8 @@ _EXAMPLE: Final = """\
 """
 
 _log: Final = logging.getLogger("shoal.commands")
+# How long to wait before the next attempt to reach a server.
 _AGAIN_S: Final = 1.0
-"""How long to wait before another attempt to reach a server that has gone."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

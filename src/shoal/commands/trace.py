@@ -40,8 +40,8 @@ _EXAMPLE: Final = """\
 """
 
 _RECORD: Final = b'"record":"'
+# How often progress is shown where stderr is no terminal.
 _OTHER_PROGRESS_S: Final = 60.0
-"""How often progress is shown where stderr is no terminal."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -192,12 +192,15 @@ class FrontEnds:
             await self._drains.wait()
 
 
+# How long to wait for the counts: a process may be stopped. Then its last counts are used.
 _WAIT_S: Final = 0.5
-"""How long to wait for them: one may be stopped. Then what it has told last counts."""
 
 
 class FrontEndConnections:
     """Counts the connections of all front ends, including those that have ended."""
+
+    # Only the process that has a connection can read its byte counts from the kernel. Therefore the
+    # front ends are asked when the metrics are collected; reporting each change would cost more.
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

@@ -29,13 +29,13 @@ _log: Final = logging.getLogger("shoal.server")
 
 _SOCKET_BUFFER: Final = 2**20
 
+# How often a process must show that it is alive.
 _ASKED_EVERY_S: Final = 2.0
-"""How often a process is asked for a sign of life."""
 _LOOKS: Final = 10
 _LOOKS_AT_START: Final = 120
+# How often, and how long, to wait for the reply. A single long wait would be wrong: if this event
+# loop is held, it ends before the loop has read the reply.
 _LOOK_S: Final = 0.5
-"""How often the answer is looked for, and for how long. A single long wait would be wrong: if this
-event loop is held, the wait is over before the loop has read the answer."""
 
 
 async def _is_set_within(event: anyio.Event, looks: int) -> bool:

@@ -1,4 +1,4 @@
-"""The messages between a front end and the server's process.
+"""The channel between a front end and the server's process, and its messages.
 
 A frame of `shoal.replicas.process.wire.frames` holds many messages, as one pickle: reading or
 writing a frame costs ten times as much as a message in it. Pickles are safe here: both ends are
@@ -63,24 +63,24 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.shared_memory import Region
 
 
+# The shared memory of each direction, in bytes; pages take memory once used.
 MEMORY: Final = 32 * 2**20
-"""How large the shared memory of each direction is, in bytes; pages take memory once used."""
 
+# How many bytes of a response are sent ahead of the client.
 WINDOW: Final = 2**16
-"""How many bytes of an answer are sent before the client has taken any of them."""
 
+# How many messages of a client are sent ahead of the application.
 MESSAGES_AHEAD: Final = 8
-"""How many messages of a client are sent before the application has taken one."""
 
+# The name of the message, the id of its request, and its content.
 PassedMessage: TypeAlias = tuple[str, int, Any]
-"""The name of a message, the id of its request, and its content."""
 
 
 class FrontKind(IntEnum):
+    # The first frame: the options of the front end.
     START = 1
-    """The options of a front end: its first frame."""
+    # A pickled list of `PassedMessage`.
     MESSAGES = 2
-    """A pickled list of `PassedMessage`."""
 
 
 class Head(NamedTuple):
@@ -90,12 +90,11 @@ class Head(NamedTuple):
     offered: tuple[str, ...]  # the extensions of the front end and its server
 
 
+# The number of its head; the head, unless one with this number was sent before (a new one replaces
+# it); the client's address; and the body, which is None if it arrives in messages. Nearly all
+# requests of a connection have the same head, which costs more to send and read than the rest of a
+# small request. A head with the number 0 is not kept.
 Request: TypeAlias = tuple[int, Head | None, tuple[str, int] | None, bytes | None]
-"""The number of its head; the head, unless one with this number was sent before, which it replaces;
-the client's address; and the body, which is None if it comes in messages.
-
-The requests of a connection nearly always have the same head, which costs more to send and to read
-than all the rest of a small request. A head with the number 0 is not kept."""
 
 
 def size_of(message: Mapping[str, Any]) -> int:
@@ -103,16 +102,19 @@ def size_of(message: Mapping[str, Any]) -> int:
     return len(message.get("body") or message.get("text") or message.get("bytes") or "")
 
 
+# Messages from this size on go through the shared memory.
 _LEAST_SHARED: Final = 2**16
-"""From this size on, messages go through the shared memory."""
+# Messages from this size on are sent without waiting for others.
 _MOST_TOGETHER: Final = 2**17
-"""From this size on, messages are sent without waiting for others."""
 
 Handler = Callable[[list[PassedMessage]], object]
 
 
 class Channel:
-    """Sends messages, and receives them. It owns its socket."""
+    """One end: sends messages, and receives them. It owns its socket."""
+
+    # Messages posted in one pass of the event loop are sent together. The responses of a batch are
+    # posted at once, and a system call for each would cost more than the rest of a response.
 
     def __init__(
         self,

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
 
 LOGGER: Final = "shoal.access"
-"""The name of its logger."""
 
 _log: Final = logging.getLogger(LOGGER)
 
@@ -55,7 +54,7 @@ class AccessLog:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        entry = Entry()
+        entry = AccessLogLine()
         extensions = scope.get("extensions", {})
         offered = extensions.get(DISCONNECT, {})
         call = offered if isinstance(offered, ServedCall) else None
@@ -92,7 +91,7 @@ def protocol_of(scope: Scope) -> str:
     return f"HTTP/{scope['http_version']}" if scope["type"] == "http" else "WebSocket"
 
 
-class Entry:
+class AccessLogLine:
     """One line of the log."""
 
     trace_ids: tuple[str, str] | None = None
@@ -161,6 +160,11 @@ class Entry:
 
 
 class Refusals:
+    """Counts and logs the requests that the server refuses, which the application never sees."""
+
+    # They are malformed, for another host, or too slow. If the application has a method
+    # `count_refusal`, it is called with the status and the seconds that the request took.
+
     def __init__(self, app: ASGIApp, proxies: ProxyHeaders | None, *, is_logged: bool) -> None:
         known: Any = app
         self._count_by = known.count_refusal if hasattr(type(app), "count_refusal") else None
@@ -181,7 +185,7 @@ class Refusals:
             scope = {**scope, "headers": list(scope["headers"])}
             if self._proxies is not None and scope["path"] is not None:
                 self._proxies.complete(scope)
-            entry = Entry(took_s)
+            entry = AccessLogLine(took_s)
             entry.note_answer(status, b"", size)
             method = scope.get("method", "GET")
             entry.write(protocol_of(scope), method, scope["path"], scope["client"])

@@ -1,4 +1,4 @@
-"""What a server derives from its options, and the outcome of one run."""
+"""The state and the outcome of one run of a server, and the listener of its worker processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.connections import CountedConnections
     from shoal.asgi.http_options import HttpOptions
-    from shoal.asgi.lifespan import Lifespan
+    from shoal.asgi.lifespan import AppLifespan
     from shoal.server.connection_limit import LimitedListener
     from shoal.server.listeners import Address
     from shoal.server.shared import Shared
@@ -49,7 +49,7 @@ LIFESPAN_MARGIN_S: Final = 2.0
 class ServerRun:
     """The state of one run of a server."""
 
-    lifespan: Lifespan | None
+    lifespan: AppLifespan | None
     is_up: bool = False  # the application has started, and clients could connect
     refused: OSError | None = None  # why the server can't listen at an address
     finished_before: int = 0  # requests that had finished when the shutdown began
@@ -126,9 +126,10 @@ class FrontEndListener(Protocol):
         ...
 
 
+# Makes the listener. The arguments: the socket, the state that requests share, a function for the
+# URL once clients can connect, the URL, and a function that is called if no worker can serve any
+# more.
 StartFrontEnds: TypeAlias = Callable[
     ["LimitedListener", "Shared", Callable[[str], object], str, Callable[[], object]],
     FrontEndListener,
 ]
-"""Makes the listener: from the socket, what the requests share, what is called with the URL once
-clients can connect, the URL, and what is called if none of the processes can serve any more."""

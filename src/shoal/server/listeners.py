@@ -1,4 +1,4 @@
-"""The addresses of a server: TCP addresses, UNIX sockets, and inherited sockets.
+"""The addresses of a server: TCP addresses, UNIX sockets, and sockets from systemd.
 
 An address is bound before the application starts, and the server listens once it has started.
 Between the two, a UNIX socket refuses connections, as the socket file of a dead server does. A lock
@@ -239,6 +239,11 @@ def _in_use(path: str) -> OSError:
     return OSError(errno.EADDRINUSE, "another server listens there", path)
 
 
+# systemd's protocol for socket activation. systemd listens before the server starts and after it
+# has stopped, so new connections wait rather than fail. LISTEN_PID is the process that the sockets
+# are for, LISTEN_FDS their number, from descriptor 3 on, and LISTEN_FDNAMES their names, which
+# FileDescriptorName= sets. The socket named "admin" serves the admin API, every other socket the
+# application.
 _FIRST_FD: Final = 3
 _ADMIN: Final = "admin"
 _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
@@ -263,9 +268,9 @@ def passed_sockets(environment: MutableMapping[str, str] | None = None) -> Passe
     if not (count.isascii() and count.isdigit()):
         raise ValueError(f"LISTEN_FDS must be how many sockets were passed, not {count!r}")
     fds = range(_FIRST_FD, _FIRST_FD + int(count))
-    named = _names(names, len(fds))
+    named = _socket_names(names, len(fds))
     for fd, name in zip(fds, named, strict=True):
-        _check(fd, name)
+        _check_passed(fd, name)
     admin = [Inherited(fd) for fd, name in zip(fds, named, strict=True) if name == _ADMIN]
     if len(admin) > 1:
         raise ValueError(f"{len(admin)} of the sockets from systemd are named {_ADMIN!r}, not one")
@@ -273,14 +278,14 @@ def passed_sockets(environment: MutableMapping[str, str] | None = None) -> Passe
     return PassedSockets(tuple(public), admin[0] if admin else None)
 
 
-def _names(text: str, count: int) -> Sequence[str]:
+def _socket_names(text: str, count: int) -> Sequence[str]:
     names = text.split(":") if text else [""] * count
     if len(names) != count:
         raise ValueError(f"LISTEN_FDNAMES has {len(names)} names, for {count} sockets")
     return names
 
 
-def _check(fd: int, name: str) -> None:
+def _check_passed(fd: int, name: str) -> None:
     """Checks that a descriptor is a listening socket, and keeps it from child processes."""
     what = f"file descriptor {fd} ({name or 'without a name'}) from systemd"
     try:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
 
 
 _log = logging.getLogger("shoal.server")
+
+_MOST_LINES: Final = 10
+_IN_S: Final = 60.0
 
 
 def log_failure(error: BaseException, message: str, *args: object, has_left: bool = False) -> None:
@@ -24,27 +29,32 @@ def log_failure(error: BaseException, message: str, *args: object, has_left: boo
         _log.error(message, *args, exc_info=error)
 
 
-@contextmanager
-def contained(message: str, *args: object, has_left: Callable[[], bool] = bool) -> Generator[None]:
+def contained(
+    message: str, *args: object, has_left: Callable[[], bool] = bool
+) -> AbstractContextManager[None]:
     """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
+    return _contained(lambda error: log_failure(error, message, *args, has_left=has_left()))
+
+
+@contextmanager
+def _contained(log: Callable[[Exception], object]) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        log_failure(error, message, *args, has_left=has_left())
+        log(error)
     except BaseExceptionGroup as group:
         failures, passing = group.split(Exception)
         if failures is not None:
-            log_failure(failures, message, *args, has_left=has_left())
+            log(failures)
         if passing is not None:
             raise passing from None
 
 
-_MOST_LINES: Final = 10
-_IN_S: Final = 60.0
-
-
 class ClientFaults:
     """Logs the errors that end connections, at most ten a minute."""
+
+    # A request may hold secrets, and a client could fill the log. Therefore a line names only the
+    # client and the class of the error. The traceback is logged at level DEBUG.
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -52,19 +62,9 @@ class ClientFaults:
         self._lines = 0
         self._left_out = 0
 
-    @contextmanager
-    def contained(self, client: str) -> Generator[None]:
+    def contained(self, client: str) -> AbstractContextManager[None]:
         """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
-        try:
-            yield
-        except Exception as error:
-            self._note(client, error)
-        except BaseExceptionGroup as group:
-            failures, passing = group.split(Exception)
-            if failures is not None:
-                self._note(client, failures)
-            if passing is not None:
-                raise passing from None
+        return _contained(partial(self._note, client))
 
     def _note(self, client: str, error: BaseException) -> None:
         _log.debug("the connection from %s failed", client, exc_info=error)

@@ -21,6 +21,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -28,11 +29,11 @@ import anyio.to_thread
 
 from shoal.asgi.connections import ConnectionCounts
 from shoal.asgi.guard import RequestGuard
-from shoal.asgi.lifespan import Lifespan
+from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.server.client import Client, load_stream_protocols
 from shoal.server.config import Drained, ServerRun, WorkersFailed, address_of
 from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
+from shoal.server.http1.connection import Http1Connection
 from shoal.server.listeners import AppListener, bind_all
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.shared import Shared
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from shoal.asgi.connections import CountedConnections
     from shoal.asgi.http_options import HttpOptions
     from shoal.server.config import FrontEndListener, StartFrontEnds
+    from shoal.server.http1.head import HeadParser
     from shoal.server.sockets.transport import Poller
 
 __all__ = ["Drained", "serve"]
@@ -113,7 +115,7 @@ async def serve(
     with ExitStack() as open_sockets:
         server = _Server(
             options,
-            Lifespan(app) if lifespan else None,
+            AppLifespan(app) if lifespan else None,
             tls or tls_of(options),
             load_later,
             accepts_at_once,
@@ -138,6 +140,32 @@ def _ignore(_url: str) -> None:
 
 def _url(bound: LimitedListener, shared: Shared) -> str:
     return bound.url.replace("http:", f"{shared.scheme}:", 1)
+
+
+def load_stream_protocols() -> None:
+    """Loads HTTP/2 and WebSocket, which takes longer than the rest of a start."""
+    import_module("shoal.server.streams.http2")
+    import_module("shoal.server.streams.http1_websocket")
+
+
+def switch_protocol(
+    shared: Shared,
+    transport: Transport | TlsTransport,
+    released: Callable[[], object],
+    received: bytes,
+    parser: HeadParser | None,
+) -> None:
+    """Continues a connection with WebSocket for a request to upgrade, with HTTP/2 for None."""
+    try:
+        from shoal.server.streams.http1_websocket import WebSocketConnection
+        from shoal.server.streams.http2 import Http2Connection
+    except OSError as error:  # too many open files: the next client tries again
+        _log.error("can't load HTTP/2 and WebSocket: %s", error)
+        raise
+    if parser is None:
+        Http2Connection(shared, transport, released).start(received)
+    else:
+        WebSocketConnection(shared, transport, released, parser).start(received)
 
 
 class _OpenListener:
@@ -198,7 +226,7 @@ class _OpenListener:
         transport = Transport(client, self._poller, self._counts)
         try:
             top = transport if self._tls is None else TlsTransport(transport, self._tls)
-            Client(self.shared, top, self.bound.release).start()
+            Http1Connection(self.shared, top, self.bound.release, switch_protocol).start()
         except OSError:  # the client is gone
             transport.close()
             self.bound.release()
@@ -208,7 +236,7 @@ class _Server:
     def __init__(
         self,
         options: HttpOptions,
-        lifespan: Lifespan | None,
+        lifespan: AppLifespan | None,
         tls: SSLContext | None,
         load_later: Callable[[], object],
         accepts_at_once: int,

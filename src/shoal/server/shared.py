@@ -1,4 +1,4 @@
-"""The state that the connections at one address share."""
+"""The state that the connections at one address share, and how their tasks wait for each other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 NO_COUNTS: Final[Mapping[str, CountedConnections]] = {}
-"""The connections of no server."""
 
 _WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = (
@@ -162,6 +161,10 @@ class Change:
         finally:
             self._waiters.remove(waiter)
 
+
+# Parsing a frame of HTTP/2 takes a tenth of a millisecond, and each connection has a task for it. A
+# thousand such tasks that are ready in one pass of the event loop would hold up all other tasks for
+# a tenth of a second. Therefore they take turns.
 
 # In units of the cost of a small WebSocket message.
 _LARGE: Final = 16

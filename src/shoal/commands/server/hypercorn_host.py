@@ -32,7 +32,7 @@ from hypercorn.config import Config
 from shoal.asgi.extensions import GUARDED
 from shoal.asgi.guard import BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
-from shoal.asgi.lifespan import Lifespan
+from shoal.asgi.lifespan import AppLifespan
 from shoal.server.access_log import AccessLog
 from shoal.server.config import Drained, ServerRun, address_of
 from shoal.server.listeners import AppListener, Tcp, Unix, bind_all, host_and_port
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from shoal.serving.app_file.server import EventLoop
 
 NAME: Final = f"Hypercorn {version('hypercorn')}"
-"""The host, with its version."""
 
 _log: Final = logging.getLogger("shoal.server")
 
@@ -122,7 +121,7 @@ class _Host:
         self._options = options
         self._bound = bound
         self._announce = announce
-        self._lifespan = Lifespan(app)
+        self._lifespan = AppLifespan(app)
         self._outcome = ServerRun(self._lifespan)
         self._proxies = ProxyHeaders.of(options)
         names = [one.socket.getsockname() for one in bound]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
 from shoal.batching.trace import trace_ids
 from shoal.commands.support.mistake import indented, printable
+
+if TYPE_CHECKING:
+    from shoal.asgi.http_options import HttpOptions
 
 LOG_FORMATS: Final = ("text", "json")
 
@@ -18,17 +21,31 @@ _OWN: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"
 _PLAIN: Final = (str, int, float, bool, type(None))
 
 
-def write_log(level: str, form: str) -> None:
-    """Writes log records to stderr, unless the application has set up logging itself."""
+def write_logs(level: str, form: str, options: HttpOptions) -> None:
+    """Sets up the logs; called again after the start, since the application may change logging."""
     root = logging.getLogger()
     if all(isinstance(handler, logging.NullHandler) for handler in root.handlers):
         handler = logging.StreamHandler()
-        handler.setFormatter(JsonLines() if form == "json" else TextLines())
+        handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
         root.addHandler(handler)
         root.setLevel(level.upper())
+    if options.access_log:
+        from shoal.server.access_log import LOGGER
+
+        _write_plainly(logging.getLogger(LOGGER))
 
 
-class TextLines(logging.Formatter):
+def _write_plainly(logger: logging.Logger) -> None:
+    """Makes a logger write bare messages from level INFO on, to stderr by default."""
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+class TextFormatter(logging.Formatter):
     """Lines for people, with the ids of the trace and span, if any."""
 
     # Messages and exceptions may quote text of a client. Therefore control characters are escaped,
@@ -48,7 +65,7 @@ class TextLines(logging.Formatter):
         return line if ids is None else f"{line} trace_id={ids[0]} span_id={ids[1]}"
 
 
-class JsonLines(logging.Formatter):
+class JsonFormatter(logging.Formatter):
     """A JSON object in each line; omits fields that are unknown or not plain values."""
 
     @override

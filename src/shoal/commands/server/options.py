@@ -163,12 +163,20 @@ def server_options(
         return HttpOptions(**known, token=token)
 
 
-def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:
-    chosen: EventLoop = arguments.event_loop or from_file.get("event_loop", "trio")
-    return chosen
+def process_options(arguments: Namespace, from_file: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a `ServerProcess` that do not depend on the command."""
+    return {
+        "event_loop": arguments.event_loop or from_file.get("event_loop", "trio"),
+        "server": _server(arguments, from_file),
+        "workers": _worker_count(arguments, from_file),
+        "log_level": arguments.log_level,
+        "log_format": arguments.log_format,
+        "otel": arguments.otel,
+        "state": arguments.state,
+    }
 
 
-def server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
+def _server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
     """Returns the server to use; raises `CommandError` for an option that Hypercorn lacks."""
     chosen: Server = arguments.server or from_file.get("server", "shoal")
     if chosen == "shoal":
@@ -186,7 +194,7 @@ def server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
     return chosen
 
 
-def workers(arguments: Namespace, from_file: Mapping[str, Any]) -> int | None:
+def _worker_count(arguments: Namespace, from_file: Mapping[str, Any]) -> int | None:
     """Returns how many worker processes speak HTTP; None to speak it in the server's process."""
     chosen: Workers | None = arguments.workers or from_file.get("workers")
     return max(1, usable_cpus() - 1) if chosen == "auto" else chosen

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.log_format import write_log
+from shoal.commands.server.log_format import write_logs
 from shoal.commands.server.progress import Progress
 from shoal.commands.server.signals import Signals
 from shoal.commands.support.loading import shoals_in
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
     from pathlib import Path
 
-    from opentelemetry.sdk.metrics.export import MetricExporter
     from starlette.types import ASGIApp
 
     from shoal.asgi.http_options import HttpOptions
@@ -44,6 +43,9 @@ if TYPE_CHECKING:
 _COLLECTED_AFTER: Final = gc.get_threshold()
 # How long the process may take to end, beyond the graceful timeout.
 _MARGIN_S: Final = 4.0
+_NOTIFY_TIMEOUT_S: Final = 1.0
+_LAST_EXPORT_S: Final = 3.0
+_log: Final = logging.getLogger("shoal.server")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,37 +89,18 @@ class ServerProcess:
             )
         write_logs(self.log_level, self.log_format, options)
         app = self.shoals
-        with nullcontext() if not self.otel else exported(self.app, app) as telemetry:
-            return self._serve(app, telemetry)
-
-    def _serve(self, app: App | None, telemetry: Telemetry | None) -> int:
-        if self.state is not None and app is not None:
-            _open_state(app, self.state, self.options)
-        return run_in(self.event_loop, partial(_serve, self, telemetry))
-
-
-def write_logs(level: str, form: str, options: HttpOptions) -> None:
-    """Sets up the logs; called again after the start, since the application may change logging."""
-    write_log(level, form)
-    if options.access_log:
-        from shoal.server.access_log import LOGGER
-
-        _write_plainly(LOGGER)
+        if self.otel and app is None:
+            raise CommandError(
+                f"{type(self.app).__name__} is not a shoal.App; leave out --otel, which needs one"
+            )
+        with nullcontext() if app is None or not self.otel else _exported(app) as export_metrics:
+            if self.state is not None and app is not None:
+                _open_state(app, self.state, options)
+            return run_in(self.event_loop, partial(_serve, self, export_metrics))
 
 
 def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
     return anyio.run(main, backend="trio") if event_loop == "trio" else _run_on_asyncio(main())
-
-
-def _write_plainly(name: str) -> None:
-    """Makes a logger write bare messages from level INFO on, to stderr by default."""
-    logger = logging.getLogger(name)
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
 
 
 def _open_state(app: App, path: Path, options: HttpOptions) -> None:
@@ -144,7 +127,9 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
+async def _serve(
+    run: ServerProcess, export_metrics: Callable[[], Coroutine[Any, Any, None]] | None
+) -> int:
     from shoal.http.app.loading import load_the_rest
     from shoal.server.config import WorkersFailed
     from shoal.server.server import serve
@@ -162,8 +147,8 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     async def until_ending() -> None:
         """Waits until the operator shuts down the application's controller."""
         await is_up.wait()
-        if run.shoals is not None and run.shoals.controller is not None:
-            await run.shoals.controller.wait_ending()
+        if shoals is not None and shoals.controller is not None:
+            await shoals.controller.wait_ending()
             signals.ask()
 
     async def until_over() -> None:
@@ -179,7 +164,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
         say_where(url)
         run.started(url)
-        notify("READY=1")
+        _notify("READY=1")
 
     if run.server == "hypercorn":
         from shoal.commands.server.hypercorn_host import NAME, serve_on_hypercorn
@@ -187,10 +172,17 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         serve_it = partial(serve_on_hypercorn, event_loop=run.event_loop)
         by = f" ({NAME} on {run.event_loop})"
     else:
+        start_front_ends: StartFrontEnds | None = None
+        if run.workers is not None:
+            from shoal.commands.server.workers import front_ends
+
+            start_front_ends = front_ends(
+                run.workers, run.options, run.event_loop, run.log_level, run.log_format
+            )
         serve_it = partial(
             serve,
             load_later=(lambda: None) if shoals is None else load_the_rest,
-            front_ends=None if run.workers is None else _front_ends(run, run.workers),
+            front_ends=start_front_ends,
             # Middleware around it may need what its lifespan makes.
             answers_early=run.answers_early and run.app is shoals,
         )
@@ -203,12 +195,12 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_ending)
             tasks.start_soon(until_over)
-            if telemetry is not None:
-                tasks.start_soon(telemetry.export_metrics)
+            if export_metrics is not None:
+                tasks.start_soon(export_metrics)
             await signals.shutdown.wait()
-            notify("STOPPING=1")
+            _notify("STOPPING=1")
             tasks.cancel_scope.cancel()
-        begin_drain = getattr(run.app, "begin_drain", getattr(run.shoals, "begin_drain", None))
+        begin_drain = getattr(run.app, "begin_drain", getattr(shoals, "begin_drain", None))
         if callable(begin_drain):
             with contained("begin_drain failed"):
                 begin_drain()
@@ -238,12 +230,6 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     except OSError as error:
         raise CommandError(cant_listen(run.options, error), 1) from None
     return _report(drained, signals.first)
-
-
-def _front_ends(run: ServerProcess, count: int) -> StartFrontEnds:
-    from shoal.commands.server.workers import front_ends
-
-    return front_ends(count, run.options, run.event_loop, run.log_level, run.log_format)
 
 
 def collect_less_often() -> None:
@@ -312,11 +298,7 @@ def _report(drained: Drained, signum: int | None) -> int:
     return 0
 
 
-_TIMEOUT_S: Final = 1.0
-_log: Final = logging.getLogger("shoal.server")
-
-
-def notify(state: str) -> None:
+def _notify(state: str) -> None:
     """Sends a state such as ``"READY=1"`` to the socket in ``NOTIFY_SOCKET``, if it is set."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
@@ -325,39 +307,19 @@ def notify(state: str) -> None:
         address = f"\0{address[1:]}"
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.settimeout(_TIMEOUT_S)
+            sock.settimeout(_NOTIFY_TIMEOUT_S)
             sock.sendto(state.encode(), address)
     except OSError as error:
         _log.warning("systemd could not be notified of %s: %s", state, error)
 
 
-_LAST_EXPORT_S: Final = 3.0
-
-
-class Telemetry:
-    """Exports the metrics of a server."""
-
-    def __init__(self, app: App, exporter: MetricExporter | None) -> None:
-        self._app = app
-        self._exporter = exporter
-
-    async def export_metrics(self) -> None:
-        from shoal.observe.otel.metrics import export_metrics
-
-        if self._exporter is not None:
-            await export_metrics(self._app, exporter=self._exporter)
-
-
 @contextmanager
-def exported(given: object, app: App | None) -> Generator[Telemetry]:
-    """Traces an application, and exports its spans, for this block."""
-    if app is None:
-        raise CommandError(
-            f"{type(given).__name__} is not a shoal.App; leave out --otel, which needs one"
-        )
+def _exported(app: App) -> Generator[Callable[[], Coroutine[Any, Any, None]] | None]:
+    """Exports an application's traces for this block; yields a function that exports metrics."""
     try:
         with needing("--otel", "otel"):
             from shoal.observe.otel.instrument import instrument
+            from shoal.observe.otel.metrics import export_metrics
             from shoal.observe.otel.providers import metric_exporter, set_up_traces
     except ModuleNotFoundError as error:
         raise CommandError(str(error), 1) from None
@@ -366,7 +328,7 @@ def exported(given: object, app: App | None) -> Generator[Telemetry]:
     try:
         # An application may have turned tracing on itself.
         tracing = None if app.tracing.tracer is not None else instrument(app)
-        yield Telemetry(app, exporter)
+        yield None if exporter is None else partial(export_metrics, app, exporter=exporter)
         if tracing is not None:
             tracing.uninstrument()
     finally:

@@ -1,4 +1,4 @@
-"""Draws a server for ``shoal top``; needs ``pip install 'shoal[client,top]'``.
+"""The screen of ``shoal top``; needs ``pip install 'shoal[client,top]'``.
 
 Names are from the server, and some of them from its clients: they are never read as markup, and
 control characters are replaced.
@@ -175,7 +175,7 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
     if now is None:
         return Text("counting ...", "dim")
     text = Text()
-    text.append(_rate(now["finished"]), "bold")
+    text.append(three_digits(now["finished"]), "bold")
     text.append(" answered a second")
     for name, style in (
         ("failed", "red"),
@@ -184,10 +184,10 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
         ("left", "dim"),
     ):
         if rate := now.get(name):  # a server of an earlier version declines nothing
-            text.append(f"  {_rate(rate)} {name}", style)
+            text.append(f"  {three_digits(rate)} {name}", style)
     times = "  ".join(f"{name} {_time(now[name])}" for name in ("p50", "p95", "p99"))
     text.append(f"\nlatency {times}")
-    text.append(f"\n{_rate(now['batches'])} batches a second")
+    text.append(f"\n{three_digits(now['batches'])} batches a second")
     if now["batches"]:
         text.append(f", of {three_digits(now['size'])}")
     text.append(f"; {now['queued']:,} queued, {now['running']:,} running")
@@ -206,9 +206,9 @@ def _batchers(view: ServerView, *, wide: bool) -> _Table:
         limit, is_open = view.limits.get(name, (one["limit"], False))
         ran = bool(one["batches"])
         shown: dict[str, Text | str] = {
-            "REQ/S": _rate(one["finished"]),
-            "FAIL/S": Text(_rate(one["failed"]), "red" if one["failed"] else ""),
-            "REFUSED/S": Text(_rate(one["refused"]), "yellow" if one["refused"] else ""),
+            "REQ/S": three_digits(one["finished"]),
+            "FAIL/S": Text(three_digits(one["failed"]), "red" if one["failed"] else ""),
+            "REFUSED/S": Text(three_digits(one["refused"]), "yellow" if one["refused"] else ""),
             "P50": _time(one["p50"]),
             "P95": _time(one["p95"]),
             "P99": _time(one["p99"]),
@@ -345,10 +345,6 @@ def _reasons(reasons: Mapping[str, float]) -> Text:
     )
 
 
-def _rate(rate: float) -> str:
-    return three_digits(rate)
-
-
 def _time(seconds: float | None) -> str:
     return "-" if seconds is None else duration(seconds)
 
@@ -359,7 +355,6 @@ def _sparkline(values: Sequence[float]) -> str:
 
 
 MOST_SAMPLES: Final = 120
-"""How many seconds are kept."""
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 

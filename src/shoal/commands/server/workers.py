@@ -36,26 +36,16 @@ def front_ends(
     log_level: str,
     log_format: str = "text",
 ) -> StartFrontEnds:
-    given = count, options, event_loop, log_level, log_format
-    return partial(FrontEnds, front_end_options(*given))
-
-
-def front_end_options(
-    count: int,
-    options: HttpOptions,
-    event_loop: EventLoop,
-    log_level: str,
-    log_format: str = "text",
-) -> FrontEndOptions:
     given = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
     given |= {
         "uds": None,
         "max_connections": math.ceil(options.max_connections / count),
         "graceful_timeout_s": options.graceful_timeout_s + _LATER_S,
     }
-    return FrontEndOptions(
+    front_end_options = FrontEndOptions(
         count=count,
         # -P: modules in the current directory must not shadow the library's
         command=[sys.executable, "-P", "-m", "shoal.commands.server.front_end"],
         start=dumps(FrontEndStart(given, event_loop, log_level, log_format)._asdict()),
     )
+    return partial(FrontEnds, front_end_options)

@@ -1,4 +1,4 @@
-"""Arguments that several commands have."""
+"""The parser of commands, and arguments that several commands have."""
 
 from __future__ import annotations
 

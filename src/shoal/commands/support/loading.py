@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
 
+# The argument's form, for help texts.
 APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.py|FILE.toml"
-"""The argument's form, for help texts."""
 
 
 def application_of(spec: str) -> ASGIApp:

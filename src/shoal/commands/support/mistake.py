@@ -1,4 +1,4 @@
-"""Messages of commands on stderr: mistakes, failures and progress."""
+"""Messages of commands on stderr, and the escaping of text from others in them."""
 
 from __future__ import annotations
 

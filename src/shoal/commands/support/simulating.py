@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from shoal.planning.recorded import Item, Recording
 
 _NAMES: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# From this ratio to the largest measured batch on, the run time of a batch is a guess.
 _FAR: Final = 1.5
-"""How much larger than the largest measured batch one may be before its run time is a guess."""
 
 
 @dataclass(frozen=True)
-class Traffic:
+class SimulatedTraffic:
     trace: Sequence[float | Arrival] | ClosedLoop
     text: str
     recording: Recording | None = None  # the source of the trace, if it was not made
@@ -37,7 +37,10 @@ class Comparison:
     """The compared cases: recorded, today's options, the given options, and added options."""
 
     def __init__(
-        self, traffic: Traffic, handler: Linear | MeasuredRunTimes, pairs: Mapping[str, Any]
+        self,
+        traffic: SimulatedTraffic,
+        handler: Linear | MeasuredRunTimes,
+        pairs: Mapping[str, Any],
     ) -> None:
         # `pairs` are the given options; recorded options apply where none is given. Afterwards
         # `simulation` and `options` are those of the given options.

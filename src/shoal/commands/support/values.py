@@ -2,6 +2,7 @@
 
 A value has the syntax of an application's file. A list or an object may also be JSON. A value that
 looks like neither is text, so words need no quotes. ``none`` is None, which TOML can't express.
+JSON items are converted to a handler's annotated types, as a server converts bodies.
 """
 
 from __future__ import annotations

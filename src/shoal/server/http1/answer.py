@@ -27,8 +27,8 @@ _lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
 _MOST_LINES: Final = 512
 _LONGEST_LINE: Final = 256
 
+# The statuses of responses without a body.
 WITHOUT_BODY: Final = frozenset({204, 304})
-"""The statuses of answers that have no body."""
 END: Final = b"\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"

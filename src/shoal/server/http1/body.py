@@ -18,8 +18,8 @@ from shoal.asgi.header_check import is_sendable
 # A size may have leading zeros, up to a limit.
 _SIZE_LINE: Final = re.compile(rb"0{0,64}([0-9A-Fa-f]{1,15})\r\n")
 _START_OF_SIZE_LINE: Final = re.compile(rb"(?:0{0,64}[0-9A-Fa-f]{1,15}\r?)?")
+# The largest trailers of a request, in bytes.
 MAX_TRAILERS: Final = 2**13
-"""How long the trailers of a request may be, in bytes."""
 
 
 class BodyReader(ABC):

@@ -32,7 +32,7 @@ _JOINED: Final = 2**16  # the head and the first part of a body are sent togethe
 _CLOSE: Final = b"\r\nconnection: close"
 
 
-class Carrier(Protocol):
+class CallConnection(Protocol):
     """The part of a connection that a call uses."""
 
     received: bytes | bytearray
@@ -59,7 +59,7 @@ class Carrier(Protocol):
         ...
 
 
-class Call(ServedCall):
+class Http1Call(ServedCall):
     """One request, its response, and the application's side of both."""
 
     offered = (*ServedCall.offered, "heartbeat", "send", "has_room", "put")
@@ -76,7 +76,7 @@ class Call(ServedCall):
 
     # A call does not refer to its scope, which refers to the call: each request would leave a
     # reference cycle for the garbage collector.
-    def __init__(self, connection: Carrier, parser: HeadParser) -> None:
+    def __init__(self, connection: CallConnection, parser: HeadParser) -> None:
         self._connection = connection
         self._shared = connection.shared
         self.line = parser.line

@@ -13,7 +13,8 @@ timers of the server (`timeouts`). Cancel scopes would cost more: each request w
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
@@ -21,7 +22,7 @@ from shoal.asgi.guard import BadRequest
 from shoal.server.access_log import AccessLog
 from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.http1.answer import error_answer
-from shoal.server.http1.call import Call
+from shoal.server.http1.call import Http1Call
 from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
@@ -30,8 +31,6 @@ from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Scope
 
     from shoal.server.shared import Shared
@@ -44,21 +43,19 @@ _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 _MOST_HELD: Final = 2**16
 
 
-class Switch(Protocol):
-    """Continues with a connection that speaks another protocol, on the same transport."""
-
-    def switch_to_http2(self, received: bytes) -> None: ...
-
-    def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None: ...
+# Continues on the same transport: with WebSocket for a request to upgrade, with HTTP/2 for None.
+SwitchProtocol: TypeAlias = Callable[
+    ["Shared", "Transport | TlsTransport", Callable[[], object], bytes, "HeadParser | None"], None
+]
 
 
 class Http1Connection(Receiver):
     """Serves one client until either side closes the connection."""
 
     __slots__ = (
-        *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending"),
-        *("_known_host", "_name", "_parser", "_peer", "_released", "_scope", "_tasks"),
-        *("_timeout", "_transport", "changed", "received", "shared", "waiter"),
+        *("_awaited", "_began_at", "_call", "_is_closed", "_is_ending", "_known_host", "_name"),
+        *("_parser", "_peer", "_released", "_scope", "_switch_protocol", "_tasks", "_timeout"),
+        *("_transport", "changed", "received", "shared", "waiter"),
     )
 
     def __init__(
@@ -66,18 +63,18 @@ class Http1Connection(Receiver):
         shared: Shared,
         transport: Transport | TlsTransport,
         released: Callable[[], object],
-        client: Switch,
+        switch_protocol: SwitchProtocol,
     ) -> None:
         self.shared = shared
         self._transport = transport
         self._released: Callable[[], object] | None = released
-        self._client = client
+        self._switch_protocol = switch_protocol
         self.changed = Change(shared)  # data has arrived, the kernel has room, or an end
         self.waiter: Any = None  # of the connection's task, once it has waited for a head
         self._parser = HeadParser(shared.options)
         self.received: bytes | bytearray = b""  # neither parsed nor taken by a call
         self._known_host: bytes | None = None  # of a request that the guard has allowed
-        self._call: Call | None = None  # the last call, until the task waits for the next head
+        self._call: Http1Call | None = None  # the last call, until the task waits for the next head
         self._tasks = 0
         self._awaited = ""  # the input that the deadline is for; empty for none
         self._began_at = 0.0  # of the last head
@@ -175,7 +172,7 @@ class Http1Connection(Receiver):
         else:
             self._answer_with_error(error.status, str(error))
 
-    async def go_on_without(self, call: Call) -> None:
+    async def go_on_without(self, call: Http1Call) -> None:
         """Continues without waiting for the application, unless it returns soon."""
         await self.shared.parking.checkpoint()  # most applications have returned after it
         if call is self._call:
@@ -207,7 +204,7 @@ class Http1Connection(Receiver):
                 await self._read_head()
             if self._is_ending:
                 break
-            self._call = call = Call(self, parser)
+            self._call = call = Http1Call(self, parser)
             scope: Scope = {
                 **self._scope,
                 "headers": list(parser.headers),
@@ -258,7 +255,7 @@ class Http1Connection(Receiver):
             if self._released is not None:
                 self._released()
 
-    def _leave_behind(self, call: Call) -> None:
+    def _leave_behind(self, call: Http1Call) -> None:
         """Continues without the application, which has sent its response."""
         if not call.is_left_behind:
             call.is_left_behind = True
@@ -301,7 +298,7 @@ class Http1Connection(Receiver):
         # A head that equals the last one needs no check and is not passed to this method.
         shared, parser = self.shared, self._parser
         if not self._scope and data.startswith(_HTTP2_PREFACE):
-            self._switch(self._client.switch_to_http2, data)
+            self._switch(data)
             return
         parser.parse(data[:end])
         self.received = data[end:]
@@ -312,16 +309,18 @@ class Http1Connection(Receiver):
             if origin is None:
                 self._known_host = host
         if is_websocket:
-            self._switch(self._client.switch_to_websocket, parser, bytes(self.received))
+            self._switch(bytes(self.received), parser)
             return
         line = parser.line
         version = "1.1" if line.is_http_1_1 else "1.0"
         self._scope = scope_at(shared, self._peer, self._name, "http", version, line)
 
-    def _switch(self, switch: Callable[..., None], *given: object) -> None:
+    def _switch(self, received: bytes, parser: HeadParser | None = None) -> None:
         """Passes the transport to a connection that speaks another protocol."""
+        released = self._released
+        assert released is not None
         try:
-            switch(*given)
+            self._switch_protocol(self.shared, self._transport, released, received, parser)
         except OSError:  # the client is gone
             self._close()
         else:

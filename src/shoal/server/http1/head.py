@@ -65,8 +65,8 @@ class RequestLine:
     is_http_1_1: bool  # else the version is 1.0
 
 
+# The request line of a head without a readable one.
 NO_LINE: Final = RequestLine("", b"", "", b"", b"", is_http_1_1=True)
-"""The request line of a head that has none, or none that can be read."""
 
 # The request lines that llhttp accepts as they are. Most requests have one of a few.
 _request_lines: Final[dict[bytes, RequestLine]] = {}
@@ -299,6 +299,9 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 Headers = list[tuple[bytes, bytes]]
 
 
+# A server must accept a whole URL, as sent to a proxy, and use the URL's host in place of the
+# `Host` header (RFC 9112, section 3.2.2). Otherwise the guard would check another host than the
+# requested one.
 def in_origin_form(method: str, target: bytes, headers: Headers) -> tuple[bytes, Headers]:
     """Returns path and query, and headers with the URL's host; raises `BadRequest`."""
     if target == b"*":

@@ -72,11 +72,9 @@ class _Nobody(Receiver):
         pass
 
 
+# The receiver of closed transports. A transport and its receiver refer to each other, and would
+# otherwise stay until the garbage collector runs.
 NOBODY: Final = _Nobody()
-"""What a closed transport has as its receiver.
-
-A transport and its receiver refer to each other, and would stay until the garbage collector runs.
-"""
 
 
 class Poller(ABC):

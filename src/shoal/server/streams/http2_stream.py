@@ -1,4 +1,8 @@
-"""One stream of HTTP/2: sends data as its client's flow-control windows allow."""
+"""One stream of HTTP/2, which sends data as its client's flow-control windows allow, and its call.
+
+The stream's flow-control window bounds the unread part of a request's body: data is acknowledged
+once the application has received it.
+"""
 
 from __future__ import annotations
 

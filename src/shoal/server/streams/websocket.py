@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 # Limits of the messages that wait for the application.
 _MOST_MESSAGES: Final = 16
 _MOST_BYTES: Final = 2**16
+# Frames that are read in one turn: one read may bring 10,000 of them.
 _AT_ONCE: Final = 32
-"""After so many frames the other clients have their turn: one read may bring 10,000 of them."""
 _ACCEPT: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 _OF_THE_SERVER: Final = FRAMING | {
     *(b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"),
