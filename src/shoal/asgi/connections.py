@@ -71,11 +71,11 @@ class ConnectionCounts:
         """Must be called just before the socket is closed. Idempotent."""
         if connected in self._open:
             self._open.discard(connected)
-            found = _bytes_of(connected)
-            if found is not None:
+            sizes = _bytes_of(connected)
+            if sizes is not None:
                 self._tells = True
-                self._received += found[0]
-                self._sent += found[1]
+                self._received += sizes[0]
+                self._sent += sizes[1]
 
     def pids(self) -> Mapping[int, int]:
         return {}
@@ -84,14 +84,14 @@ class ConnectionCounts:
         pass
 
     def totals(self) -> ConnectionTotals:
-        found = [one for one in map(_bytes_of, self._open) if one is not None]
-        tells = self._tells or bool(found)
+        sizes = [one for one in map(_bytes_of, self._open) if one is not None]
+        tells = self._tells or bool(sizes)
         return ConnectionTotals(
             self._limit,
             len(self._open),
             self._accepted,
-            self._received + sum([received for received, _ in found]) if tells else None,
-            self._sent + sum([sent for _, sent in found]) if tells else None,
+            self._received + sum([received for received, _ in sizes]) if tells else None,
+            self._sent + sum([sent for _, sent in sizes]) if tells else None,
         )
 
 

@@ -89,20 +89,20 @@ class RequestGuard:
 
     def _is_from(self, origin: bytes, host: bytes) -> bool:
         assert self._origins is not None
-        given = origin.decode("latin-1").lower()
-        return given.partition("://")[2] == host.decode("latin-1").lower() or given in self._origins
+        sent = origin.decode("latin-1").lower()
+        return sent.partition("://")[2] == host.decode("latin-1").lower() or sent in self._origins
 
 
-def _names(given: Iterable[str], default: Iterable[str]) -> frozenset[str] | None:
+def _names(allowed: Iterable[str], default: Iterable[str]) -> frozenset[str] | None:
     """Returns the allowed names in lower case; None if all names are allowed."""
-    names = frozenset(name.lower().rstrip("/") for name in given) or frozenset(default)
+    names = frozenset(name.lower().rstrip("/") for name in allowed) or frozenset(default)
     return None if "*" in names else names
 
 
-def _host_of(given: bytes) -> str:
+def _host_of(host: bytes) -> str:
     """Returns a host without its port and brackets, in lower case; empty if it is malformed."""
-    found = _HOST.fullmatch(given.decode("latin-1").lower())
-    return "" if found is None else found[1] or found[2]
+    match = _HOST.fullmatch(host.decode("latin-1").lower())
+    return "" if match is None else match[1] or match[2]
 
 
 def _is_loopback(host: str) -> bool:

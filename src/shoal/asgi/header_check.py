@@ -25,12 +25,12 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 def headers_of_code(
-    given: Iterable[tuple[object, object]], without: Container[bytes] = ()
+    chosen: Iterable[tuple[object, object]], without: Container[bytes] = ()
 ) -> list[tuple[bytes, bytes]]:
     """Returns the headers that user code chose, in lower case; raises `ValueError`."""
     # Headers that the server sets are left out, and values that are not text are logged as well.
     headers: list[tuple[bytes, bytes]] = []
-    for name, value in given:
+    for name, value in chosen:
         if not isinstance(name, (str, bytes)) or not isinstance(value, (str, bytes, int, float)):
             kinds = f"{type(name).__name__} and {type(value).__name__}"
             _log.error("a header of %s is left out: its name and value must be text", kinds)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, get_args
 
 from shoal.asgi.option_checks import (
     SecurityRequirements,
+    as_list,
     check_known,
     checked_hosts,
     checked_origins,
@@ -106,17 +107,17 @@ def _host(name: str, value: Any) -> str:
 
 
 def _port(name: str, value: Any) -> int:
-    found = whole(name, value, least=0)
-    if found > 65535:
+    port = whole(name, value, least=0)
+    if port > 65535:
         raise ValueError(f"{name} must be from 0 to 65535, not {value!r}")
-    return found
+    return port
 
 
 def _mode(name: str, value: Any) -> str:
-    found = _text(name, value, "660")
-    if not _MODE.fullmatch(found):
+    mode = _text(name, value, "660")
+    if not _MODE.fullmatch(mode):
         raise ValueError(f'{name} must be three octal digits, such as "660", not {value!r}')
-    return found
+    return mode
 
 
 def _overload_status(name: str, value: Any) -> int:
@@ -131,26 +132,20 @@ def _server_timing(name: str, value: Any) -> str:
     return str(value)
 
 
-def _list(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"{name} must be a list, not {value!r}")
-    return tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]
-
-
 def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
     """Returns a list of middleware as a tuple; raises `TypeError`."""
-    found = _list(name, value)
-    for one in found:
+    middleware = as_list(name, value)
+    for one in middleware:
         if not callable(getattr(one, "cls", one)):
             raise TypeError(
                 f"{name} takes Starlette's, such as Middleware(CORSMiddleware, allow_origins=[...])"
                 f", or functions that take an application and return another, not {one!r}"
             )
-    return found
+    return middleware
 
 
-def _check_names(what: str, given: Iterable[str], names: list[str]) -> None:
-    for name in given:
+def _check_names(what: str, keywords: Iterable[str], names: list[str]) -> None:
+    for name in keywords:
         if name not in names:
             hint = suggested(name, names) or f"it has {', '.join(names)}"
             raise TypeError(f"{what} has no option {name!r}; {hint}")
@@ -272,7 +267,7 @@ class HttpOptions:
     middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = option((), checked_middleware)
     token: str | None = field(default=None, repr=False)
     admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
-    allowed_modules: Sequence[str] = option((), _list)
+    allowed_modules: Sequence[str] = option((), as_list)
     graceful_timeout_s: float = option(
         20.0, finite_seconds, flag="how long running requests may take at shutdown"
     )
@@ -382,47 +377,47 @@ class HttpOptions:
         check_known(self.security, self.security_schemes)
 
     @classmethod
-    def of(cls, given: Any) -> HttpOptions:
+    def of(cls, options: Any) -> HttpOptions:
         """Creates the options from a user's argument.
 
         Args:
-            given: Options, a mapping of them, or True for the defaults.
+            options: Options, a mapping of them, or True for the defaults.
 
         Raises:
             TypeError: The argument is none of these, or an option is unknown.
         """
-        if isinstance(given, HttpOptions):
-            return given
-        if given is True:
+        if isinstance(options, HttpOptions):
+            return options
+        if options is True:
             return cls()
-        if not isinstance(given, Mapping):
-            raise TypeError(f'http must be options such as {{"port": 8000}}, not {given!r}')
-        keywords = cast("Mapping[str, Any]", given)
+        if not isinstance(options, Mapping):
+            raise TypeError(f'http must be options such as {{"port": 8000}}, not {options!r}')
+        keywords = cast("Mapping[str, Any]", options)
         _check_names("http", keywords, [one.name for one in fields(cls)])
         return cls(**keywords)
 
     @classmethod
-    def of_app(cls, given: AppKeywords) -> HttpOptions:
+    def of_app(cls, keywords: AppKeywords) -> HttpOptions:
         """Creates the options of an `App`.
 
         Raises:
             TypeError: An option is unknown, or not about an application.
         """
-        for name in (one for one in given if one not in APP_OPTIONS):
+        for name in (one for one in keywords if one not in APP_OPTIONS):
             known = (*APP_OPTIONS, "middleware")
             hint = suggested(name, known) or f"there are {', '.join(known)}"
             raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
-        return cls(**given)
+        return cls(**keywords)
 
     @classmethod
-    def of_server(cls, given: ServerKeywords) -> HttpOptions:
+    def of_server(cls, keywords: ServerKeywords) -> HttpOptions:
         """Creates the options of a server for any application.
 
         Raises:
             TypeError: An option is unknown, or not about the server.
         """
-        _check_names("shoal.serve", given, list(ServerKeywords.__annotations__))
-        return cls(**given)
+        _check_names("shoal.serve", keywords, list(ServerKeywords.__annotations__))
+        return cls(**keywords)
 
 
 # Without the token, so that no message can show its value.

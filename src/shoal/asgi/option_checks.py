@@ -47,7 +47,7 @@ def is_prefix(text: str) -> bool:
 
 def checked_peers(name: str, value: Any) -> tuple[str, ...]:
     """Checks addresses, networks and ``"unix"``; raises `TypeError` or `ValueError`."""
-    peers = texts(name, value)
+    peers = _texts(name, value)
     for one in peers:
         if one == UNIX:
             continue
@@ -63,7 +63,7 @@ def checked_peers(name: str, value: Any) -> tuple[str, ...]:
 
 def checked_proxy_headers(name: str, value: Any) -> tuple[str, ...]:
     """Returns the names in lower case; raises `TypeError` or `ValueError`."""
-    found = tuple(one.lower() for one in texts(name, value))
+    found = tuple(one.lower() for one in _texts(name, value))
     for one in found:
         if one not in PROXY_HEADERS:
             raise ValueError(f"{name} takes {', '.join(PROXY_HEADERS)}, not {one!r}")
@@ -88,14 +88,18 @@ def checked_root_path(name: str, value: Any) -> str:
     return prefix
 
 
-def texts(name: str, value: Any) -> tuple[str, ...]:
+def as_list(name: str, value: Any) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list, not {value!r}")
-    found = tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]
-    for one in found:
+    return tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    items = as_list(name, value)
+    for one in items:
         if not isinstance(one, str):
             raise TypeError(f"{name} must be a list of texts; {one!r} is none")
-    return found
+    return items
 
 
 _HOST: Final = re.compile(r"[a-z0-9_]([a-z0-9._-]*[a-z0-9_])?\.?")
@@ -105,16 +109,16 @@ _DEFAULT_PORTS: Final = {"http": "80", "ws": "80", "https": "443", "wss": "443"}
 
 def checked_hosts(name: str, value: Any) -> tuple[str, ...]:
     """Returns hosts in lower case, without brackets; raises `TypeError` or `ValueError`."""
-    return tuple(one if one == "*" else _host(name, one) for one in texts(name, value))
+    return tuple(one if one == "*" else _host(name, one) for one in _texts(name, value))
 
 
 def checked_origins(name: str, value: Any) -> tuple[str, ...]:
     """Returns origins in lower case; raises `TypeError` or `ValueError`."""
-    return tuple(one if one in ("*", "null") else _origin(name, one) for one in texts(name, value))
+    return tuple(one if one in ("*", "null") else _origin(name, one) for one in _texts(name, value))
 
 
-def _host(name: str, given: str) -> str:
-    host = given.lower()
+def _host(name: str, value: str) -> str:
+    host = value.lower()
     if (address := _ipv6(host)) is not None:
         return address
     if _HOST.fullmatch(host):
@@ -127,14 +131,14 @@ def _host(name: str, given: str) -> str:
         why = 'clients send such a name in ASCII, as "xn--..."'
     else:
         why = 'a host is a name or an address, such as "example.com" or "::1"'
-    raise ValueError(f"{name}: no request has the host {given!r}; {why}")
+    raise ValueError(f"{name}: no request has the host {value!r}; {why}")
 
 
-def _origin(name: str, given: str) -> str:
-    origin = given.lower()
-    found = _ORIGIN.fullmatch(origin)
-    if found is not None and origin.isascii() and "*" not in origin:
-        scheme, host, port = found.groups()
+def _origin(name: str, value: str) -> str:
+    origin = value.lower()
+    match = _ORIGIN.fullmatch(origin)
+    if match is not None and origin.isascii() and "*" not in origin:
+        scheme, host, port = match.groups()
         if host.startswith("["):
             address = _ipv6(host)
             host = None if address is None else f"[{address}]"
@@ -144,11 +148,11 @@ def _origin(name: str, given: str) -> str:
         why = '"*" is for all origins, and there are no other patterns; name each origin'
     elif not origin.isascii():
         why = 'browsers send such a name in ASCII, as "https://xn--..."'
-    elif found is not None and found[3] is not None:
+    elif match is not None and match[3] is not None:
         why = f"browsers leave out the port of the scheme: {origin.rpartition(':')[0]!r}"
     else:
         why = 'an origin is a scheme, a host and perhaps a port, such as "https://example.com"'
-    raise ValueError(f"{name}: no page has the origin {given!r}; {why}")
+    raise ValueError(f"{name}: no page has the origin {value!r}; {why}")
 
 
 def _ipv6(host: str) -> str | None:
@@ -174,7 +178,7 @@ _EXAMPLE: Final = '{"key": {"type": "apiKey", "in": "header", "name": "X-API-Key
 # Security schemes are only described in the OpenAPI document. Middleware checks the requests.
 def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
     """Returns a copy of security schemes by name; raises `TypeError` or `ValueError`."""
-    found: dict[str, dict[str, Any]] = {}
+    schemes: dict[str, dict[str, Any]] = {}
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}")
     for key, scheme in cast("Mapping[str, Any]", value).items():
@@ -182,21 +186,21 @@ def checked_schemes(name: str, value: Any) -> dict[str, dict[str, Any]]:
             raise TypeError(f"{name} must be a mapping such as {_EXAMPLE}, not {value!r}")
         if not _NAME.fullmatch(key):
             raise ValueError(f"{name}: a name has 1 to 64 of A-Z a-z 0-9 . _ -, not {key!r}")
-        found[key] = dict(cast("Mapping[str, Any]", scheme))
-        if found[key].get("type") not in _KINDS:
+        schemes[key] = dict(cast("Mapping[str, Any]", scheme))
+        if schemes[key].get("type") not in _KINDS:
             raise ValueError(
                 f"{name}: the type of {key!r} must be one of {', '.join(_KINDS)}, "
-                f"not {found[key].get('type')!r}"
+                f"not {schemes[key].get('type')!r}"
             )
-    return found
+    return schemes
 
 
 def checked_requirements(name: str, value: Any) -> tuple[dict[str, list[str]], ...]:
     """Returns the alternative requirements; raises `TypeError`."""
-    given: Any = [value] if isinstance(value, Mapping) else value
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    alternatives: Any = [value] if isinstance(value, Mapping) else value
+    if isinstance(alternatives, str) or not isinstance(alternatives, Sequence):
         raise _wrong(name, value)
-    return tuple(_requirement(name, one) for one in cast("Sequence[object]", given))
+    return tuple(_requirement(name, one) for one in cast("Sequence[object]", alternatives))
 
 
 def check_known(needed: Any, schemes: Mapping[str, Any]) -> None:
@@ -213,12 +217,12 @@ def check_known(needed: Any, schemes: Mapping[str, Any]) -> None:
 def _requirement(name: str, value: Any) -> dict[str, list[str]]:
     if not isinstance(value, Mapping):
         raise _wrong(name, value)
-    found: dict[str, list[str]] = {}
+    requirement: dict[str, list[str]] = {}
     for scheme, scopes in cast("Mapping[str, Any]", value).items():
         if not _is_text(scheme) or _is_text(scopes) or not isinstance(scopes, Sequence):
             raise _wrong(name, value)
-        found[scheme] = [str(scope) for scope in cast("Sequence[object]", scopes)]
-    return found
+        requirement[scheme] = [str(scope) for scope in cast("Sequence[object]", scopes)]
+    return requirement
 
 
 def _is_text(value: object) -> bool:
@@ -244,8 +248,8 @@ def checked_protocols(name: str, value: Any) -> tuple[Any, ...]:
     wanted = f"names of protocols ({', '.join(PROTOCOLS)}) and shoal.http.HttpProtocol objects"
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list of {wanted}, not {value!r}")
-    given: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    for one in given:
+    protocols: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    for one in protocols:
         if isinstance(one, str):
             if one not in PROTOCOLS:
                 hint = suggested(one, list(PROTOCOLS))
@@ -255,4 +259,4 @@ def checked_protocols(name: str, value: Any) -> tuple[Any, ...]:
                 )
         elif not callable(getattr(one, "routes", None)):
             raise TypeError(f"{name} must be a list of {wanted}, not with {one!r}")
-    return given
+    return protocols

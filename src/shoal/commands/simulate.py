@@ -154,8 +154,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    given = {name: getattr(arguments, name) for name in _FLAGS}
-    texts = [f"{name}={value}" for name, value in given.items() if value is not None]
+    flags = {name: getattr(arguments, name) for name in _FLAGS}
+    texts = [f"{name}={value}" for name, value in flags.items() if value is not None]
     pairs = option_pairs([*texts, *arguments.option])
     traffic = _traffic(arguments)
     handler = _handler(arguments, traffic.recording)
@@ -281,14 +281,14 @@ def _as_text(
     levels: dict[int, list[float]],
 ) -> str:
     times = _run_time_text(handler)
-    given = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
-    parts = [given, _as_facts(simulation)]
+    inputs = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
+    parts = [inputs, _as_facts(simulation)]
     if levels:
         rows: list[list[str]] = []
         for level, latencies in levels.items():
-            found = percentiles(latencies)
+            shares = percentiles(latencies)
             answered = sum(latency == latency for latency in latencies) / len(latencies)
-            shown = [duration(found.get(name, math.nan)) for name in ("p50", "p99", "max")]
+            shown = [duration(shares.get(name, math.nan)) for name in ("p50", "p99", "max")]
             rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
         heads = ("priority", "requests", "answered", "p50", "p99", "max")
         parts.append(table(heads, rows))
@@ -343,8 +343,8 @@ def _as_facts(simulation: Simulation) -> str:
 
 
 def _times(values: Sequence[float]) -> str:
-    found = percentiles(values)
-    return "  ".join(f"{name} {duration(value)}" for name, value in found.items()) or "-"
+    shares = percentiles(values)
+    return "  ".join(f"{name} {duration(value)}" for name, value in shares.items()) or "-"
 
 
 def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:

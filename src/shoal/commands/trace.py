@@ -145,7 +145,9 @@ class Recorded:
 
     def close(self) -> None:
         """Closes the file; sets `failure` if it could not be written."""
-        _clear_progress(self._shown_at)
+        if self._shown_at and sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
         if self._file is not None:
             try:
                 self._file.close()
@@ -156,10 +158,10 @@ class Recorded:
         return f"can't write {self._path}: {error.strerror}"
 
     def as_data(self) -> dict[str, Any]:
-        kept = ("at", "requests", "lost", "unfinished", "why")
+        names = ("at", "requests", "lost", "unfinished", "why")
         return {
             "file": str(self._path) if self.has_begun else None,
-            **{name: self._last[name] for name in kept if name in self._last},
+            **{name: self._last[name] for name in names if name in self._last},
         }
 
     def as_text(self) -> str:
@@ -185,12 +187,6 @@ class Recorded:
         elif at >= self._shown_at + _OTHER_PROGRESS_S:
             self._shown_at = at
             say(line)
-
-
-def _clear_progress(shown_at: float) -> None:
-    if shown_at and sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
 
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:

@@ -136,7 +136,7 @@ class PassedRequest:
         self._id = id_
         self._is_websocket = scope["type"] == "websocket"
         self._offered: Mapping[str, Any] = scope["extensions"][DISCONNECT]
-        self._came: deque[tuple[str, Any]] = deque()
+        self._messages: deque[tuple[str, Any]] = deque()
 
     async def run(self, receive: Receive | None, send: Send, first: Message | None = None) -> None:
         # `receive` is None if the request was forwarded whole. If this is cancelled, the server's
@@ -181,7 +181,7 @@ class PassedRequest:
             self._is_over = True
 
     def _queue(self, name: str, content: Any = None) -> None:
-        self._came.append((name, content))
+        self._messages.append((name, content))
         if self._waiter is not None:
             self._parking.wake(self._waiter)
 
@@ -238,15 +238,15 @@ class PassedRequest:
                 return
 
     async def _relay(self, send: Send) -> None:
-        came = self._came
+        messages = self._messages
         while True:
-            while not came:
+            while not messages:
                 self._waiter = self._parking.new_waiter()
                 try:
                     await self._waiter
                 finally:
                     self._waiter = None
-            name, content = came.popleft()
+            name, content = messages.popleft()
             match name:
                 case "send":
                     await self._send_some(send, content)
@@ -295,9 +295,9 @@ class PassedRequest:
 
 def _comes_at_once(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     """Returns whether a body is small, and is sent without a 100 response."""
-    given = dict(headers)
-    length = given.get(b"content-length", b"")
-    return len(length) <= _MOST_DIGITS and _ASKED_FOR.isdisjoint(given)
+    values = dict(headers)
+    length = values.get(b"content-length", b"")
+    return len(length) <= _MOST_DIGITS and _ASKED_FOR.isdisjoint(values)
 
 
 def _refusal(retry_after_s: int) -> tuple[list[tuple[bytes, bytes]], bytes]:

@@ -214,14 +214,14 @@ class FrontEndConnections:
         """Keeps the last counts of a front end, so that no count ever falls. Idempotent."""
         if front_end in self._running:
             self._running.discard(front_end)
-            told = front_end.connections
-            self._ended = _sum(self._ended, told._replace(open=0))
+            last = front_end.connections
+            self._ended = _sum(self._ended, last._replace(open=0))
 
     async def refresh(self) -> None:
         """Asks all front ends, and waits a moment for those that can serve."""
         with anyio.move_on_after(_WAIT_S):
-            for told in [one.ask_connections() for one in self._running if one.was_ready]:
-                await told.wait()
+            for reply in [one.ask_connections() for one in self._running if one.was_ready]:
+                await reply.wait()
 
     def pids(self) -> Mapping[int, int]:
         return {one.number: one.pid for one in self._running}

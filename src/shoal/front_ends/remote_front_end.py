@@ -106,7 +106,7 @@ class RemoteFrontEnd:
             self._channel.close()
             self._calls.leave()
             self.is_ready.set()
-            self._told()
+            self._reply_arrived()
             self._shared.remove(self)
 
     async def _kill_at_end(self) -> None:
@@ -149,7 +149,7 @@ class RemoteFrontEnd:
             self._channel.post("count")
         return self._asked
 
-    def _told(self) -> None:
+    def _reply_arrived(self) -> None:
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.set()
@@ -198,7 +198,7 @@ class RemoteFrontEnd:
                 self._shared.refusals.count(*content)
             elif name == "connections":
                 self.connections = ConnectionTotals(*content)
-                self._told()
+                self._reply_arrived()
             elif name == "ready":
                 self.was_ready = True
                 self.is_ready.set()

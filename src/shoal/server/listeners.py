@@ -74,10 +74,10 @@ class BoundSocket:
     @property
     def url(self) -> str:
         name = self.socket.getsockname()
-        found = host_and_port(name)
-        if found is None:
+        address = host_and_port(name)
+        if address is None:
             return f"unix:{os.fsdecode(name)}"
-        host, port = found
+        host, port = address
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def close(self) -> None:
@@ -104,8 +104,8 @@ def host_and_port(address: Any) -> tuple[str, int] | None:
 
 
 def spelled(address: Any) -> str:
-    found = host_and_port(address)
-    return "a UNIX socket" if found is None else f"{found[0]}:{found[1]}"
+    host_port = host_and_port(address)
+    return "a UNIX socket" if host_port is None else f"{host_port[0]}:{host_port[1]}"
 
 
 def _bind_tcp(address: Tcp) -> list[BoundSocket]:
@@ -181,8 +181,8 @@ def _bind_unix(address: Unix) -> BoundSocket:
 
     def release() -> None:
         with suppress(OSError):
-            left = os.lstat(path)
-            if (left.st_dev, left.st_ino) == (made.st_dev, made.st_ino):
+            current = os.lstat(path)
+            if (current.st_dev, current.st_ino) == (made.st_dev, made.st_ino):
                 os.unlink(path)
         _unlock(f"{path}.lock", lock)
 

@@ -65,21 +65,21 @@ class ProxyHeaders:
         root_path = self._root_path
         peer: Peer | None = scope["client"]
         if self._trusts_unix if peer is None else self._trusts(peer[0]):
-            said = self._said(scope["headers"])
-            if FORWARDED in said:
-                hops = [_pairs(hop) for hop in _hops(said[FORWARDED])]
+            headers = self._proxy_headers(scope["headers"])
+            if FORWARDED in headers:
+                hops = [_pairs(hop) for hop in _hops(headers[FORWARDED])]
                 client, at = self._client(peer, [hop.get("for", "") for hop in hops])
                 scheme, host = (hops[at].get(name, "") for name in ("proto", "host"))
             else:
-                client, _ = self._client(peer, _hops(said.get("x-forwarded-for", "")))
+                client, _ = self._client(peer, _hops(headers.get("x-forwarded-for", "")))
                 scheme, host = (
-                    said.get(name, "").rpartition(",")[2].strip()
+                    headers.get(name, "").rpartition(",")[2].strip()
                     for name in ("x-forwarded-proto", "x-forwarded-host")
                 )
             scope["client"] = client
             _set_scheme(scope, scheme.lower())
             _set_host(scope, host.lower())
-            prefix = said.get("x-forwarded-prefix", "").rpartition(",")[2].strip().rstrip("/")
+            prefix = headers.get("x-forwarded-prefix", "").rpartition(",")[2].strip().rstrip("/")
             if is_prefix(prefix):
                 root_path = prefix
         if root_path and scope["path"].startswith("/"):  # not "*"
@@ -87,25 +87,25 @@ class ProxyHeaders:
             scope["path"] = root_path + scope["path"]
             scope["raw_path"] = root_path.encode("ascii") + scope["raw_path"]
 
-    def _said(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+    def _proxy_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
         """Returns the headers of proxies; the values of a repeated header are joined."""
-        said: dict[str, str] = {}
+        values: dict[str, str] = {}
         for name, value in headers:
             if name in self._names:
-                known = self._names[name]
+                lower = self._names[name]
                 text = value.decode("latin-1")
-                said[known] = f"{said[known]},{text}" if known in said else text
-        return said
+                values[lower] = f"{values[lower]},{text}" if lower in values else text
+        return values
 
     def _client(self, peer: Peer | None, nodes: Sequence[str]) -> tuple[Peer | None, int]:
         """Returns the client, and the index of its element in the nodes, nearest first."""
         client, at = peer, 0
         for index, node in enumerate(nodes):
-            found = _peer(node)
-            if found is None:  # the client of the last proxy is unknown
+            address = _peer(node)
+            if address is None:  # the client of the last proxy is unknown
                 break
-            client, at = found, index
-            if not self._trusts(found[0]):
+            client, at = address, index
+            if not self._trusts(address[0]):
                 break
         return client, at
 
@@ -131,21 +131,21 @@ def _pairs(hop: str) -> Mapping[str, str]:
     """Returns the pairs in an element of ``Forwarded``; none if it is malformed."""
     pairs: dict[str, str] = {}
     for part in hop.split(";"):
-        found = _PAIR.fullmatch(part)
-        if found is None or found[1].lower() in pairs:
+        match = _PAIR.fullmatch(part)
+        if match is None or match[1].lower() in pairs:
             return {}
-        pairs[found[1].lower()] = found[2] or found[3] or ""
+        pairs[match[1].lower()] = match[2] or match[3] or ""
     return pairs
 
 
 def _peer(node: str) -> Peer | None:
     """Returns an address, and its port or 0; None if it is malformed."""
-    found = _NODE.fullmatch(node)
-    if found is None:
+    match = _NODE.fullmatch(node)
+    if match is None:
         return None
-    port = int(found[3] or 0)
+    port = int(match[3] or 0)
     try:
-        address = _address(found[1] or found[2] or found[4])
+        address = _address(match[1] or match[2] or match[4])
     except ValueError:
         return None
     return (str(address), port) if port <= 65535 else None
@@ -157,18 +157,18 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _set_scheme(scope: Scope, given: str) -> None:
-    scheme = _SCHEMES.get(given)
+def _set_scheme(scope: Scope, sent: str) -> None:
+    scheme = _SCHEMES.get(sent)
     if scheme is not None:
         is_websocket = scope["type"] == "websocket"
         scope["scheme"] = _OF_WEBSOCKETS[scheme] if is_websocket else scheme
 
 
-def _set_host(scope: Scope, given: str) -> None:
-    found = _HOST.fullmatch(given)
-    if found is None or int(found[2] or 0) > 65535:
+def _set_host(scope: Scope, host: str) -> None:
+    match = _HOST.fullmatch(host)
+    if match is None or int(match[2] or 0) > 65535:
         return
-    port = int(found[2] or _PORTS.get(_SCHEMES[scope["scheme"]], 0))
-    scope["server"] = found[1].strip("[]"), port
+    port = int(match[2] or _PORTS.get(_SCHEMES[scope["scheme"]], 0))
+    scope["server"] = match[1].strip("[]"), port
     others = [header for header in scope["headers"] if header[0] != b"host"]
-    scope["headers"] = [(b"host", given.encode("ascii")), *others]
+    scope["headers"] = [(b"host", host.encode("ascii")), *others]

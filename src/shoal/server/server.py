@@ -129,13 +129,11 @@ async def serve(
                 bound = LimitedListener(each, options.max_connections, exhaustion)
                 open_sockets.callback(bound.close)
                 # A name may have several addresses. Only the first is reported as started.
-                server.add(listener if number == 0 else replace(listener, started=_ignore), bound)
+                server.add(
+                    listener if number == 0 else replace(listener, started=lambda _: None), bound
+                )
         await server.run(shutdown)
     return server.drained()
-
-
-def _ignore(_url: str) -> None:
-    pass
 
 
 def _url(bound: LimitedListener, shared: Shared) -> str:
@@ -289,7 +287,9 @@ class _Server:
                         await self._start(tasks, accepting)
                 drain_began_at = anyio.current_time()
                 if self._is_listening:
-                    self._drain()
+                    self._draining.set()
+                    for opened in self._listeners:
+                        opened.drain()
                     await self._wait_closed()
             if self._front_ends is not None and self._is_listening:
                 await self._front_ends.ended.wait()
@@ -383,11 +383,6 @@ class _Server:
         for listener in self._listeners:
             accepting.start_soon(listener.accept)
         return True
-
-    def _drain(self) -> None:
-        self._draining.set()
-        for listener in self._listeners:
-            listener.drain()
 
     async def _wait_closed(self) -> None:
         for listener in self._listeners:

@@ -155,9 +155,9 @@ def server_options(
 ) -> HttpOptions:
     """Returns the server's options: of the command line first, then of the file."""
     chosen = {name: one for name, one in vars(arguments).items() if one is not None}
-    given: dict[str, Any] = {**from_file, **chosen}
-    given["admin_socket"] = None if admin_socket is None else str(admin_socket)
-    known = {name: given[name] for name in HTTP_OPTIONS if name in given}
+    values: dict[str, Any] = {**from_file, **chosen}
+    values["admin_socket"] = None if admin_socket is None else str(admin_socket)
+    known = {name: values[name] for name in HTTP_OPTIONS if name in values}
     token = token_of(arguments)
     with as_mistakes():
         return HttpOptions(**known, token=token)

@@ -36,8 +36,8 @@ def front_ends(
     log_level: str,
     log_format: str = "text",
 ) -> StartFrontEnds:
-    given = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
-    given |= {
+    server_options = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
+    server_options |= {
         "uds": None,
         "max_connections": math.ceil(options.max_connections / count),
         "graceful_timeout_s": options.graceful_timeout_s + _LATER_S,
@@ -46,6 +46,6 @@ def front_ends(
         count=count,
         # -P: modules in the current directory must not shadow the library's
         command=[sys.executable, "-P", "-m", "shoal.commands.server.front_end"],
-        start=dumps(FrontEndStart(given, event_loop, log_level, log_format)._asdict()),
+        start=dumps(FrontEndStart(server_options, event_loop, log_level, log_format)._asdict()),
     )
     return partial(FrontEnds, front_end_options)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, table
-from shoal.commands.support.values import checked
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.simulate import simulate
 from shoal.planning.comparison import Case, rows_of
@@ -115,8 +114,8 @@ class Comparison:
         pairs = dict(pairs)
         if self._traffic.recording is not None:
             _use_items(self._traffic.recording, pairs)
-        batch_options = checked(pairs)
         with as_mistakes():
+            batch_options = BatchOptions.of(pairs)
             found = simulate(self._traffic.trace, batch_options, self._handler)
         self.cases.append(Case.simulated(name, options, found))
         self._largest = max([self._largest, *(batch.size for batch in found.batches)])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shoal.batching.handlers.list_types import is_unannotated
 from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
 from shoal.core.extras import advice
-from shoal.core.options.options import OPTIONS, BatchOptions, no_option
+from shoal.core.options.options import OPTIONS, no_option
 from shoal.core.simulation.results import Linear
 
 if TYPE_CHECKING:
@@ -86,11 +86,6 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
         with as_mistakes():
             pairs[name] = option.from_plain(name, _option_value(value))
     return pairs
-
-
-def checked(pairs: Mapping[str, Any]) -> BatchOptions:
-    with as_mistakes():
-        return BatchOptions.of(pairs)
 
 
 def value_of(text: str) -> Any:

@@ -51,15 +51,15 @@ class ChunkedBody(BodyReader):
 
     def __init__(self) -> None:
         self.is_complete = False
-        self._kept = b""  # an incomplete line
+        self._incomplete_line = b""  # an incomplete line
         self._left = 0  # bytes of the current chunk
         self._needs_break = False  # the line break after a chunk comes next
         self._trailers = -1  # bytes of trailers so far; negative before the last chunk
 
     @override
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        if self._kept:
-            data, self._kept = self._kept + data, b""
+        if self._incomplete_line:
+            data, self._incomplete_line = self._incomplete_line + data, b""
         pieces: list[bytes] = []
         at = 0
         while self._trailers < 0:
@@ -74,20 +74,20 @@ class ChunkedBody(BodyReader):
             if self._needs_break:
                 line_break = data[at : at + 2]
                 if line_break in (b"", b"\r"):
-                    self._kept = line_break
+                    self._incomplete_line = line_break
                     return b"".join(pieces), b""
                 if line_break != b"\r\n":
                     raise BadRequest(400, "a chunk that is longer than it says")
                 at += 2
                 self._needs_break = False
-            found = _SIZE_LINE.match(data, at)
-            if found is None:
-                self._kept = data[at:]
-                if not _START_OF_SIZE_LINE.fullmatch(self._kept):
+            size_line = _SIZE_LINE.match(data, at)
+            if size_line is None:
+                self._incomplete_line = data[at:]
+                if not _START_OF_SIZE_LINE.fullmatch(self._incomplete_line):
                     raise BadRequest(400, "a malformed chunk, or one with an extension")
                 return b"".join(pieces), b""
-            at = found.end()
-            self._left = int(found[1], 16)
+            at = size_line.end()
+            self._left = int(size_line[1], 16)
             if not self._left:
                 self._trailers = 0
         return b"".join(pieces), self._take_trailers(data, at)
@@ -96,8 +96,8 @@ class ChunkedBody(BodyReader):
         while True:
             end = data.find(b"\n", at)
             if end < 0:
-                self._kept = data[at:]
-                if self._trailers + len(self._kept) > MAX_TRAILERS:
+                self._incomplete_line = data[at:]
+                if self._trailers + len(self._incomplete_line) > MAX_TRAILERS:
                     raise BadRequest(431, "too many trailers")
                 return b""
             line = data[at : end + 1]

@@ -145,20 +145,20 @@ class HeadParser:
         self.line = NO_LINE
         # llhttp accepts more request lines: with two spaces, after empty lines, of other versions.
         try:
-            given, target, version = text.split(b" ")
+            name, target, version = text.split(b" ")
         except ValueError:
             raise BadRequest(400, "a malformed request line") from None
-        method = _PLAIN_METHODS.get(given)
+        method = _PLAIN_METHODS.get(name)
         is_plain = method is not None
         if method is None:
-            if not _METHOD.fullmatch(given):
+            if not _METHOD.fullmatch(name):
                 raise BadRequest(400, "a malformed method")
-            method = given.decode("ascii")
+            method = name.decode("ascii")
             # ASGI has methods in capitals, but "head" is not "HEAD": its sender may expect another
             # framing of the response.
             if method != method.upper():
                 raise BadRequest(501, "a method in small letters")
-            head = b"POST" + head[len(given) :]
+            head = b"POST" + head[len(name) :]
         if b"\n" in target or b"\r" in target:
             raise BadRequest(400, "a line break in the request line")
         if version not in (b"HTTP/1.1", b"HTTP/1.0"):
@@ -242,7 +242,7 @@ class HeadParser:
             case b"connection":
                 # Keep-alive of HTTP/1.0 is not supported.
                 self._is_spent = self._is_spent or value != b"keep-alive"
-                if b"close" in _tokens(value):
+                if b"close" in [token.strip(b" \t") for token in value.lower().split(b",")]:
                     self.keeps_alive = False
             case b"proxy-connection":
                 # llhttp reads it as Connection. It is not one: RFC 9112, C.2.2.
@@ -267,10 +267,6 @@ def _line(method: str, target: bytes, *, is_http_1_1: bool) -> RequestLine:
     return RequestLine(
         method, target, unquote(path) if "%" in path else path, raw_path, query, is_http_1_1
     )
-
-
-def _tokens(value: bytes) -> list[bytes]:
-    return [token.strip(b" \t") for token in value.lower().split(b",")]
 
 
 def find_end(data: bytes | bytearray, longest: int, searched: int = 0) -> int:
@@ -306,10 +302,10 @@ def in_origin_form(method: str, target: bytes, headers: Headers) -> tuple[bytes,
     """Returns path and query, and headers with the URL's host; raises `BadRequest`."""
     if target == b"*":
         return target, headers
-    found = _ABSOLUTE.fullmatch(target)
-    if found is None or method == "CONNECT":
+    match = _ABSOLUTE.fullmatch(target)
+    if match is None or method == "CONNECT":
         raise BadRequest(400, "a target that is no path and no URL")
-    host, path = found.groups()
+    host, path = match.groups()
     if not host or host.startswith(b":") or b"@" in host:
         raise BadRequest(400, "a target without a host, or with a user")
     if not path.startswith(b"/"):

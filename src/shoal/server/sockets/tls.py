@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import ssl
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -54,14 +54,8 @@ class TlsTransport(Receiver):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._is_ready = False
         self.is_paused = False
-
-    @property
-    def name(self) -> Any:
-        return self._below.name
-
-    @property
-    def peer(self) -> Any:
-        return self._below.peer
+        self.name, self.peer = below.name, below.peer
+        self.start, self.read_now, self.has_room = below.start, below.read_now, below.has_room
 
     @property
     def is_open(self) -> bool:
@@ -75,9 +69,6 @@ class TlsTransport(Receiver):
     def is_blocked(self) -> bool:
         return self._below.is_blocked
 
-    def start(self) -> None:
-        self._below.start()
-
     def pause(self) -> None:
         self.is_paused = True
         self._below.pause()
@@ -87,9 +78,6 @@ class TlsTransport(Receiver):
             self.is_paused = False
             self._below.resume()
             self._pass_on()
-
-    def read_now(self) -> None:
-        self._below.read_now()
 
     def has_unread(self) -> bool:
         return bool(self._incoming.pending) or self._below.has_unread()
@@ -103,9 +91,6 @@ class TlsTransport(Receiver):
             self._break()
             return True
         return self._flush()
-
-    def has_room(self) -> bool:
-        return self._below.has_room()
 
     def end_sending(self) -> None:
         self._say_end()

@@ -200,14 +200,16 @@ class AppCall(ServedCall):
             raise RuntimeError("the response has begun already")
         status = message["status"]
         status_line(status)  # raises for an invalid status
-        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        length = length_of(given)
+        headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        length = length_of(headers)
         if self._method == "HEAD" or status in (204, 304):
             length = None
         self._length = length
         # With a length beside 204 or 304 some clients fail.
         dropped = FRAMING | {b"content-length"} if status in (204, 304) else FRAMING
-        fields = [(lower, value) for name, value in given if (lower := name.lower()) not in dropped]
+        fields = [
+            (lower, value) for name, value in headers if (lower := name.lower()) not in dropped
+        ]
         self._head = status, fields
         self.has_begun = True
 

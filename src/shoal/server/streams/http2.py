@@ -128,9 +128,9 @@ class Http2Connection(StreamConnection):
         elif isinstance(event, DataReceived):
             await self._take_data(event)
         elif isinstance(event, StreamEnded | StreamReset | TrailersReceived):
-            found = self._streams.get(event.stream_id or 0)
-            if found is not None:
-                self._handle_end(*found, event)
+            entry = self._streams.get(event.stream_id or 0)
+            if entry is not None:
+                self._handle_end(*entry, event)
 
     def _handle_end(
         self,
@@ -150,16 +150,16 @@ class Http2Connection(StreamConnection):
                 call.refuse(error.status)
 
     async def _take_data(self, event: DataReceived) -> None:
-        found = self._streams.get(event.stream_id or 0)
+        entry = self._streams.get(event.stream_id or 0)
         data, size = event.data or b"", event.flow_controlled_length or 0
-        if found is None:
+        if entry is None:
             # A body may continue after its response was complete (an early 413). The client is
             # asked to stop, and data in flight is acknowledged, so that its other streams continue.
             with suppress(ProtocolError):
                 self._h2.acknowledge_received_data(size, event.stream_id or 0)
             self._reset(event.stream_id or 0, ErrorCodes.NO_ERROR)
         else:
-            await found.call.data_received(data, size)
+            await entry.call.data_received(data, size)
 
     def _count_reset(self) -> None:
         self._resets += 1
@@ -171,9 +171,9 @@ class Http2Connection(StreamConnection):
 
     def _window_opened(self, stream_id: int) -> None:
         if stream_id:
-            found = self._streams.get(stream_id)
-            if found is not None:
-                found.stream.window_opened()
+            entry = self._streams.get(stream_id)
+            if entry is not None:
+                entry.stream.window_opened()
         else:
             for each in self._streams.values():
                 each.stream.window_opened()

@@ -56,10 +56,10 @@ class HeadDecoder(Decoder):
         ]
 
 
-def read_head(parser: HeadParser, given: Iterable[tuple[bytes, bytes]]) -> bool:
+def read_head(parser: HeadParser, sent: Iterable[tuple[bytes, bytes]]) -> bool:
     """Parses a head; returns whether it asks for a WebSocket. Raises `BadRequest`."""
     try:
-        pseudo, fields = _separated(given)
+        pseudo, fields = _separated(sent)
         target = pseudo.get(b":path", b"")
         is_websocket = _is_websocket(pseudo)
         method = b"GET" if is_websocket else pseudo.get(b":method", b"")
@@ -91,11 +91,11 @@ def check_trailers(trailers: Iterable[tuple[bytes, bytes]]) -> None:
         raise BadRequest(431, "too many trailers")
 
 
-def _separated(given: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], Fields]:
+def _separated(sent: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], Fields]:
     """Returns the pseudo-headers, and the other fields with the authority as the host."""
     pseudo: dict[bytes, bytes] = {}
     fields: Fields = []
-    for name, value in given:
+    for name, value in sent:
         if name.startswith(b":"):
             if name not in _PSEUDO or name in pseudo or fields:
                 raise BadRequest(400, "an unknown, repeated or late pseudo-header")

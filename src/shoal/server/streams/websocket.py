@@ -48,7 +48,7 @@ _OF_THE_SERVER: Final = FRAMING | {
 
 def header(parser: HeadParser, name: bytes) -> bytes:
     """Returns the values of a header as one list; empty if there is none."""
-    return b",".join(value for given, value in parser.headers if given == name)
+    return b",".join(value for field, value in parser.headers if field == name)
 
 
 def check_handshake(parser: HeadParser) -> None:
@@ -264,9 +264,9 @@ class WebSocketCall(AppCall):
                 raise RuntimeError(f"{kind!r} is not a message that can come here")
 
     def _accept(self, message: Message) -> None:
-        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        check_headers(given)
-        lower = [(name.lower(), value) for name, value in given]
+        headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        check_headers(headers)
+        lower = [(name.lower(), value) for name, value in headers]
         fields = [field for field in lower if field[0] not in _OF_THE_SERVER]
         if any(name == b"sec-websocket-protocol" for name, _ in fields):
             raise RuntimeError("a subprotocol is given as such, and not as a header")
