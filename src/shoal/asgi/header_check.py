@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LONGEST_SHOWN: Final = 64
-WRONG_LENGTH: Final = "the body has another length than the Content-Length says"
+WRONG_LENGTH: Final = "the length of the body differs from the Content-Length"
 is_value: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
 # Only the server decides where a message and its connection end.
 FRAMING: Final = frozenset(

@@ -293,7 +293,7 @@ class HttpOptions:
         10.0, more_than_0, flag="how long each 16 KiB of a request's body may take to arrive"
     )
     ping_interval_s: float = option(
-        7.0, more_than_0, flag="ping the client of a WebSocket that is silent for so long"
+        7.0, more_than_0, flag="ping the client of a WebSocket after this much silence"
     )
     max_message_bytes: int = option(
         16 * 2**20, partial(whole, least=1), flag="largest message on a WebSocket, in bytes"
@@ -319,7 +319,7 @@ class HttpOptions:
     trusted_peers: Sequence[str] = option(
         (),
         checked_peers,
-        flag='a proxy that is believed: an address, a network, or "unix"; repeatable (none)',
+        flag='a trusted proxy: an address, a network, or "unix"; repeatable (none)',
     )
     proxy_headers: Sequence[str] = option(
         ("x-forwarded-for", "x-forwarded-proto"),

@@ -72,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--reload",
         action="store_true",
-        help="for development: serve the application anew when its files change",
+        help="for development: reload the application when its files change",
     )
     parser.add_argument(
         "--reload-dir",

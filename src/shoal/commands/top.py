@@ -76,7 +76,7 @@ def _take(view: ServerView, message: dict[str, Any]) -> bool:
     try:
         return view.take(message)
     except (LookupError, TypeError):
-        raise CommandError("the server's feed is not that of this version", 1) from None
+        raise CommandError("the server's feed has the form of another version", 1) from None
 
 
 def _as_data(view: ServerView) -> dict[str, Any]:

@@ -68,13 +68,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--max-requests",
         type=count,
         metavar="N",
-        help="end after so many requests (1,000,000); each takes about 60 bytes",
+        help="end after N requests (1,000,000); each takes about 60 bytes",
     )
     parser.add_argument(
         "--max-rate",
         type=count,
         metavar="N",
-        help="leave out what is more than so many requests in one second (20,000)",
+        help="drop requests above N in one second (20,000)",
     )
     add_server_arguments(parser)
 

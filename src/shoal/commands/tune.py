@@ -245,7 +245,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--max-batch-size",
         type=count,
         metavar="N",
-        help=f"the largest size to try (that of the decorated handler, or {_DEFAULT_SIZE})",
+        help=f"the largest size to try (the decorated handler's, or {_DEFAULT_SIZE})",
     )
     measuring.add_argument(
         "--runs",

@@ -124,7 +124,7 @@ class PassedRequest:
 
     _is_over = False  # nothing more is expected from the server's process
     _waiter: Any = None  # of the task that relays the response
-    _wants: Any = None  # of the task that forwards the client's messages
+    _wants_waiter: Any = None  # of the task that forwards the client's messages
     _wanted = 0
     _taken = 0
     _has_begun = False
@@ -143,7 +143,7 @@ class PassedRequest:
         # process is notified that the client is gone.
         watch = self._offered["when_left"]
         try:
-            watch(self._left)
+            watch(self._on_disconnect)
             if receive is None:
                 await self._relay(send)
                 return
@@ -187,7 +187,7 @@ class PassedRequest:
 
     # The client's side.
 
-    def _left(self) -> None:
+    def _on_disconnect(self) -> None:
         """Handles that the client is gone, or that its request is cut off."""
         if self._offered["is_cut_off"]():
             self._post("cut off")
@@ -195,9 +195,9 @@ class PassedRequest:
             # The remaining messages and the reason of the disconnect are forwarded first.
             self._want(2**31)
         else:
-            self._leave()
+            self._disconnected()
 
-    def _leave(self) -> None:
+    def _disconnected(self) -> None:
         if not self._is_over:
             self._end()
             self._queue("ended")
@@ -214,25 +214,25 @@ class PassedRequest:
 
     def _want(self, count: int) -> None:
         self._wanted += count
-        if self._wants is not None:
-            self._parking.wake(self._wants)
+        if self._wants_waiter is not None:
+            self._parking.wake(self._wants_waiter)
 
     async def _pass_messages(self, receive: Receive, first: Message | None) -> None:
         """Forwards the client's messages, as far as the application wants them."""
         while not self._is_over:
             while not self._wanted:
-                self._wants = self._parking.new_waiter()
+                self._wants_waiter = self._parking.new_waiter()
                 try:
-                    await self._wants
+                    await self._wants_waiter
                 finally:
-                    self._wants = None
+                    self._wants_waiter = None
             self._wanted -= 1
             message, first = first or await receive(), None
             kind = message["type"]
             if kind != "http.disconnect" and not self._is_over:
                 self._post("message", message, size_of(message))
             if kind in ("http.disconnect", "websocket.disconnect"):
-                self._leave()
+                self._disconnected()
                 return
             if kind == "http.request" and not message.get("more_body", False):
                 return

@@ -66,7 +66,7 @@ class FrontEnds:
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
         self._may_serve = False
-        self._drains = anyio.Event()
+        self._draining = anyio.Event()
         self._is_up = anyio.Event()
         self._is_aborted = anyio.Event()
 
@@ -91,7 +91,7 @@ class FrontEnds:
     async def open(self) -> None:
         """Waits until all can serve, and lets them accept; raises `OSError` if it can't listen."""
         await self._is_up.wait()
-        if self._ends():
+        if self._is_ending():
             return
         self.bound.listen()
         self._may_serve = True
@@ -102,7 +102,7 @@ class FrontEnds:
         await anyio.sleep_forever()
 
     def announce_end(self) -> None:
-        self._drains.set()
+        self._draining.set()
         # Before they close theirs: otherwise clients could connect to a socket that no one accepts
         # from.
         self.bound.close()
@@ -120,7 +120,7 @@ class FrontEnds:
         self._is_aborted.set()
 
     async def _keep_one(self, number: int) -> None:
-        while not self._ends():
+        while not self._is_ending():
             began_at = anyio.current_time()
             was_ready = was_killed = False
             try:
@@ -135,30 +135,30 @@ class FrontEnds:
                 how = f"can't be started: {error.strerror or error}"
             else:
                 await self._serve_by(front_end)
-                if self._ends():
+                if self._is_ending():
                     return
                 how, was_ready = front_end.how_it_ended(), front_end.was_ready
                 if not was_ready:
                     how += " before it could serve"
                 was_killed = front_end.was_killed
-            await self._deal_with(how, began_at, was_ready=was_ready, was_killed=was_killed)
+            await self._handle_end(how, began_at, was_ready=was_ready, was_killed=was_killed)
 
-    def _ends(self) -> bool:
+    def _is_ending(self) -> bool:
         """Returns whether no front end is started any more."""
-        return self._drains.is_set() or self.failure is not None
+        return self._draining.is_set() or self.failure is not None
 
     async def _serve_by(self, front_end: RemoteFrontEnd) -> None:
         self._front_ends.add(front_end)
         self.connections.began(front_end)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._welcome, front_end)
+                tasks.start_soon(self._start_serving, front_end)
                 await front_end.run()
         finally:
             self._front_ends.discard(front_end)
             self.connections.ended(front_end)
 
-    async def _welcome(self, front_end: RemoteFrontEnd) -> None:
+    async def _start_serving(self, front_end: RemoteFrontEnd) -> None:
         await front_end.is_ready.wait()
         if not front_end.was_ready:
             return
@@ -168,7 +168,7 @@ class FrontEnds:
         elif sum(one.was_ready for one in self._front_ends) == self._options.count:
             self._is_up.set()
 
-    async def _deal_with(
+    async def _handle_end(
         self, how: str, began_at: float, *, was_ready: bool, was_killed: bool
     ) -> None:
         """Handles the end of a front end; returns when the next may be started."""
@@ -189,7 +189,7 @@ class FrontEnds:
             return
         _log.error("a worker %s; another one is started in its place", how)
         with anyio.CancelScope(deadline=next_at):
-            await self._drains.wait()
+            await self._draining.wait()
 
 
 # How long to wait for the counts: a process may be stopped. Then its last counts are used.

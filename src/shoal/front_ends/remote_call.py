@@ -61,11 +61,11 @@ class RemoteCalls:
         else:
             self._start_task()
 
-    def leave(self) -> None:
+    def disconnected(self) -> None:
         """Handles that the front end is gone, and all its clients with it."""
         self._is_over = True
         for call in tuple(self.running.values()):
-            call.leave()
+            call.disconnected()
         for waiter in self._idle:
             self.shared.wake(waiter)
 
@@ -103,7 +103,7 @@ class RemoteCall(ServedCall):
 
     _start: Message | None = None  # the first message of the response, until it is sent
     _changed: Change | None = None  # created by the first wait
-    _gave_disconnect = False
+    _has_sent_disconnect = False
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
     _take: Callable[[Message], bool] | None = None
@@ -175,10 +175,10 @@ class RemoteCall(ServedCall):
             message = self._messages.popleft()
             self._taken(message)
             return message
-        if self._gave_disconnect:
+        if self._has_sent_disconnect:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
-        self._gave_disconnect = True
+        self._has_sent_disconnect = True
         if self._is_websocket:
             return {"type": "websocket.disconnect", "code": _GONE}
         return {"type": "http.disconnect"}
@@ -201,7 +201,7 @@ class RemoteCall(ServedCall):
             headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
             self._start = {"type": _START, "status": int(message["status"]), "headers": headers}
         elif kind != _BODY or (self._start is None and not self.has_begun):
-            raise RuntimeError(f"{kind!r} is not a message that can come here")
+            raise RuntimeError(f"{kind!r} is not a message that is allowed here")
         else:
             data, has_more = message.get("body", b""), message.get("more_body", False)
             if type(data) is not bytes:
@@ -272,9 +272,9 @@ class RemoteCall(ServedCall):
     def take(self, name: str, content: Any) -> None:
         match name:
             case "left":
-                self.leave(content)
+                self.disconnected(content)
             case "message":
-                self._message_came(content)
+                self._message_arrived(content)
             case "taken":
                 self._unread -= content
                 self._signal()
@@ -285,7 +285,7 @@ class RemoteCall(ServedCall):
             case _:
                 raise ValueError(f"a message {name!r} can't come here")
 
-    def _message_came(self, message: Message) -> None:
+    def _message_arrived(self, message: Message) -> None:
         self._wanted -= 1
         if message["type"] == "http.request":
             self._has_more = message.get("more_body", False)
@@ -306,7 +306,7 @@ class RemoteCall(ServedCall):
             with contained(_FAILED):
                 callback()
 
-    def leave(self, status: int = 0) -> None:
+    def disconnected(self, status: int = 0) -> None:
         """Handles that the client is gone, or that the server has refused it with a status."""
         self.refusal = status or self.refusal
         self.is_over = True
@@ -320,7 +320,7 @@ class RemoteCall(ServedCall):
         self._is_cut_off = True
         if not (self._call_back() or self.has_begun):
             self._post("cut off")
-            self.leave(503)
+            self.disconnected(503)
 
     # All sides.
 

@@ -104,7 +104,7 @@ class RemoteFrontEnd:
         finally:
             self._process.wait()
             self._channel.close()
-            self._calls.leave()
+            self._calls.disconnected()
             self.is_ready.set()
             self._reply_arrived()
             self._shared.remove(self)
@@ -204,5 +204,5 @@ class RemoteFrontEnd:
                 self.is_ready.set()
 
     def _invalid(self, error: Exception) -> None:
-        _log.error("a worker has sent what is no frame, and is killed", exc_info=error)
+        _log.error("a worker has sent an invalid frame, and is killed", exc_info=error)
         self.kill()

@@ -36,19 +36,19 @@ _NOBODY: Final = frozenset(
     }
 )
 _BACKLOG: Final = 1024
-_SAID_EVERY_S: Final = 60.0
+_LOGGED_EVERY_S: Final = 60.0
 
 
 class Exhaustion:
     """Logs once a minute, for all addresses, that no connection can be accepted."""
 
     def __init__(self) -> None:
-        self._said_at = -math.inf
+        self._logged_at = -math.inf
 
     def note(self, error: OSError) -> None:
         now = anyio.current_time()
-        if now - self._said_at >= _SAID_EVERY_S:
-            self._said_at = now
+        if now - self._logged_at >= _LOGGED_EVERY_S:
+            self._logged_at = now
             _log.error(
                 "can't accept connections at the moment: %s; new connections wait. This is logged"
                 " once a minute.",

@@ -103,7 +103,7 @@ def host_and_port(address: Any) -> tuple[str, int] | None:
     return None if isinstance(address, (str, bytes)) else (address[0], address[1])
 
 
-def spelled(address: Any) -> str:
+def address_text(address: Any) -> str:
     host_port = host_and_port(address)
     return "a UNIX socket" if host_port is None else f"{host_port[0]}:{host_port[1]}"
 

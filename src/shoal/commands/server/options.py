@@ -43,14 +43,14 @@ def add_server_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         choices=get_args(Server),
-        help="what speaks HTTP: Shoal's own server, or Hypercorn as it is (shoal)",
+        help="the HTTP server: Shoal's own, or Hypercorn as it is (shoal)",
     )
     parser.add_argument(
         "--workers",
         type=_workers,
         metavar="N",
-        help='speak HTTP in so many further processes, "auto" for as many as there are other '
-        "cores; all feed the same batches (none)",
+        help='speak HTTP in N further processes, "auto" for one on each other '
+        "core; all feed the same batches (none)",
     )
     parser.add_argument(
         "--log-level",
@@ -67,7 +67,7 @@ def add_server_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--otel",
         action="store_true",
-        help="export traces and metrics by OpenTelemetry's protocol, as its environment variables "
+        help="export traces and metrics over OTLP, as OpenTelemetry's environment variables "
         "(OTEL_...) say",
     )
     operator = parser.add_argument_group("for the operator")

@@ -34,16 +34,16 @@ class BodyReader(ABC):
 
 class SizedBody(BodyReader):
     def __init__(self, length: int) -> None:
-        self._left = length  # more than 0
+        self._remaining = length  # more than 0
         self.is_complete = False
 
     @override
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        if len(data) < self._left:
-            self._left -= len(data)
+        if len(data) < self._remaining:
+            self._remaining -= len(data)
             return data, b""
         self.is_complete = True
-        return data[: self._left], data[self._left :]
+        return data[: self._remaining], data[self._remaining :]
 
 
 class ChunkedBody(BodyReader):
@@ -52,7 +52,7 @@ class ChunkedBody(BodyReader):
     def __init__(self) -> None:
         self.is_complete = False
         self._incomplete_line = b""  # an incomplete line
-        self._left = 0  # bytes of the current chunk
+        self._remaining = 0  # bytes of the current chunk
         self._needs_break = False  # the line break after a chunk comes next
         self._trailers = -1  # bytes of trailers so far; negative before the last chunk
 
@@ -63,12 +63,12 @@ class ChunkedBody(BodyReader):
         pieces: list[bytes] = []
         at = 0
         while self._trailers < 0:
-            if self._left:
-                piece = data[at : at + self._left]
+            if self._remaining:
+                piece = data[at : at + self._remaining]
                 pieces.append(piece)
                 at += len(piece)
-                self._left -= len(piece)
-                if self._left:
+                self._remaining -= len(piece)
+                if self._remaining:
                     return b"".join(pieces), b""
                 self._needs_break = True
             if self._needs_break:
@@ -77,7 +77,7 @@ class ChunkedBody(BodyReader):
                     self._incomplete_line = line_break
                     return b"".join(pieces), b""
                 if line_break != b"\r\n":
-                    raise BadRequest(400, "a chunk that is longer than it says")
+                    raise BadRequest(400, "a chunk longer than its size")
                 at += 2
                 self._needs_break = False
             size_line = _SIZE_LINE.match(data, at)
@@ -87,8 +87,8 @@ class ChunkedBody(BodyReader):
                     raise BadRequest(400, "a malformed chunk, or one with an extension")
                 return b"".join(pieces), b""
             at = size_line.end()
-            self._left = int(size_line[1], 16)
-            if not self._left:
+            self._remaining = int(size_line[1], 16)
+            if not self._remaining:
                 self._trailers = 0
         return b"".join(pieces), self._take_trailers(data, at)
 

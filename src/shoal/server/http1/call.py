@@ -54,7 +54,7 @@ class CallConnection(Protocol):
         """Ends the connection of a client that sends a malformed request."""
         ...
 
-    async def go_on_without(self, call: Any) -> None:
+    async def continue_without(self, call: Any) -> None:
         """Continues without waiting for the application, once its response is complete."""
         ...
 
@@ -67,7 +67,7 @@ class Http1Call(ServedCall):
     _shared: Shared
     # Few requests change these. `__init__` sets the attributes that each request reads, since
     # attributes of instances are found sooner.
-    _expects = _gave_disconnect = _is_chunked = False
+    _expects = _has_sent_disconnect = _is_chunked = False
     _received = _sends = 0
     _waited_s = 0.0  # for the body
     _to_send: int | None = None  # the bytes of the body that are left, if it has a length
@@ -103,7 +103,7 @@ class Http1Call(ServedCall):
         # Not a checkpoint if a message is there: Starlette's `Request.is_disconnected` calls it in
         # a cancelled scope, where a checkpoint would always report "no message".
         if self._body is not None:
-            await self._some_body()
+            await self._wait_for_body()
         body = self._unread
         if body is not None:
             if self._body is None:
@@ -112,15 +112,15 @@ class Http1Call(ServedCall):
             if body:
                 self._unread = b""
                 return {"type": "http.request", "body": body, "more_body": True}
-        if self._gave_disconnect:
+        if self._has_sent_disconnect:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
         while not (self.is_over or self.is_complete):
             await self._connection.changed.wait()
-        self._gave_disconnect = True
+        self._has_sent_disconnect = True
         return {"type": "http.disconnect"}
 
-    async def _some_body(self) -> None:
+    async def _wait_for_body(self) -> None:
         """Waits for a part of the body, its end, or the end of the request."""
         connection, now = self._connection, self._shared.timeouts.now
         while not (self.is_over or self.is_complete):
@@ -157,14 +157,14 @@ class Http1Call(ServedCall):
                 self._sends_body = False
             return
         if kind != "http.response.body" or head is None:
-            raise RuntimeError(f"{kind!r} is not a message that can come here")
+            raise RuntimeError(f"{kind!r} is not a message that is allowed here")
         data, is_last = message.get("body", b""), not message.get("more_body", False)
         if type(data) is not bytes:
             data = bytes(memoryview(data))  # raises before anything has changed
         if self.has_begun:
             if self.is_complete:
                 raise RuntimeError("the answer is complete already")
-            if not await self._has_caught_up():
+            if not await self._has_sent_all():
                 return
             lines, data = b"", self._part(data, is_last=is_last)
         elif not is_last:
@@ -188,7 +188,7 @@ class Http1Call(ServedCall):
             if self._heartbeat is not None:
                 self._end_heartbeat()
             if connection.received or not self.keeps_alive:
-                self._shared.tasks.start_soon(connection.go_on_without, self)
+                self._shared.tasks.start_soon(connection.continue_without, self)
         if len(data) <= _JOINED:
             data = lines + data
         elif lines:
@@ -217,7 +217,7 @@ class Http1Call(ServedCall):
     def reads_body(self) -> bool:
         return self._body is not None
 
-    def leave(self) -> None:
+    def disconnected(self) -> None:
         self.is_over = True
         self._end_heartbeat()
         self._call_back()
@@ -225,7 +225,7 @@ class Http1Call(ServedCall):
     def refuse(self, status: int, size: int) -> None:
         self.refusal = status
         self.refused_size = size
-        self.leave()
+        self.disconnected()
 
     def end_early(self) -> bool:
         """Asks the application to end its response; returns False if it can't be asked."""
@@ -294,7 +294,7 @@ class Http1Call(ServedCall):
             self._heartbeat.close()
             self._heartbeat = None
 
-    async def _has_caught_up(self) -> bool:
+    async def _has_sent_all(self) -> bool:
         """Waits until the kernel has taken all data; returns whether to send more."""
         if self._connection.is_sending:
             return await self._sent()

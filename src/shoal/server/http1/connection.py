@@ -172,7 +172,7 @@ class Http1Connection(Receiver):
         else:
             self._answer_with_error(error.status, str(error))
 
-    async def go_on_without(self, call: Http1Call) -> None:
+    async def continue_without(self, call: Http1Call) -> None:
         """Continues without waiting for the application, unless it returns soon."""
         await self.shared.parking.checkpoint()  # most applications have returned after it
         if call is self._call:
@@ -370,7 +370,7 @@ class Http1Connection(Receiver):
         self._leave_transport()
         call, self._call = self._call, None
         if call is not None:
-            call.leave()
+            call.disconnected()
         self._signal()
 
     def _leave_transport(self) -> None:

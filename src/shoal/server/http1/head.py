@@ -80,8 +80,8 @@ class HeadParser:
     __slots__ = (
         "_allowed_host",
         "_hosts",
-        "_is_spent",
         "_long",
+        "_needs_new_parser",
         "_parser",
         "expects",
         "headers",
@@ -121,7 +121,7 @@ class HeadParser:
         self.last = b""
         self.headers = []
         self.length = self._hosts = 0
-        self.expects = self._is_spent = False
+        self.expects = self._needs_new_parser = False
         self.host = self.upgrade = b""
         self.origin = None
         text = head[: head.find(b"\r\n")]
@@ -135,7 +135,7 @@ class HeadParser:
         self._check_hosts()
         if len(head) > self._long:
             self._check_size()
-        if self.length != 0 or self._is_spent or not self.keeps_alive:
+        if self.length != 0 or self._needs_new_parser or not self.keeps_alive:
             self._parser = None  # it waits for the body, or accepts no further request
             self._check_length()
         if len(head) <= _LONGEST_KEPT:
@@ -162,7 +162,7 @@ class HeadParser:
         if b"\n" in target or b"\r" in target:
             raise BadRequest(400, "a line break in the request line")
         if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-            raise BadRequest(400, "another version than HTTP/1.1 or HTTP/1.0")
+            raise BadRequest(400, "a version other than HTTP/1.1 or HTTP/1.0")
         self.keeps_alive = is_http_1_1 = version == b"HTTP/1.1"
         self.line = _line(method, target, is_http_1_1=is_http_1_1)
         self._feed(head)
@@ -241,12 +241,12 @@ class HeadParser:
                     raise BadRequest(400, "a Content-Length of too many digits") from None
             case b"connection":
                 # Keep-alive of HTTP/1.0 is not supported.
-                self._is_spent = self._is_spent or value != b"keep-alive"
+                self._needs_new_parser = self._needs_new_parser or value != b"keep-alive"
                 if b"close" in [token.strip(b" \t") for token in value.lower().split(b",")]:
                     self.keeps_alive = False
             case b"proxy-connection":
                 # llhttp reads it as Connection. It is not one: RFC 9112, C.2.2.
-                self._is_spent = True
+                self._needs_new_parser = True
             case b"transfer-encoding":
                 # llhttp refuses it beside a Content-Length.
                 if value.lower() != b"chunked" or self.length is None:
@@ -304,7 +304,7 @@ def in_origin_form(method: str, target: bytes, headers: Headers) -> tuple[bytes,
         return target, headers
     match = _ABSOLUTE.fullmatch(target)
     if match is None or method == "CONNECT":
-        raise BadRequest(400, "a target that is no path and no URL")
+        raise BadRequest(400, "a target that is neither a path nor a URL")
     host, path = match.groups()
     if not host or host.startswith(b":") or b"@" in host:
         raise BadRequest(400, "a target without a host, or with a user")

@@ -93,11 +93,11 @@ class TlsTransport(Receiver):
         return self._flush()
 
     def end_sending(self) -> None:
-        self._say_end()
+        self._send_close()
         self._below.end_sending()
 
     def close(self) -> None:
-        self._say_end()
+        self._send_close()
         self._below.close()
         self.receiver = NOBODY
 
@@ -157,7 +157,7 @@ class TlsTransport(Receiver):
         encrypted = self._outgoing.read()
         return self._below.send(encrypted) if encrypted else not self._below.unsent
 
-    def _say_end(self) -> None:
+    def _send_close(self) -> None:
         if self._is_ready and self.is_open:
             # It expects the client's reply, which is not awaited.
             with suppress(ssl.SSLError):

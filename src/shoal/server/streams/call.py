@@ -68,7 +68,7 @@ class Wire(Protocol):
 
 class AppCall(ServedCall):
     _shared: Shared
-    _gave_disconnect = _has_returned = _has_sent_head = False
+    _has_sent_disconnect = _has_returned = _has_sent_head = False
     _head: tuple[int, Fields] | None = None
     _length: int | None = None  # of the rest of the body, if it is known
     _not_acknowledged = 0
@@ -106,7 +106,7 @@ class AppCall(ServedCall):
             self._on_left = None
             if not (self.is_over or self.is_complete):
                 self._end()
-            self.leave()
+            self.disconnected()
             shared.finished += 1
             self._connection.call_ended(self)
 
@@ -119,9 +119,9 @@ class AppCall(ServedCall):
         while (message := self._next_message()) is None:
             if self.is_over or self.is_complete:
                 # An application that ignores the disconnect must not block the event loop.
-                if self._gave_disconnect:
+                if self._has_sent_disconnect:
                     await anyio.lowlevel.checkpoint()
-                self._gave_disconnect = True
+                self._has_sent_disconnect = True
                 return self._disconnect
             await self._changed.wait()
         return message
@@ -148,7 +148,7 @@ class AppCall(ServedCall):
         """Pings an open WebSocket; returns whether it is one."""
         return False
 
-    def leave(self) -> None:
+    def disconnected(self) -> None:
         """Handles that the client is gone; earlier messages can still be received."""
         if not self.is_over:
             self.is_over = True
@@ -161,13 +161,13 @@ class AppCall(ServedCall):
         if self.is_over or self.is_complete:
             return
         if status == 408:
-            self._connection.gave_up()
+            self._connection.request_timed_out()
         if self.has_begun:
             self._wire.reset(is_clients_fault=status < 500)
         else:
             self.refusal = status
             self._wire.head(status, [], is_last=True)
-        self.leave()
+        self.disconnected()
 
     def end_early(self) -> None:
         """Asks the application to end its response; sends 503 if it can't be asked."""
@@ -215,7 +215,7 @@ class AppCall(ServedCall):
 
     async def _send_body(self, message: Message) -> None:
         if self._head is None or self.is_complete:
-            raise RuntimeError(f"{message['type']!r} is not a message that can come here")
+            raise RuntimeError(f"{message['type']!r} is not a message that is allowed here")
         data, is_last = message.get("body", b""), not message.get("more_body", False)
         if type(data) is not bytes:
             data = bytes(memoryview(data))  # the application may change it later

@@ -20,7 +20,7 @@ import anyio
 from typing_extensions import override
 
 from shoal.failures.exceptions import goes_on
-from shoal.server.listeners import host_and_port, spelled
+from shoal.server.listeners import address_text, host_and_port
 from shoal.server.shared import Change
 from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
@@ -51,7 +51,7 @@ _MOST_COST: Final = 16  # of a turn
 class RunningCall(Protocol):
     """The part of a call that its connection uses."""
 
-    def leave(self) -> None: ...
+    def disconnected(self) -> None: ...
 
     def end_early(self) -> None: ...
 
@@ -76,7 +76,7 @@ class StreamConnection(Receiver):
         self.calls: set[RunningCall] = set()
         self._tasks: TaskGroup | None = None
         self._received = bytearray()
-        self._is_in_line = False
+        self._awaits_turn = False
         self._has_turn = False
         self._at_once = 2**12  # bytes
         self._client_ended = False
@@ -93,7 +93,7 @@ class StreamConnection(Receiver):
         self._is_pinged = False
         self._idle_since: float | None = None
         self._has_late_chance = False
-        self._has_given_up = False
+        self._has_timed_out = False
 
     def start(self, received: bytes) -> None:
         self.shared.connections.add(self)
@@ -128,7 +128,7 @@ class StreamConnection(Receiver):
             self._received += data
             if len(self._received) >= _MOST_UNREAD:
                 self._transport.pause()
-            self._line_up()
+            self._request_turn()
 
     @override
     def client_ended(self) -> None:
@@ -223,9 +223,9 @@ class StreamConnection(Receiver):
         # Not in the context of the caller, where code of the application may have run.
         self.shared.context.run(self._tasks.start_soon, func, *args)
 
-    def gave_up(self) -> None:
+    def request_timed_out(self) -> None:
         """Notes that the client has let a request time out."""
-        self._has_given_up = True
+        self._has_timed_out = True
 
     def finish(self) -> None:
         """Shuts down the server's side; reads on for a moment if the client still sends."""
@@ -251,12 +251,12 @@ class StreamConnection(Receiver):
 
     async def _run(self) -> None:
         try:
-            with self.shared.faults.contained(spelled(self.peer or "")):
+            with self.shared.faults.contained(address_text(self.peer or "")):
                 async with anyio.create_task_group() as self._tasks:
                     try:
                         if not self._closed:
                             self._begin()
-                        self._line_up()
+                        self._request_turn()
                         await self._read()
                     except BaseException:
                         # Before the calls are cancelled, so that they don't answer.
@@ -302,16 +302,16 @@ class StreamConnection(Receiver):
         elif len(data) == size and 2 * took_s < _TURN_S:
             self._at_once = min(2 * size, _MOST_HANDLED)
         await self.unblocked()  # nothing more is sent to a client that does not read
-        self._line_up()
+        self._request_turn()
 
-    def _line_up(self) -> None:
+    def _request_turn(self) -> None:
         """Waits for a turn to handle received data, unless it waits already."""
-        if self._received and self._tasks is not None and not (self._is_in_line or self._has_turn):
-            self._is_in_line = True
+        if self._received and self._tasks is not None and not (self._awaits_turn or self._has_turn):
+            self._awaits_turn = True
             self.shared.turns.take(self._take_turn, self._turn_cost())
 
     def _take_turn(self) -> None:
-        self._is_in_line = False
+        self._awaits_turn = False
         if self._received:  # data after the end is discarded
             self._has_turn = True
             self._changed.signal()
@@ -328,7 +328,7 @@ class StreamConnection(Receiver):
     def close(self) -> None:
         self._close_socket()
         for call in tuple(self.calls):
-            call.leave()
+            call.disconnected()
 
     def _close_socket(self) -> None:
         if not self._closed:
@@ -362,7 +362,7 @@ class StreamConnection(Receiver):
             now = shared.timeouts.now()
             if self._idle_since is None:
                 self._idle_since = now
-            idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_given_up else shared.idle_s
+            idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_timed_out else shared.idle_s
             self._timeout.set(max(0.0, self._idle_since + idle_s - now))
 
     def _expire(self) -> None:
@@ -379,7 +379,7 @@ class StreamConnection(Receiver):
             self._timeout.set(self.shared.late_request_s)
         else:
             self._transport.send(self._farewell())
-            if self._has_given_up:
+            if self._has_timed_out:
                 self.finish()  # the client may still send, and shall read why
             else:
                 self.close()

@@ -108,7 +108,7 @@ class Http2Connection(StreamConnection):
         try:
             events = self._h2.receive_data(data)
         except ProtocolError:
-            self._leave()
+            self._disconnect_all()
             return
         for event in events:
             if self.is_closed:
@@ -120,7 +120,7 @@ class Http2Connection(StreamConnection):
         if isinstance(event, RequestReceived):
             self._open(event)
         elif isinstance(event, ConnectionTerminated):  # h2 sends nothing after it
-            self._leave()
+            self._disconnect_all()
         elif isinstance(event, RemoteSettingsChanged):
             self._window_opened(0)
         elif isinstance(event, WindowUpdated):
@@ -244,7 +244,7 @@ class Http2Connection(StreamConnection):
         if ended is None or self.is_closed:
             return
         if not ended.call.is_complete:
-            ended.call.leave()
+            ended.call.disconnected()
         if self.shared.is_draining and not self._streams:
             self.write(self._farewell())
         self._set_timeout()
@@ -254,12 +254,12 @@ class Http2Connection(StreamConnection):
 
     # Ends.
 
-    def _leave(self) -> None:
+    def _disconnect_all(self) -> None:
         """Ends the connection, after h2 has reported that nothing more can be sent."""
         self._flush()
         self.finish()
         for call in tuple(self.calls):
-            call.leave()
+            call.disconnected()
 
     @override
     def finish(self) -> None:
@@ -281,13 +281,13 @@ class Http2Connection(StreamConnection):
             if isinstance(call, WebSocketCall):
                 call.input_ended()  # after its messages
             else:
-                call.leave()
+                call.disconnected()
 
     @override
     def client_ended(self) -> None:
         for call in tuple(self.calls):
             if isinstance(call, Http2Call):
-                call.leave()
+                call.disconnected()
         super().client_ended()
 
     @override

@@ -105,7 +105,7 @@ def _separated(sent: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes],
         else:
             fields.append((b"content-length" if name is _CONTENT_LENGTH else name, value))
     if pseudo.get(b":scheme") not in (b"http", b"https"):
-        raise BadRequest(400, "another scheme than http or https")
+        raise BadRequest(400, "a scheme other than http or https")
     authority = pseudo.get(b":authority")
     if authority is not None:
         if any(name == b"host" and value != authority for name, value in fields):
@@ -119,7 +119,7 @@ def _is_websocket(pseudo: dict[bytes, bytes]) -> bool:
     if (protocol is not None) != (pseudo.get(b":method") == b"CONNECT"):
         raise BadRequest(400, "CONNECT without a protocol, or a protocol without CONNECT")
     if protocol is not None and protocol.lower() != b"websocket":
-        raise BadRequest(501, "another protocol than websocket")
+        raise BadRequest(501, "a protocol other than websocket")
     return protocol is not None
 
 

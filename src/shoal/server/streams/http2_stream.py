@@ -139,7 +139,7 @@ class Http2Stream:
             with anyio.move_on_after(time_to_send_s(size, timeout_s)) as scope:
                 await self._send_frames()
             if scope.cancelled_caught:
-                self.connection.gave_up()
+                self.connection.request_timed_out()
                 self._reset(ErrorCodes.CANCEL)
 
     async def _send_frames(self) -> None:
@@ -194,7 +194,7 @@ class Http2Call(AppCall):
         self._timeout: BodyTimeout | None = None
         if has_body:
             shared = self._shared
-            self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, self._give_up)
+            self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, self._time_out)
 
     async def data_received(self, data: bytes, size: int) -> None:
         """Adds a part of the body; `size` is its share of the flow-control window."""
@@ -224,9 +224,9 @@ class Http2Call(AppCall):
         pass  # its response may go on
 
     @override
-    def leave(self) -> None:
+    def disconnected(self) -> None:
         self._end_timeout()
-        super().leave()
+        super().disconnected()
 
     @override
     def _next_message(self) -> Message | None:
@@ -246,14 +246,14 @@ class Http2Call(AppCall):
         elif message["type"] == "http.response.body":
             await self._send_body(message)
         else:
-            raise RuntimeError(f"{message['type']!r} is not a message that can come here")
+            raise RuntimeError(f"{message['type']!r} is not a message that is allowed here")
 
     @override
     def _complete(self) -> None:
         super()._complete()
         self._end_timeout()
 
-    def _give_up(self) -> None:
+    def _time_out(self) -> None:
         self.refuse(408)
 
     def _end_timeout(self) -> None:

@@ -54,7 +54,7 @@ def header(parser: HeadParser, name: bytes) -> bytes:
 def check_handshake(parser: HeadParser) -> None:
     """Checks the version of a WebSocket handshake; raises `BadRequest`."""
     if header(parser, b"sec-websocket-version") != b"13":
-        raise BadRequest(400, "another version of WebSocket than 13")
+        raise BadRequest(400, "a WebSocket version other than 13")
 
 
 class WebSocketCall(AppCall):
@@ -146,7 +146,7 @@ class WebSocketCall(AppCall):
         """Handles unread data where the connection does not wait for that."""
         if self._frames is None:
             if self._has_input_ended:
-                self.leave()
+                self.disconnected()
         elif self._read_some():
             self._connection.spawn(self._read)
 
@@ -167,7 +167,7 @@ class WebSocketCall(AppCall):
                 return True
         self._acknowledge()
         if self._has_input_ended:
-            self.leave()
+            self.disconnected()
         return False
 
     def _handle(self, event: Event) -> None:
@@ -190,7 +190,7 @@ class WebSocketCall(AppCall):
     def _closed(self, reply: bytes, code: int, reason: str) -> None:
         self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._wire.post(reply, is_last=True)
-        self.leave()
+        self.disconnected()
 
     def _add(self, event: TextMessage | BytesMessage) -> None:
         assert self._frames is not None
@@ -217,7 +217,7 @@ class WebSocketCall(AppCall):
         except Exception as error:
             log_failure(error, "the application failed on a message of a WebSocket")
             self._wire.reset()
-            self.leave()
+            self.disconnected()
             return
         if not is_taken:
             self._messages.append(message)
@@ -261,7 +261,7 @@ class WebSocketCall(AppCall):
             case "close" if self._frames is not None:
                 await self._close(message)
             case _:
-                raise RuntimeError(f"{kind!r} is not a message that can come here")
+                raise RuntimeError(f"{kind!r} is not a message that is allowed here")
 
     def _accept(self, message: Message) -> None:
         headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
