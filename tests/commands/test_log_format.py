@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shoal.commands.server.log_format import JsonFormatter, TextFormatter
+from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.commands.support.output import print_out
 
 FORGED = "2026-11-22 07:00:00,004 ERROR shoal.http: all is lost"

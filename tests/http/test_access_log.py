@@ -12,7 +12,7 @@ from live_server import Http2Client, live, read_until, request, upgrade
 from server_in_memory import serving
 
 import shoal
-from shoal.commands.server.log_format import JsonFormatter, TextFormatter
+from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.server.access_log import LOGGER, AccessLog
 from shoal.testing import settle
 from shoal.testing.asgi import Call, calling

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.server.client import add_server_arguments, add_verb, ask
 from shoal.commands.support.arguments import (
-    add_command,
     add_family,
     add_init_arguments,
     count,
@@ -41,18 +40,16 @@ _STATUS_EXAMPLE: Final = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     commands = add_family(parser, "Manage the backends of a running server.", _EXAMPLE)
-    add_server_arguments(
-        add_command(
-            commands,
-            "list",
-            _list,
-            summary="show the backends",
-            description="Show the backends and their state.",
-            example="  shoal backends list --json\n",
-        )
+    add_verb(
+        commands,
+        "list",
+        _list,
+        summary="show the backends",
+        description="Show the backends and their state.",
+        example="  shoal backends list --json\n",
     )
     _add_create(commands)
-    update = add_command(
+    update = add_verb(
         commands,
         "update",
         _update,
@@ -62,8 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     _add_tag(update)
     _add_options(update, "+")
-    add_server_arguments(update)
-    delete = add_command(
+    delete = add_verb(
         commands,
         "delete",
         _delete,
@@ -73,8 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     _add_tag(delete)
     delete.add_argument("--force", action="store_true", help="fail its queued requests instead")
-    add_server_arguments(delete)
-    scale = add_command(
+    scale = add_verb(
         commands,
         "scale",
         scale_backend,
@@ -83,7 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         example="  shoal backends scale small 4\n",
     )
     _add_scale(scale)
-    restart = add_command(
+    restart = add_verb(
         commands,
         "restart",
         _restart,
@@ -92,8 +87,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         example="  shoal backends restart small\n",
     )
     _add_tag(restart)
-    add_server_arguments(restart)
-    config = add_command(
+    config = add_verb(
         commands,
         "config",
         _config,
@@ -102,12 +96,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         example="  shoal backends config small\n",
     )
     _add_tag(config)
-    add_server_arguments(config)
 
 
 def add_scale_arguments(parser: ArgumentParser) -> None:
     describe(parser, scale_backend, _SCALE, "  shoal scale small 4\n")
     _add_scale(parser)
+    add_server_arguments(parser)
 
 
 def add_status_arguments(parser: ArgumentParser) -> None:
@@ -124,7 +118,7 @@ _SCALE: Final = "Change a backend's number of replicas, and wait until that many
 
 
 def _add_create(commands: Any) -> None:
-    create = add_command(
+    create = add_verb(
         commands,
         "create",
         _create,
@@ -145,13 +139,11 @@ def _add_create(commands: Any) -> None:
     )
     _add_options(create, "*")
     add_init_arguments(create)
-    add_server_arguments(create)
 
 
 def _add_scale(parser: ArgumentParser) -> None:
     _add_tag(parser)
     parser.add_argument("num_replicas", type=count, metavar="N", help="the number of replicas")
-    add_server_arguments(parser)
 
 
 def _add_tag(parser: ArgumentParser) -> None:

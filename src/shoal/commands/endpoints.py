@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import add_command, add_family
+from shoal.commands.server.client import add_verb, ask
+from shoal.commands.support.arguments import add_family
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import (
     confirm,
@@ -44,17 +44,15 @@ _SHADOW_EXAMPLE: Final = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     commands = add_family(parser, "Manage the endpoints of a running server.", _EXAMPLE)
-    add_server_arguments(
-        add_command(
-            commands,
-            "list",
-            _list,
-            summary="show the endpoints",
-            description="Show the endpoints and their traffic.",
-            example="  shoal endpoints list --json\n",
-        )
+    add_verb(
+        commands,
+        "list",
+        _list,
+        summary="show the endpoints",
+        description="Show the endpoints and their traffic.",
+        example="  shoal endpoints list --json\n",
     )
-    create = add_command(
+    create = add_verb(
         commands,
         "create",
         _create,
@@ -73,8 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="METHOD",
         help=f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
     )
-    add_server_arguments(create)
-    delete = add_command(
+    delete = add_verb(
         commands,
         "delete",
         _delete,
@@ -83,7 +80,6 @@ def add_arguments(parser: ArgumentParser) -> None:
         example="  shoal endpoints delete classify\n",
     )
     _add_endpoint(delete)
-    add_server_arguments(delete)
 
 
 def add_traffic_arguments(parser: ArgumentParser) -> None:
@@ -96,7 +92,7 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         description="Show the share of each backend, by endpoint.",
         example="  shoal traffic show\n  shoal traffic show classify --json\n",
     )
-    change = add_command(
+    change = add_verb(
         commands,
         "set",
         _set_traffic,
@@ -112,7 +108,6 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         help="a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are "
         "percentages",
     )
-    add_server_arguments(change)
 
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
@@ -125,7 +120,7 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
         description="Show how many copies were sent, dropped, failed and compared.",
         example="  shoal shadow show\n  shoal shadow show classify --json\n",
     )
-    change = add_command(
+    change = add_verb(
         commands,
         "set",
         _set_shadow,
@@ -143,7 +138,6 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
         metavar="MODULE:FUNCTION",
         help="a function that returns whether two answers agree; the results are counted",
     )
-    add_server_arguments(change)
 
 
 def _add_endpoint(parser: ArgumentParser) -> None:
@@ -151,11 +145,10 @@ def _add_endpoint(parser: ArgumentParser) -> None:
 
 
 def _add_show(commands: Any, run: Callable[[Namespace], int], **texts: str) -> None:
-    parser = add_command(commands, "show", run, **texts)
+    parser = add_verb(commands, "show", run, **texts)
     parser.add_argument(
         "endpoint", metavar="ENDPOINT", nargs="?", help="the endpoint's name (all endpoints)"
     )
-    add_server_arguments(parser)
 
 
 def _list(arguments: Namespace) -> int:

@@ -11,8 +11,8 @@ import anyio
 
 from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.server.process import ServerProcess, collect_less_often
-from shoal.commands.server.progress import Progress
 from shoal.commands.server.reload import Reloader, Turn
+from shoal.commands.server.stderr import Progress
 from shoal.commands.support.arguments import describe
 from shoal.commands.support.loading import (
     APPLICATION,

@@ -12,6 +12,7 @@ from shoal.commands.support.arguments import (
     add_json_argument,
     add_name_argument,
     add_token_argument,
+    describe,
     token_of,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
@@ -41,6 +42,22 @@ def add_server_arguments(parser: ArgumentParser) -> None:
     )
     add_token_argument(server, "a file with the operator's token, for a server that requires one")
     add_json_argument(parser)
+
+
+def add_verb(
+    commands: Any,
+    name: str,
+    run: Callable[[Namespace], int],
+    *,
+    summary: str,
+    description: str,
+    example: str,
+) -> ArgumentParser:
+    """Adds a command to a family, with the arguments that select its server."""
+    parser: ArgumentParser = commands.add_parser(name, help=summary, allow_abbrev=False)
+    describe(parser, run, description, example)
+    add_server_arguments(parser)
+    return parser
 
 
 def ask(

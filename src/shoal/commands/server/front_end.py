@@ -27,13 +27,13 @@ import anyio
 
 from shoal.asgi.connections import ConnectionCounts
 from shoal.asgi.http_options import HttpOptions
-from shoal.commands.server.log_format import write_logs
 from shoal.commands.server.process import (
     cant_listen,
     collect_less_often,
     run_in,
     skip_what_was_loaded,
 )
+from shoal.commands.server.stderr import write_logs
 from shoal.commands.server.workers import FrontEndStart
 from shoal.commands.support.mistake import say
 from shoal.front_ends.front_end import FrontEnd

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
-from shoal.commands.server.log_format import LOG_FORMATS
+from shoal.commands.server.stderr import LOG_FORMATS
 from shoal.commands.support.arguments import add_token_argument, token_of
 from shoal.commands.support.loading import need
 from shoal.commands.support.mistake import CommandError, as_mistakes

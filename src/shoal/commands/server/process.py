@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.log_format import write_logs
-from shoal.commands.server.progress import Progress
 from shoal.commands.server.signals import Signals
+from shoal.commands.server.stderr import Progress, write_logs
 from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.core.extras import needing

@@ -192,22 +192,8 @@ def _did_you_mean(given: object, known: list[str]) -> str:
     return "" if near is None else f"; did you mean {near!r}?"
 
 
-def add_command(
-    commands: Any,
-    name: str,
-    run: Callable[[Namespace], int],
-    *,
-    summary: str,
-    description: str,
-    example: str,
-) -> ArgumentParser:
-    parser: ArgumentParser = commands.add_parser(name, help=summary, allow_abbrev=False)
-    describe(parser, run, description, example)
-    return parser
-
-
 def add_family(parser: ArgumentParser, description: str, example: str) -> Any:
-    """Describes a family of commands; returns the argument of `add_command`."""
+    """Describes a family of commands; returns its subparsers."""
     describe(parser, None, description, example)
     return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
