@@ -28,7 +28,7 @@ def headers_of_code(
     chosen: Iterable[tuple[object, object]], without: Container[bytes] = ()
 ) -> list[tuple[bytes, bytes]]:
     """Returns the headers that user code chose, in lower case; raises `ValueError`."""
-    # Headers that the server sets are left out, and values that are not text are logged as well.
+    # Headers that the server sets are left out. Values that are not text are left out and logged.
     headers: list[tuple[bytes, bytes]] = []
     for name, value in chosen:
         if not isinstance(name, (str, bytes)) or not isinstance(value, (str, bytes, int, float)):

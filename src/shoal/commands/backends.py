@@ -154,7 +154,7 @@ def _add_options(parser: ArgumentParser, number: str) -> None:
     parser.add_argument(
         "options",
         nargs=number,
-        default=[],  # or "*" would count as required
+        default=[],  # without it "*" would be required
         metavar="KEY=VALUE",
         help="an option: placement=process (or task, thread, ray), num_replicas=2, "
         "max_batch_size=64, batch_wait_timeout_s=0.005, user_config.threshold=0.5, "

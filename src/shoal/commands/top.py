@@ -96,7 +96,7 @@ class _Watch:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_signalled, tasks.cancel_scope.cancel)
             try:
-                # The screen opens with the first message; earlier errors are shown as ordinary.
+                # The screen opens with the first message; an earlier error ends the command.
                 async with self._client.watching() as messages:
                     async for message in messages:
                         _take(self._view, message)

@@ -73,7 +73,7 @@ class RemoteCalls:
         before = TaskState(self.shared.parking)
         while True:
             while self._new:
-                # No variable refers to it, to not keep it while this task is idle.
+                # No variable refers to it, so that an idle task does not keep it.
                 await self._new.popleft().run()
                 if not before.is_unchanged():
                     return False

@@ -28,7 +28,7 @@ from shoal.replicas.threads import into_this_loop
 if TYPE_CHECKING:
     from types import FrameType
 
-# How long the process may take to end before it says so.
+# How long the process may take to end before it reports that it is ending.
 _QUIET_S: Final = 2.0
 
 

@@ -197,7 +197,7 @@ class Http1Connection(Receiver):
                     transport.resume()  # over TLS, data may come at once
                 else:
                     await shared.parking.park(self)
-            # No variable refers to the received bytes, to not keep them while this task waits.
+            # No variable refers to the received bytes, so that a waiting task does not keep them.
             if parser.last and self.received.startswith(parser.last):
                 self.received = self.received[len(parser.last) :]
             else:

@@ -69,7 +69,7 @@ class EpollPoller(Poller):
             self._epoll.close()
 
     def _watch(self, transport: Transport, *, is_sending: bool) -> None:
-        if not self._epoll.closed:  # it is if the server was cancelled and an application sends
+        if not self._epoll.closed:  # it is once the server was cancelled
             self._epoll.modify(transport.fd, self._sending_too if is_sending else self._reading)
 
     def _report(self) -> None:
