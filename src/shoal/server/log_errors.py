@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -29,23 +28,22 @@ def log_failure(error: BaseException, message: str, *args: object, has_left: boo
         _log.error(message, *args, exc_info=error)
 
 
-def contained(
-    message: str, *args: object, has_left: Callable[[], bool] = bool
-) -> AbstractContextManager[None]:
-    """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
-    return _contained(lambda error: log_failure(error, message, *args, has_left=has_left()))
-
-
 @contextmanager
-def _contained(log: Callable[[Exception], object]) -> Generator[None]:
+def contained(
+    message: str,
+    *args: object,
+    has_left: Callable[[], bool] = bool,
+    log: Callable[..., object] = log_failure,
+) -> Generator[None]:
+    """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
     try:
         yield
     except Exception as error:
-        log(error)
+        log(error, message, *args, has_left=has_left())
     except BaseExceptionGroup as group:
         failures, passing = group.split(Exception)
         if failures is not None:
-            log(failures)
+            log(failures, message, *args, has_left=has_left())
         if passing is not None:
             raise passing from None
 
@@ -64,9 +62,10 @@ class ClientFaults:
 
     def contained(self, client: str) -> AbstractContextManager[None]:
         """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
-        return _contained(partial(self._note, client))
+        return contained(client, log=self._note)
 
-    def _note(self, client: str, error: BaseException) -> None:
+    def _note(self, error: BaseException, client: str, *, has_left: bool) -> None:
+        del has_left  # the line is the same
         _log.debug("the connection from %s failed", client, exc_info=error)
         now = self._now()
         if now >= self._began_at + _IN_S:
