@@ -52,7 +52,7 @@ PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     (
         "head",
         "llhttp parses it; the checks against smuggling, one header at a time",
-        ("http1/head.py", "http1/target.py"),
+        ("http1/head.py",),
     ),
     (
         "connection",

@@ -31,7 +31,7 @@ EXTRAS_OF = {
     "shoal.commands.server.process": {"uvloop"},
     "shoal.commands.server.reload": {"reload"},
     "shoal.commands.server.screen": {"top"},
-    "shoal.commands.support.items": {"serve"},
+    "shoal.commands.support.values": {"serve"},
     "shoal.http": {"serve"},
     "shoal.server": {"serve"},
     "shoal.asgi": {"serve"},

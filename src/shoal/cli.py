@@ -8,8 +8,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from shoal.commands.support.arguments import CommandParser
 from shoal.commands.support.mistake import CommandError, drop_unread_output, say
-from shoal.commands.support.parser import CommandParser
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -20,7 +20,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "check": ("show what an application would run", "commands.check:add_arguments"),
     "start": ("start a named server", "commands.start:add_arguments"),
     "stop": ("stop a named server", "commands.stop:add_arguments"),
-    "status": ("show a server's backends and endpoints", "commands.status:add_arguments"),
+    "status": ("show a server's backends and endpoints", "commands.backends:add_status_arguments"),
     "logs": ("show the log of a named server", "commands.logs:add_arguments"),
     "backends": (
         "list, create, change, delete backends",
@@ -73,15 +73,8 @@ first steps:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line.
-
-    Args:
-        argv: The arguments; None for ``sys.argv[1:]``.
-
-    Returns:
-        The exit code: 0 for success; 1 for a failure, or when no options meet the target of
-        ``tune``; 2 for a mistake in the command; 128 + n if signal n ended it.
-    """
+    """Runs the command line; returns the exit code."""
+    # 1 is a failure, or that no options meet the target of `tune`; 2 a mistake in the command.
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))
     finally:
@@ -133,7 +126,7 @@ def _parser(given: Sequence[str]) -> ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Looks up the version on demand, since that takes as long as to load the help."""
+    """Looks up the version on demand, which takes as long as loading the help."""
 
     def __call__(self, parser: ArgumentParser, *_: object) -> None:
         from shoal.version import __version__

@@ -25,18 +25,10 @@ if TYPE_CHECKING:
 
 
 class EmbeddedServer:
-    """A context manager that serves a controller over HTTP.
-
-    Args:
-        controller: An open controller.
-        options: The options of the server.
-
-    Attributes:
-        url: The URL for clients, once it is entered.
-    """
+    """A context manager that serves an open controller over HTTP."""
 
     def __init__(self, controller: Controller, options: HttpOptions) -> None:
-        self.url = ""
+        self.url = ""  # set on entering
         self._controller = controller
         self._options = options
         self._stopping = anyio.Event()

@@ -1,10 +1,11 @@
-"""`start` and `connect`, the two ways to get a client, and `serve`."""
+"""`start`, `connect` and `serve`."""
 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import anyio.to_thread
 from anyio import TASK_STATUS_IGNORED
 
@@ -12,7 +13,7 @@ from shoal.asgi.http_options import HttpOptions
 from shoal.batching.current import waiting_batches
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.core.extras import needing
-from shoal.errors import WouldDeadlock
+from shoal.errors import LifespanFailed, WouldDeadlock
 from shoal.loops.kept import KeptBlock
 from shoal.replicas.threads import check_may_block
 from shoal.serving.clients.in_replica import client_inside
@@ -49,13 +50,14 @@ def start(
             await client.create_backend("embed", Embed, config={"max_batch_size": 64})
             await client.create_endpoint("embed", backend="embed", route="/embed")
 
-    Leaving the block shuts the controller down: work under way is answered, within its time limits.
+    Leaving the block shuts the controller down: running requests finish, within their time limits.
     A program without an event loop writes ``with shoal.start() as client:`` and gets the blocking
     client, ``client.sync``; the event loop then runs in a thread of its own. A handler of the
-    controller can't leave the block: that raises `WouldDeadlock`, at once.
+    controller can't leave the block: that raises `WouldDeadlock`.
 
     Args:
-        http: Whether and how to serve over HTTP as well; see `HttpOptions`. None for no HTTP.
+        http: The options of an HTTP server, as in `HttpOptions`, or True for the defaults; None
+            for no HTTP.
         state: The state file, which stores what is declared and restores it; None to store nothing.
 
     Raises (on entering):
@@ -174,8 +176,24 @@ async def serve(
     Cancellation: Closes all connections at once, and cancels their calls.
     """
     with needing("serving over HTTP", "serve"):
-        from shoal.server.embedding import serve_application
-    await serve_application(app, HttpOptions.of_server(options), shutdown_trigger, task_status)
+        from shoal.server.log_errors import contained
+        from shoal.server.server import serve as serve_application
+
+    async def shutdown() -> None:
+        await (anyio.sleep_forever if shutdown_trigger is None else shutdown_trigger)()
+        begin_drain = getattr(app, "begin_drain", None)
+        if callable(begin_drain):
+            with contained("begin_drain failed"):
+                begin_drain()
+
+    drained = await serve_application(
+        app,
+        HttpOptions.of_server(options),
+        shutdown=shutdown,
+        started=lambda url: task_status.started([url]),
+    )
+    if drained.failure is not None:
+        raise LifespanFailed(drained.failure.partition("\n")[0], details=drained.failure)
 
 
 def connect(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shoal.commands.server.log_format import JsonLines, TextLines
+from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.commands.support.output import print_out
 
 FORGED = "2026-11-22 07:00:00,004 ERROR shoal.http: all is lost"
@@ -26,7 +26,7 @@ def record(message, error=None):
     return made
 
 
-@pytest.mark.parametrize("lines", [TextLines(), JsonLines()], ids=["text", "json"])
+@pytest.mark.parametrize("lines", [TextFormatter(), JsonFormatter()], ids=["text", "json"])
 @pytest.mark.parametrize("control", CONTROLS + BREAKS)
 def test_no_control_character_is_written(control, lines):
     text = lines.format(record(f"a{control}b", f"c{control}d"))
@@ -35,16 +35,16 @@ def test_no_control_character_is_written(control, lines):
 
 @pytest.mark.parametrize("line_break", BREAKS)
 def test_what_is_logged_forges_no_line(line_break):
-    text = TextLines().format(record(f"a{line_break}{FORGED}", f"b{line_break}{FORGED}"))
+    text = TextFormatter().format(record(f"a{line_break}{FORGED}", f"b{line_break}{FORGED}"))
     first, *others = text.splitlines()
     assert others
     assert all(line.startswith("  ") for line in others)
     assert not first.startswith(FORGED)
-    [_] = JsonLines().format(record(f"a{line_break}{FORGED}", FORGED)).splitlines()
+    [_] = JsonFormatter().format(record(f"a{line_break}{FORGED}", FORGED)).splitlines()
 
 
 def test_other_text_is_written_as_it_is():
-    text = TextLines().format(record("café\t日本", "naïve"))
+    text = TextFormatter().format(record("café\t日本", "naïve"))
     assert "café\t日本\n  Traceback" in text
     assert text.endswith("\n  ValueError: naïve")
 

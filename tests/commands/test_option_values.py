@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.commands.support.mistake import CommandError
-from shoal.commands.support.values import checked, option_pairs
+from shoal.commands.support.values import option_pairs
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 
 
@@ -53,14 +53,6 @@ def test_what_is_written_is_read(text, name, value):
 def test_what_is_no_option_is_told(text, complaint):
     with pytest.raises(CommandError, match=complaint):
         option_pairs([text])
-
-
-def test_values_are_checked_as_those_of_a_batcher_are():
-    assert checked({"max_batch_size": 3}).max_batch_size == 3
-    with pytest.raises(CommandError, match="max_batch_size must be at least 1, not 0"):
-        checked({"max_batch_size": 0})
-    with pytest.raises(CommandError, match="max_batch_size must be a whole number"):
-        checked({"max_batch_size": "many"})
 
 
 def test_of_equal_options_the_last_counts():

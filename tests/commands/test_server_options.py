@@ -11,9 +11,8 @@ from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
 from shoal.commands.server import options
 from shoal.commands.server.options import (
     add_server_options,
-    event_loop,
+    process_options,
     server_options,
-    workers,
 )
 from shoal.commands.support.mistake import CommandError
 
@@ -103,8 +102,8 @@ def test_what_is_not_given_is_that_of_the_file_or_the_default(parser):
     assert server_options(given, {}, None) == HttpOptions()
     in_file = {"port": 1, "answer_timeout_s": None, "event_loop": "asyncio"}
     assert server_options(given, in_file, None) == HttpOptions(port=1, answer_timeout_s=None)
-    assert event_loop(given, in_file) == "asyncio"
-    assert event_loop(given, {}) == "trio"
+    assert process_options(given, in_file)["event_loop"] == "asyncio"
+    assert process_options(given, {})["event_loop"] == "trio"
 
 
 def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
@@ -183,8 +182,8 @@ def test_auto_is_one_worker_for_each_other_core_within_the_limit_of_the_containe
     parser, machine, cores, cpu_max, count
 ):
     machine(cores, cpu_max)
-    assert workers(parser.parse_args(["--workers", "auto"]), {}) == count
-    assert workers(parser.parse_args([]), {"workers": "auto"}) == count
+    assert process_options(parser.parse_args(["--workers", "auto"]), {})["workers"] == count
+    assert process_options(parser.parse_args([]), {"workers": "auto"})["workers"] == count
 
 
 OUTER, INNER = "outer.slice", "outer.slice/inner.slice"
@@ -209,11 +208,13 @@ def test_auto_keeps_to_the_limits_of_all_its_control_groups(
     parser, machine, cgroup, of_groups, count
 ):
     machine(8, cgroup=cgroup, of_groups=of_groups)
-    assert workers(parser.parse_args(["--workers", "auto"]), {}) == count
+    assert process_options(parser.parse_args(["--workers", "auto"]), {})["workers"] == count
 
 
 def test_a_number_of_workers_is_not_bound_by_the_limit(parser, machine):
     machine(8, "200000 100000\n")
-    assert workers(parser.parse_args(["--workers", "5"]), {"workers": "auto"}) == 5
-    assert workers(parser.parse_args([]), {"workers": 5}) == 5
-    assert workers(parser.parse_args([]), {}) is None
+    assert (
+        process_options(parser.parse_args(["--workers", "5"]), {"workers": "auto"})["workers"] == 5
+    )
+    assert process_options(parser.parse_args([]), {"workers": 5})["workers"] == 5
+    assert process_options(parser.parse_args([]), {})["workers"] is None

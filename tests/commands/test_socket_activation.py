@@ -15,7 +15,7 @@ import pytest
 from processes import HANG_S, ask
 
 from progress_lines import first_line
-from shoal.server.activation import PassedSockets, passed_sockets
+from shoal.server.listeners import PassedSockets, passed_sockets
 
 pytestmark = pytest.mark.real_time
 

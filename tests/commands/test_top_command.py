@@ -20,8 +20,7 @@ from rich.text import Text
 
 import shoal
 from shoal.cli import main
-from shoal.commands.server.screen import picture
-from shoal.commands.server.view import ServerView
+from shoal.commands.server.screen import ServerView, picture
 
 HANG_S = 15
 UGLY = "[red]x[/] \x1b[2J\x9b2J\r\n\u202e<b>"

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
-from shoal.asgi.lifespan import Lifespan
+from shoal.asgi.lifespan import AppLifespan
 from shoal.server.server import serve
 
 pytestmark = [pytest.mark.trio, pytest.mark.slow]
@@ -615,13 +615,13 @@ async def test_rc25_the_steps_of_a_shutdown_come_in_order_and_share_one_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     budgets: list[float] = []
-    stop = Lifespan.stop
+    stop = AppLifespan.stop
 
-    async def noted_stop(lifespan: Lifespan, timeout_s: float) -> None:
+    async def noted_stop(lifespan: AppLifespan, timeout_s: float) -> None:
         budgets.append(timeout_s)
         await stop(lifespan, timeout_s)
 
-    monkeypatch.setattr(Lifespan, "stop", noted_stop)
+    monkeypatch.setattr(AppLifespan, "stop", noted_stop)
     held, app = Held(), Ending()
     app.endpoint("/held", name="held")(held)
     async with serving(app, graceful_timeout_s=HANG_S) as server:

@@ -12,7 +12,7 @@ from live_server import Http2Client, live, read_until, request, upgrade
 from server_in_memory import serving
 
 import shoal
-from shoal.commands.server.log_format import JsonLines, TextLines
+from shoal.commands.server.stderr import JsonFormatter, TextFormatter
 from shoal.server.access_log import LOGGER, AccessLog
 from shoal.testing import settle
 from shoal.testing.asgi import Call, calling
@@ -120,7 +120,7 @@ async def test_a_path_can_not_forge_a_line(app, lines, path, caplog):
     await AccessLog(gone)(scope, None, None)
     [line] = lines()
     assert line["status"] is None
-    for form in (TextLines(), JsonLines()):
+    for form in (TextFormatter(), JsonFormatter()):
         assert len(form.format(caplog.records[-1]).splitlines()) == 1
 
 

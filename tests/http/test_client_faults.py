@@ -8,7 +8,7 @@ import pytest
 from echo_app import EchoApp
 from live_server import Http2Client, live, read_all
 
-from shoal.server.client_faults import ClientFaults
+from shoal.server.log_errors import ClientFaults
 
 SECRET = "canary-7b2e"
 

@@ -10,8 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shoal.front_ends.channel import Channel
-from shoal.front_ends.wire import FrontKind
+from shoal.front_ends.wire import Channel, FrontKind
 from shoal.replicas.process.wire.frames import FrameReader
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 

@@ -509,8 +509,10 @@ async def test_workers_that_cannot_start_any_more_end_the_server(app, tmp_path, 
         "runpy.run_module('shoal.commands.server.front_end', run_name='__main__', alter_sys=True)\n"
     )
 
+    start_front_ends = workers.front_ends
+
     def with_program(*given):
-        options = workers.front_end_options(*given)
+        [options] = start_front_ends(*given).args
         return partial(
             FrontEnds, replace(options, count=1, command=[sys.executable, "-c", program])
         )

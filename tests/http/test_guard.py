@@ -8,8 +8,7 @@ from echo_app import EchoApp
 from live_server import Http2Client, live, request
 
 import shoal
-from shoal.asgi.bad_request import BadRequest
-from shoal.asgi.guard import RequestGuard
+from shoal.asgi.guard import BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
 from shoal.testing.asgi import Call
 from socket_in_memory import Socket

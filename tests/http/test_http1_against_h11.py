@@ -147,7 +147,7 @@ class ShoalByHand:
         """What is read of what one client sends, piece by piece."""
         self._outcome = outcome = Outcome()
         transport = TransportByHand()
-        connection = Http1Connection(self._shared, transport, lambda: None, self)
+        connection = Http1Connection(self._shared, transport, lambda: None, self._switch)
         connection.start()
         for piece in pieces:
             if transport.is_open and outcome.end == WAITS:
@@ -178,12 +178,11 @@ class ShoalByHand:
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body"})
 
-    def switch_to_http2(self, received):
-        self._outcome.end, self._outcome.left = SWITCHED, len(received)
-
-    def switch_to_websocket(self, parser, received):
-        read = Read(parser.line.method, parser.line.target, "1.1", parser.headers, is_whole=True)
-        self._outcome.requests.append(read)
+    def _switch(self, _shared, _transport, _released, received, parser):
+        if parser is not None:
+            line = parser.line
+            read = Read(line.method, line.target, "1.1", parser.headers, is_whole=True)
+            self._outcome.requests.append(read)
         self._outcome.end, self._outcome.left = SWITCHED, len(received)
 
 

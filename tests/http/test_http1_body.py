@@ -6,7 +6,7 @@ import anyio
 import pytest
 from live_server import HANG_S, live, read_all, read_until, request, until_quiet
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.server.http1.body import ChunkedBody, SizedBody, reader_of
 from shoal.server.shared import Shared
 from shoal.server.sockets.transport import Transport

@@ -7,11 +7,10 @@ import gc
 import pytest
 from server_in_memory import serving
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.http1.answer import END, answer_head, error_answer
-from shoal.server.http1.head import HeadParser, find_end
-from shoal.server.http1.target import in_origin_form
+from shoal.server.http1.head import HeadParser, find_end, in_origin_form
 from shoal.testing import settle
 
 OPTIONS = HttpOptions()

@@ -12,8 +12,8 @@ import pytest
 from echo_app import EchoApp
 from live_server import HANG_S, Http2Client, live, read_until, until_quiet
 
+from shoal.server.shared import Turns
 from shoal.server.sockets.transport import Transport
-from shoal.server.turns import Turns
 
 pytestmark = [pytest.mark.anyio]
 

@@ -27,7 +27,7 @@ from wsproto.events import BytesMessage, Message, TextMessage
 
 import shoal
 from shoal.http import Upload  # noqa: TC001 (read at run time)
-from shoal.server.client import load_stream_protocols
+from shoal.server.server import load_stream_protocols
 from shoal.testing.asgi import Call, ask, calling
 from socket_in_memory import opened
 

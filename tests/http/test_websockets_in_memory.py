@@ -17,8 +17,8 @@ from wsproto.events import Ping, TextMessage
 
 import shoal
 from shoal.http.websocket import outbox
-from shoal.server import client as server_client
 from shoal.server.http1.connection import Http1Connection
+from shoal.server.server import switch_protocol
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -53,8 +53,7 @@ class SocketClient:
     def __init__(self, server, path="/x"):
         self.wire = SocketWire()
         self.releases = 0
-        switch = server_client.Client(server.shared, self.wire, self._released)
-        http1 = Http1Connection(server.shared, self.wire, self._released, switch)
+        http1 = Http1Connection(server.shared, self.wire, self._released, switch_protocol)
         http1.start()
         head = upgrade("Sec-WebSocket-Protocol: shoal.v1")
         http1.data_received(head.replace(b"GET / ", b"GET %b " % path.encode()))

@@ -1,12 +1,12 @@
-"""The extensions of ASGI that servers offer and this package's application uses."""
+"""The names of the extensions of ASGI that Shoal's servers offer and its application uses."""
 
 from typing import Final
 
+# A mapping with which a server reports a client's disconnect.
 DISCONNECT: Final = "shoal.disconnect"
-"""The name of the extension by which a server tells that a client has left."""
 
+# Offered by a server that has checked hosts and origins itself.
 GUARDED: Final = "shoal.guarded"
-"""The name of the extension of a host that has checked hosts and origins itself."""
 
+# In a scope: the ids of the request's trace and span.
 TRACE: Final = "shoal.trace"
-"""The key of a scope under which the ids of the request's trace and span are."""

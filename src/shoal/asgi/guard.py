@@ -1,10 +1,10 @@
-"""Which hosts and origins a server answers for.
+"""Checks the hosts and origins of requests.
 
-A page in a browser can send requests to a server on the same machine: to an address that its own
-name resolves to (DNS rebinding), or by a form or a script (cross-site requests). The first names
-the page's host in ``Host``, the second names the page in ``Origin``. So a server at a loopback
-address answers only for loopback names, and refuses what another origin sends with a method that
-may change something, or by a WebSocket. Elsewhere the operator says which hosts and origins may.
+A page in a browser can send requests to a server on the same machine: to an address that the page's
+own name resolves to (DNS rebinding), or with a form or a script (cross-site requests). The first
+kind has the page's host in ``Host``, the second the page in ``Origin``. Therefore a server at a
+loopback address accepts only loopback names. It refuses WebSockets and unsafe methods from other
+origins. At other addresses, the operator sets the hosts and origins.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import logging
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.asgi.bad_request import BadRequest
-
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from shoal.asgi.http_options import HttpOptions
+
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -31,15 +30,7 @@ _HOST: Final = re.compile(r"(?:\[([^\]]*)\]|([^:\[]*))(?::[0-9]*)?")
 
 
 class RequestGuard:
-    """Refuses requests for other hosts, and from other origins.
-
-    Args:
-        options: The options of the server.
-        name: The address that it listens at, as a socket has it.
-
-    Attributes:
-        is_local: Whether that is a loopback address or a UNIX socket.
-    """
+    """Refuses requests for other hosts, and from other origins."""
 
     def __init__(self, options: HttpOptions, name: Any) -> None:
         is_unix = isinstance(name, (str, bytes))
@@ -47,21 +38,16 @@ class RequestGuard:
         self.is_local = is_unix or is_loopback
         self._hosts = _names(options.allowed_hosts, _LOOPBACK if is_loopback else ("*",))
         self._origins = _names(options.allowed_origins, () if is_loopback else ("*",))
-        # Hosts and pairs that were found to be allowed, as sent.
+        # Allowed pairs of host and origin, as sent.
         self._known: set[tuple[bytes, bytes | None]] = set()
         self._logged: set[int] = set()
 
     @property
     def allows_all(self) -> bool:
-        """Whether it refuses nothing."""
         return self._hosts is None and self._origins is None
 
     def check(self, method: str, host: bytes, origin: bytes | None) -> None:
-        """Checks a request; a WebSocket's method is empty.
-
-        Raises:
-            BadRequest: It is for another host (421), or from another origin (403).
-        """
+        """Raises `BadRequest` with 421 or 403; a WebSocket's method is empty."""
         if origin is not None and method in _SAFE_METHODS:
             origin = None
         if (host, origin) in self._known:
@@ -94,7 +80,7 @@ class RequestGuard:
             )
 
     def check_headers(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Checks a request by its headers; see `check`. Two different hosts are none."""
+        """Checks a request from its headers; two different hosts are refused."""
         found: dict[bytes, bytes] = {}
         for name, value in headers:
             if name in (b"host", b"origin") and found.setdefault(name, value) != value:
@@ -103,22 +89,30 @@ class RequestGuard:
 
     def _is_from(self, origin: bytes, host: bytes) -> bool:
         assert self._origins is not None
-        given = origin.decode("latin-1").lower()
-        return given.partition("://")[2] == host.decode("latin-1").lower() or given in self._origins
+        sent = origin.decode("latin-1").lower()
+        return sent.partition("://")[2] == host.decode("latin-1").lower() or sent in self._origins
 
 
-def _names(given: Iterable[str], default: Iterable[str]) -> frozenset[str] | None:
-    """Returns the allowed names in lower case; None if any is."""
-    names = frozenset(name.lower().rstrip("/") for name in given) or frozenset(default)
+def _names(allowed: Iterable[str], default: Iterable[str]) -> frozenset[str] | None:
+    """Returns the allowed names in lower case; None if all names are allowed."""
+    names = frozenset(name.lower().rstrip("/") for name in allowed) or frozenset(default)
     return None if "*" in names else names
 
 
-def _host_of(given: bytes) -> str:
+def _host_of(host: bytes) -> str:
     """Returns a host without its port and brackets, in lower case; empty if it is malformed."""
-    found = _HOST.fullmatch(given.decode("latin-1").lower())
-    return "" if found is None else found[1] or found[2]
+    match = _HOST.fullmatch(host.decode("latin-1").lower())
+    return "" if match is None else match[1] or match[2]
 
 
 def _is_loopback(host: str) -> bool:
     address = ipaddress.ip_address(host.partition("%")[0])
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+class BadRequest(Exception):
+    """A request that is refused with a status and a reason."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status

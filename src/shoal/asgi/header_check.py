@@ -11,36 +11,26 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _LONGEST_SHOWN: Final = 64
-WRONG_LENGTH: Final = "the body has another length than the Content-Length says"
+WRONG_LENGTH: Final = "the length of the body differs from the Content-Length"
 is_value: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*").fullmatch
-"""Whether bytes can be the value of a header."""
+# Only the server decides where a message and its connection end.
 FRAMING: Final = frozenset(
     {
         *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer"),
         *(b"transfer-encoding", b"upgrade"),
     }
 )
-"""The server alone says where a message and its connection end."""
 _OF_THE_SERVER: Final = FRAMING | {b"content-length", b"x-request-id"}
 _log: Final = logging.getLogger("shoal.http")
 
 
 def headers_of_code(
-    given: Iterable[tuple[object, object]], without: Container[bytes] = ()
+    chosen: Iterable[tuple[object, object]], without: Container[bytes] = ()
 ) -> list[tuple[bytes, bytes]]:
-    """Returns the headers of an answer that user code chose, with lower-case names.
-
-    Leaves out the headers that the server sets, and logs and leaves out values that are not text.
-
-    Args:
-        given: The headers, of any types.
-        without: Further names to leave out.
-
-    Raises:
-        ValueError: A name or a value is invalid.
-    """
+    """Returns the headers that user code chose, in lower case; raises `ValueError`."""
+    # Headers that the server sets are left out. Values that are not text are left out and logged.
     headers: list[tuple[bytes, bytes]] = []
-    for name, value in given:
+    for name, value in chosen:
         if not isinstance(name, (str, bytes)) or not isinstance(value, (str, bytes, int, float)):
             kinds = f"{type(name).__name__} and {type(value).__name__}"
             _log.error("a header of %s is left out: its name and value must be text", kinds)
@@ -57,25 +47,16 @@ def _octets(text: object) -> bytes:
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Checks that names and values of headers are valid, so that none injects another header.
-
-    Not every server and protocol checks this: HTTP/2 carries line breaks, and a proxy that passes
-    them on as HTTP/1.1 sends the text after them as further headers.
-
-    Raises:
-        ValueError: A name or a value is invalid.
-    """
+    """Raises `ValueError` for an invalid name or value, which could inject a header."""
+    # Not every server and protocol checks this. HTTP/2 carries line breaks, and a proxy that
+    # converts to HTTP/1.1 sends the text after a line break as further headers.
     for name, value in headers:
         if not is_sendable(name, value):
             raise not_sendable(name, value)
 
 
 def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
-    """Checks headers, and returns the Content-Length among them; None if there is none.
-
-    Raises:
-        ValueError: A name or a value is invalid, or the length is, or there are two.
-    """
+    """Checks headers, and returns their Content-Length, if any; raises `ValueError`."""
     length: int | None = None
     for name, value in headers:
         if not is_sendable(name, value):
@@ -88,12 +69,11 @@ def length_of(headers: Iterable[tuple[bytes, bytes]]) -> int | None:
 
 
 def is_sendable(name: bytes, value: bytes) -> bool:
-    """Returns whether a header's name and value are valid."""
     return _NAME.fullmatch(name) is not None and is_value(value) is not None
 
 
 def not_sendable(name: bytes, value: bytes) -> ValueError:
-    """Returns the error about an invalid header. It has no value, which callers may have sent."""
+    """Returns the error, without the value, which may be a caller's secret."""
     return ValueError(
         f"the header {name[:_LONGEST_SHOWN]!r} can't be sent with its value of {len(value)} bytes: "
         "a name consists of letters, digits and hyphens, and a value has no line breaks or control "

@@ -1,7 +1,6 @@
-"""The options of an HTTP server: one frozen record, checked when it is made.
+"""The options of an HTTP server: one frozen record, checked when it is created.
 
-All that take them read this table: `shoal.start`, an `App`, the table ``[server]`` of a file, and
-the command line.
+`shoal.start`, `App`, the table ``[server]`` of a file, and the command line all read this table.
 """
 
 from __future__ import annotations
@@ -12,13 +11,17 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast, get_args
 
-from shoal.asgi.allowed_names import checked_hosts, checked_origins
-from shoal.asgi.protocol_names import checked_protocols
-from shoal.asgi.proxy_options import checked_peers, checked_proxy_headers, checked_root_path
-from shoal.asgi.security import (
+from shoal.asgi.option_checks import (
     SecurityRequirements,
+    as_list,
     check_known,
+    checked_hosts,
+    checked_origins,
+    checked_peers,
+    checked_protocols,
+    checked_proxy_headers,
     checked_requirements,
+    checked_root_path,
     checked_schemes,
 )
 from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
 OverloadStatus = Literal[503, 429]
 ServerTiming = Literal["never", "asked", "always"]
 
-# Its user must be able to open it.
+# The socket's user must be able to open it.
 _MODE: Final = re.compile("0?[67][0-7][0-7]")
 
 
@@ -63,7 +66,7 @@ class AppKeywords(TypedDict, total=False):
 
 
 class ServerKeywords(TypedDict, total=False):
-    """The options of `HttpOptions` that are about the server, for any application."""
+    """The options of `HttpOptions` for a server of any application."""
 
     host: str
     port: int
@@ -103,17 +106,17 @@ def _host(name: str, value: Any) -> str:
 
 
 def _port(name: str, value: Any) -> int:
-    found = whole(name, value, least=0)
-    if found > 65535:
+    port = whole(name, value, least=0)
+    if port > 65535:
         raise ValueError(f"{name} must be from 0 to 65535, not {value!r}")
-    return found
+    return port
 
 
 def _mode(name: str, value: Any) -> str:
-    found = _text(name, value, "660")
-    if not _MODE.fullmatch(found):
+    mode = _text(name, value, "660")
+    if not _MODE.fullmatch(mode):
         raise ValueError(f'{name} must be three octal digits, such as "660", not {value!r}')
-    return found
+    return mode
 
 
 def _overload_status(name: str, value: Any) -> int:
@@ -128,30 +131,20 @@ def _server_timing(name: str, value: Any) -> str:
     return str(value)
 
 
-def _list(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"{name} must be a list, not {value!r}")
-    return tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]
-
-
 def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
-    """Checks a list of middleware, and returns it as a tuple.
-
-    Raises:
-        TypeError: It is not a list of middleware.
-    """
-    found = _list(name, value)
-    for one in found:
+    """Returns a list of middleware as a tuple; raises `TypeError`."""
+    middleware = as_list(name, value)
+    for one in middleware:
         if not callable(getattr(one, "cls", one)):
             raise TypeError(
                 f"{name} takes Starlette's, such as Middleware(CORSMiddleware, allow_origins=[...])"
                 f", or functions that take an application and return another, not {one!r}"
             )
-    return found
+    return middleware
 
 
-def _check_names(what: str, given: Iterable[str], names: list[str]) -> None:
-    for name in given:
+def _check_names(what: str, keywords: Iterable[str], names: list[str]) -> None:
+    for name in keywords:
         if name not in names:
             hint = suggested(name, names) or f"it has {', '.join(names)}"
             raise TypeError(f"{what} has no option {name!r}; {hint}")
@@ -164,7 +157,7 @@ class HttpOptions:
     Attributes:
         host: The address to listen at: IPv4, IPv6, or a name, at all of whose addresses the server
             listens.
-        port: The port, or 0 for a free one.
+        port: The port, or 0 for a free port.
         uds: The path of a UNIX socket to listen at in place of host and port.
         uds_mode: Who can open that socket, in octal: ``"600"`` for this user only, ``"660"`` for
             its group as well, as a proxy with another user needs.
@@ -178,9 +171,9 @@ class HttpOptions:
         admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
         allowed_modules: The modules that import paths sent to the admin API may name, with their
             submodules; ``["*"]`` for all.
-        graceful_timeout_s: How long running requests may take at the end, in seconds.
-        max_connections: How many connections may be open at once at one address; further ones wait
-            to be accepted.
+        graceful_timeout_s: How long running requests may take at shutdown, in seconds.
+        max_connections: How many connections may be open at once at one address; further
+            connections wait to be accepted.
         keep_alive_timeout_s: How long a connection may be idle, in seconds.
         head_timeout_s: How long the head of a request may take to arrive, in seconds.
         max_head_bytes: The largest head that a request may have: its request line and its headers,
@@ -193,28 +186,28 @@ class HttpOptions:
         ping_interval_s: How long the client of a WebSocket may be silent before it is pinged, and
             then again before it is disconnected, in seconds.
         max_message_bytes: The largest message that the client of a WebSocket may send, in bytes.
-        certfile: The file with the server's certificate and those that vouch for it, in PEM; the
-            server then speaks TLS at host and port.
+        certfile: The file with the server's certificate chain, in PEM; the server then speaks TLS
+            at host and port.
         keyfile: The file with the certificate's private key, in PEM; None if it is in `certfile`.
         access_log: Whether each request is logged, by the logger ``shoal.access``.
         root_path: The prefix that a proxy removes from the paths of requests, such as
-            ``"/models"``. Applications get it by ASGI, for the URLs that they write.
+            ``"/models"``. Applications get it in the ASGI scope, for the URLs that they write.
         trusted_peers: The peers whose `proxy_headers` are believed: addresses, networks such as
-            ``"10.0.0.0/8"``, and ``"unix"`` for those at a UNIX socket. If none is given, no
-            header is.
+            ``"10.0.0.0/8"``, and ``"unix"`` for peers at a UNIX socket. By default no peer is
+            trusted.
         proxy_headers: The headers that these peers set or remove, whatever their clients send:
             of ``X-Forwarded-For``, ``-Proto``, ``-Host`` and ``-Prefix``, or ``Forwarded``.
-        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. If
-            none is given: ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback
-            address, else all. Behind a proxy on the same machine that passes ``Host`` on, name the
-            public hosts here.
-        allowed_origins: The origins, such as ``"https://example.com"``, whose pages may send
-            requests with other methods than ``GET``, and open WebSockets; ``["*"]`` for all. The
-            requests' own host always may. If none is given: no other at a loopback address, else
-            all.
+        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. The
+            default is ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback address,
+            else all. Behind a proxy on the same machine that forwards ``Host``, name the public
+            hosts here.
+        allowed_origins: The origins, such as ``"https://example.com"``, whose pages may open
+            WebSockets and send requests with methods other than ``GET``; ``["*"]`` for all. The
+            host of the request itself is always allowed. The default is no other origin at a
+            loopback address, else all.
         max_body_bytes: The largest body that a request may have, in bytes.
-        max_incomplete_bytes: How many bytes may be held of bodies that are incomplete, in total,
-            and a quarter of it for one connection; further ones are refused with 503.
+        max_incomplete_bytes: The limit of bytes held for all incomplete bodies, with a quarter of
+            it for one connection; further bodies are refused with 503.
         max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
             are containers, since their memory may be no more than 12 times the body's size, plus
             32 bytes for each permitted element, plus 1 MiB.
@@ -223,36 +216,35 @@ class HttpOptions:
         answer_timeout_s: How long a call with one result may take if its endpoint has no
             ``request_timeout_s``, in seconds; None for no limit. A server does not always notice
             that a client is gone, so every call should have a time limit.
-        heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
-            seconds.
+        heartbeat_s: How long a stream may be silent before the server sends its client a
+            heartbeat, in seconds.
         max_websocket_requests: How many requests may run at once on one WebSocket to an endpoint;
-            further ones are refused.
+            further requests are refused.
         sse_done: Whether server-sent events end with ``data: [DONE]``, as OpenAI's do, in place of
             ``event: end``.
-        overload_status: The status of the answer to a call that met a full queue, 503 or 429.
-        retry_after_s: The ``Retry-After`` of such an answer, in seconds.
-        server_timing: Which answers of endpoints say, in the header ``Server-Timing``, how long the
-            request waited for a worker slot (``queue``), then for others to fill its batch
-            (``wait``), and how long the handler took (``run``), in milliseconds: ``"never"`` any,
-            those whose clients have ``"asked"`` by the header ``X-Server-Timing: 1``, or
-            ``"always"`` all. It tells clients how busy the server is.
-        debug: Whether an answer to an internal error shows the traceback.
-        protocols: The protocols in which endpoints are called, besides Shoal's own: their names, or
+        overload_status: The status of the response to a call that met a full queue, 503 or 429.
+        retry_after_s: The ``Retry-After`` of such a response, in seconds.
+        server_timing: Which responses of endpoints have the header ``Server-Timing``: ``"never"``
+            any, ``"asked"`` those whose request has the header ``X-Server-Timing: 1``, or
+            ``"always"`` all. It has milliseconds: how long the request waited for a worker slot
+            (``queue``), then for others to fill its batch (``wait``), and how long the handler
+            took (``run``). It shows clients how busy the server is.
+        debug: Whether the response to an internal error shows the traceback.
+        protocols: The protocols for calls of endpoints, besides Shoal's own: their names, or
             `shoal.http.HttpProtocol` objects.
-        openapi: Whether the endpoints are described at ``/-/openapi.json``, by OpenAPI, and shown
-            at ``/-/docs``.
-        landing_page: Whether ``/`` shows the endpoints, if there is none at that path.
+        openapi: Whether ``/-/openapi.json`` describes the endpoints, and ``/-/docs`` shows them.
+        landing_page: Whether ``/`` shows the endpoints, if no endpoint has that path.
         dashboard: Whether ``/-/dashboard`` is at the application's own address: a page that shows
-            what the server does, without items and results. None if only this package's server at
-            a loopback address or a UNIX socket has it there, for requests from this machine. The
+            the server's activity, without items and results. With None, only Shoal's server at a
+            loopback address or a UNIX socket has it there, for requests from this machine. The
             admin listener always has it.
-        title: The name of the application in these.
+        title: The name of the application in the OpenAPI document and the pages.
         version: Its version in the OpenAPI document.
-        security_schemes: OpenAPI's security schemes, by name: how callers prove who they are. They
-            are only described; middleware checks them.
-        security: The schemes that an endpoint needs which names none itself, each with its scopes:
-            ``{"key": []}``; or a list of such mappings, of which one is needed. Described only,
-            as well.
+        security_schemes: OpenAPI's security schemes, by name: how callers authenticate. They are
+            only described; middleware checks them.
+        security: The schemes that an endpoint requires unless it names its own, each with its
+            scopes: ``{"key": []}``; or a list of such mappings, one of which is required. They are
+            only described.
     """
 
     host: str = option("127.0.0.1", _host, flag="address to listen at")
@@ -270,7 +262,7 @@ class HttpOptions:
     middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = option((), checked_middleware)
     token: str | None = field(default=None, repr=False)
     admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
-    allowed_modules: Sequence[str] = option((), _list)
+    allowed_modules: Sequence[str] = option((), as_list)
     graceful_timeout_s: float = option(
         20.0, finite_seconds, flag="how long running requests may take at shutdown"
     )
@@ -296,7 +288,7 @@ class HttpOptions:
         10.0, more_than_0, flag="how long each 16 KiB of a request's body may take to arrive"
     )
     ping_interval_s: float = option(
-        7.0, more_than_0, flag="ping the client of a WebSocket that is silent for so long"
+        7.0, more_than_0, flag="ping the client of a WebSocket after this much silence"
     )
     max_message_bytes: int = option(
         16 * 2**20, partial(whole, least=1), flag="largest message on a WebSocket, in bytes"
@@ -322,7 +314,7 @@ class HttpOptions:
     trusted_peers: Sequence[str] = option(
         (),
         checked_peers,
-        flag='a proxy that is believed: an address, a network, or "unix"; repeatable (none)',
+        flag='a trusted proxy: an address, a network, or "unix"; repeatable (none)',
     )
     proxy_headers: Sequence[str] = option(
         ("x-forwarded-for", "x-forwarded-proto"),
@@ -379,54 +371,54 @@ class HttpOptions:
         check_known(self.security, self.security_schemes)
 
     @classmethod
-    def of(cls, given: Any) -> HttpOptions:
+    def of(cls, options: Any) -> HttpOptions:
         """Creates the options from a user's argument.
 
         Args:
-            given: Options, a mapping of them, or True for the defaults.
+            options: Options, a mapping of them, or True for the defaults.
 
         Raises:
             TypeError: The argument is none of these, or an option is unknown.
         """
-        if isinstance(given, HttpOptions):
-            return given
-        if given is True:
+        if isinstance(options, HttpOptions):
+            return options
+        if options is True:
             return cls()
-        if not isinstance(given, Mapping):
-            raise TypeError(f'http must be options such as {{"port": 8000}}, not {given!r}')
-        keywords = cast("Mapping[str, Any]", given)
+        if not isinstance(options, Mapping):
+            raise TypeError(f'http must be options such as {{"port": 8000}}, not {options!r}')
+        keywords = cast("Mapping[str, Any]", options)
         _check_names("http", keywords, [one.name for one in fields(cls)])
         return cls(**keywords)
 
     @classmethod
-    def of_app(cls, given: AppKeywords) -> HttpOptions:
+    def of_app(cls, keywords: AppKeywords) -> HttpOptions:
         """Creates the options of an `App`.
 
         Raises:
             TypeError: An option is unknown, or not about an application.
         """
-        for name in (one for one in given if one not in APP_OPTIONS):
+        for name in (one for one in keywords if one not in APP_OPTIONS):
             known = (*APP_OPTIONS, "middleware")
             hint = suggested(name, known) or f"there are {', '.join(known)}"
             raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
-        return cls(**given)
+        return cls(**keywords)
 
     @classmethod
-    def of_server(cls, given: ServerKeywords) -> HttpOptions:
+    def of_server(cls, keywords: ServerKeywords) -> HttpOptions:
         """Creates the options of a server for any application.
 
         Raises:
             TypeError: An option is unknown, or not about the server.
         """
-        _check_names("shoal.serve", given, list(ServerKeywords.__annotations__))
-        return cls(**given)
+        _check_names("shoal.serve", keywords, list(ServerKeywords.__annotations__))
+        return cls(**keywords)
 
 
+# Without the token, so that no message can show its value.
 HTTP_OPTIONS: Final = options_of(HttpOptions)
-"""The options by their names, without the token, whose value no message may show."""
 
+# The options that an `App` takes.
 APP_OPTIONS: Final = tuple(AppKeywords.__annotations__)
-"""The names of those that an `App` takes."""
 
+# The options in the table ``[server]`` of a file: those of an `App` and of the command line.
 FILE_OPTIONS: Final = {n: one for n, one in HTTP_OPTIONS.items() if one.flag or n in APP_OPTIONS}
-"""Those that the table ``[server]`` of a file may have: all of an `App` and of the command line."""

@@ -1,7 +1,7 @@
 """The server's side of ASGI's lifespan protocol.
 
-Stock Hypercorn treats an application that raises during startup as one that doesn't support the
-protocol, and serves it all the same. Here an application that received the startup message and then
+Stock Hypercorn treats an application that raises during startup as one that does not support the
+protocol, and serves it nevertheless. Here an application that received the startup message and then
 raised has failed to start. If the lifespan fails later, the failure is logged and the server keeps
 running: the application can still answer, and its readiness page reports the problem.
 """
@@ -33,19 +33,9 @@ class _Phase(Enum):
     STOPPING = auto()
 
 
-class Lifespan:
-    """Runs one application's lifespan.
-
-    Args:
-        app: The ASGI application.
-
-    Attributes:
-        state: What the application put into ``scope["state"]``, for every request's scope.
-        failure: Why the lifespan failed, or None.
-    """
-
+class AppLifespan:
     def __init__(self, app: ASGIApp) -> None:
-        self.state: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}  # the application's ``scope["state"]``
         self.failure: LifespanFailed | None = None
         self._app = app
         self._phase = _Phase.NEW
@@ -75,15 +65,15 @@ class Lifespan:
             self._ended.set()
 
     async def wait_started(self) -> None:
-        """Waits until the application has started, or has failed to: see ``failure``."""
+        """Waits until the application has started, or has set `failure`."""
         await self._started.wait()
         if self.failure is not None:
-            # What it may raise next describes the failure better than its message.
+            # The error that it may raise next describes the failure better than its message.
             with anyio.move_on_after(_RAISE_TIMEOUT_S):
                 await self._ended.wait()
 
     async def stop(self, timeout_s: float) -> None:
-        """Ends the application; sets ``failure`` if it fails to end, or does not end in time."""
+        """Ends the application; sets `failure` if it fails to end, or does not end in time."""
         self._stop.set()
         with anyio.move_on_after(timeout_s):
             await self._ended.wait()
@@ -130,7 +120,7 @@ class Lifespan:
                 self._fail("the application's shutdown failed", details)
 
     def _fail(self, message: str, details: str) -> None:
-        # Starlette sends its traceback and then raises the error as well; others send one sentence.
+        # Starlette sends its traceback and then also raises the error; others send one sentence.
         if self.failure is None or "Traceback" not in self.failure.details:
             last_line = details.strip().rpartition("\n")[2].strip()
             self.failure = LifespanFailed(

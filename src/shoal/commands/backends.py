@@ -1,14 +1,24 @@
-"""``shoal backends ...`` and ``shoal scale``: manage the backends of a running server."""
+"""``shoal backends ...``, ``scale`` and ``status``: manage the backends of a running server."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import add_init_arguments, count
-from shoal.commands.support.output import backends_listed, config_listed, confirm, show
-from shoal.commands.support.parser import add_command, add_family, describe
+from shoal.commands.server.client import add_server_arguments, add_verb, ask
+from shoal.commands.support.arguments import (
+    add_family,
+    add_init_arguments,
+    count,
+    describe,
+)
+from shoal.commands.support.output import (
+    backends_listed,
+    config_listed,
+    confirm,
+    show,
+    status_listed,
+)
 from shoal.commands.support.values import config_of, init_arguments_of
 from shoal.serving.clients.wire_forms import config_shown, written
 
@@ -21,23 +31,25 @@ _EXAMPLE: Final = """\
   shoal backends scale small 4
   shoal backends list
 """
+_STATUS_EXAMPLE: Final = """\
+  shoal status
+  shoal status --name canary --json
+  shoal status --url https://models.example.com --token-file token
+"""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal backends``."""
     commands = add_family(parser, "Manage the backends of a running server.", _EXAMPLE)
-    add_server_arguments(
-        add_command(
-            commands,
-            "list",
-            _list,
-            summary="show the backends",
-            description="Show the backends and their state.",
-            example="  shoal backends list --json\n",
-        )
+    add_verb(
+        commands,
+        "list",
+        _list,
+        summary="show the backends",
+        description="Show the backends and their state.",
+        example="  shoal backends list --json\n",
     )
     _add_create(commands)
-    update = add_command(
+    update = add_verb(
         commands,
         "update",
         _update,
@@ -47,8 +59,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     _add_tag(update)
     _add_options(update, "+")
-    add_server_arguments(update)
-    delete = add_command(
+    delete = add_verb(
         commands,
         "delete",
         _delete,
@@ -58,8 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     _add_tag(delete)
     delete.add_argument("--force", action="store_true", help="fail its queued requests instead")
-    add_server_arguments(delete)
-    scale = add_command(
+    scale = add_verb(
         commands,
         "scale",
         scale_backend,
@@ -68,7 +78,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         example="  shoal backends scale small 4\n",
     )
     _add_scale(scale)
-    restart = add_command(
+    restart = add_verb(
         commands,
         "restart",
         _restart,
@@ -77,8 +87,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         example="  shoal backends restart small\n",
     )
     _add_tag(restart)
-    add_server_arguments(restart)
-    config = add_command(
+    config = add_verb(
         commands,
         "config",
         _config,
@@ -87,20 +96,29 @@ def add_arguments(parser: ArgumentParser) -> None:
         example="  shoal backends config small\n",
     )
     _add_tag(config)
-    add_server_arguments(config)
 
 
 def add_scale_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal scale``."""
     describe(parser, scale_backend, _SCALE, "  shoal scale small 4\n")
     _add_scale(parser)
+    add_server_arguments(parser)
+
+
+def add_status_arguments(parser: ArgumentParser) -> None:
+    describe(
+        parser,
+        _status,
+        "Show the backends, replicas and endpoints of a running server.",
+        _STATUS_EXAMPLE,
+    )
+    add_server_arguments(parser)
 
 
 _SCALE: Final = "Change a backend's number of replicas, and wait until that many are ready."
 
 
 def _add_create(commands: Any) -> None:
-    create = add_command(
+    create = add_verb(
         commands,
         "create",
         _create,
@@ -121,13 +139,11 @@ def _add_create(commands: Any) -> None:
     )
     _add_options(create, "*")
     add_init_arguments(create)
-    add_server_arguments(create)
 
 
 def _add_scale(parser: ArgumentParser) -> None:
     _add_tag(parser)
     parser.add_argument("num_replicas", type=count, metavar="N", help="the number of replicas")
-    add_server_arguments(parser)
 
 
 def _add_tag(parser: ArgumentParser) -> None:
@@ -138,7 +154,7 @@ def _add_options(parser: ArgumentParser, number: str) -> None:
     parser.add_argument(
         "options",
         nargs=number,
-        default=[],  # or "*" would count as required
+        default=[],  # without it "*" would be required
         metavar="KEY=VALUE",
         help="an option: placement=process (or task, thread, ray), num_replicas=2, "
         "max_batch_size=64, batch_wait_timeout_s=0.005, user_config.threshold=0.5, "
@@ -187,7 +203,6 @@ def _delete(arguments: Namespace) -> int:
 
 
 def scale_backend(arguments: Namespace) -> int:
-    """Runs ``shoal scale`` and ``shoal backends scale``; returns the exit code."""
     tag: str = arguments.tag
     ask(
         arguments,
@@ -210,3 +225,8 @@ def _restart(arguments: Namespace) -> int:
 def _config(arguments: Namespace) -> int:
     config = config_shown(ask(arguments, lambda client: client.get_backend_config(arguments.tag)))
     return show(arguments, config, config_listed(config))
+
+
+def _status(arguments: Namespace) -> int:
+    status = ask(arguments, lambda client: client.status())
+    return show(arguments, json.loads(written(status)), status_listed(status))

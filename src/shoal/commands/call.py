@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import add_kwarg_argument, count, more_than_0_seconds
+from shoal.commands.support.arguments import (
+    add_kwarg_argument,
+    count,
+    describe,
+    more_than_0_seconds,
+)
 from shoal.commands.support.mistake import CommandError, in_one_line
 from shoal.commands.support.output import as_json, print_out
-from shoal.commands.support.parser import describe
 from shoal.commands.support.values import json_of, kwargs_of
 from shoal.errors import ShoalError
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Awaitable, Callable
 
     from shoal.serving.clients.remote_client import RemoteClient
 
@@ -28,7 +31,6 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _call,
@@ -39,7 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "items",
         nargs="*",
-        default=[],  # or they would count as required
+        default=[],  # without it they would be required
         metavar="JSON",
         help="an argument of the call; - reads it from stdin",
     )
@@ -73,44 +75,29 @@ def _call(arguments: Namespace) -> int:
     options = {name: flags[name] for name in HANDLE_OPTIONS if name in flags}
 
     async def call(client: RemoteClient) -> None:
-        handle = (await client.get_handle(arguments.endpoint)).options(**options)
-        if not arguments.stream:
-            _print(arguments, await handle.call(*args, **kwargs))
-            return
-        async with handle.stream(*args, **kwargs) as stream:
-            async for result in stream:
-                print_out(json.dumps(result, ensure_ascii=False))
-
-    ask(
-        arguments,
-        _named_errors(call, arguments.stream),
-        waits_for=f"{arguments.endpoint} to answer",
-    )
-    return 0
-
-
-def _print(arguments: Namespace, result: Any) -> None:
-    is_text = isinstance(result, str) and not arguments.json
-    print_out(result if is_text else as_json(result))
-
-
-def _named_errors(
-    call: Callable[[RemoteClient], Awaitable[None]], streams: bool
-) -> Callable[[RemoteClient], Awaitable[None]]:
-    """Wraps a call: an error from the user's code is reported with its class, and exit code 1."""
-
-    async def checked(client: RemoteClient) -> None:
         try:
-            await call(client)
+            handle = (await client.get_handle(arguments.endpoint)).options(**options)
+            if not arguments.stream:
+                result = await handle.call(*args, **kwargs)
+                is_text = isinstance(result, str) and not arguments.json
+                print_out(result if is_text else as_json(result))
+                return
+            async with handle.stream(*args, **kwargs) as stream:
+                async for result in stream:
+                    print_out(json.dumps(result, ensure_ascii=False))
         except (ShoalError, ConnectionError, CommandError):
             raise
         except Exception as error:
-            message = in_one_line(error)
-            what, advice, code = message.partition("; write ")
-            if advice and "handle." in code:  # advice for a program, not for a command
-                raise CommandError(
-                    f"{what}; {'leave out' if streams else 'add'} --stream"
-                ) from error
-            raise CommandError(f"{type(error).__name__}: {message}", 1) from error
+            raise _named(error, is_stream=arguments.stream) from error
 
-    return checked
+    ask(arguments, call, waits_for=f"{arguments.endpoint} to answer")
+    return 0
+
+
+def _named(error: Exception, *, is_stream: bool) -> CommandError:
+    """Returns the error for an error of the user's code, with its class, and exit code 1."""
+    message = in_one_line(error)
+    what, advice, code = message.partition("; write ")
+    if advice and "handle." in code:  # the advice is for a program, not for a command
+        return CommandError(f"{what}; {'leave out' if is_stream else 'add'} --stream")
+    return CommandError(f"{type(error).__name__}: {message}", 1)

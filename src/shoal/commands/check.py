@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.support.arguments import add_json_argument
+from shoal.commands.support.arguments import add_json_argument, describe
 from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
@@ -15,7 +15,6 @@ from shoal.commands.support.loading import (
 )
 from shoal.commands.support.mistake import CommandError, say
 from shoal.commands.support.output import keywords, routing, show, table
-from shoal.commands.support.parser import describe
 from shoal.replicas.code.definition import qualified_name
 from shoal.replicas.placements import placement_name
 from shoal.serving.app_file.flaws import AppFileRefused
@@ -37,7 +36,6 @@ _ELSEWHERE: Final = ("num_replicas", "placement", "autoscaling", "user_config", 
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,

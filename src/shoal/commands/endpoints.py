@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.server.client import add_verb, ask
+from shoal.commands.support.arguments import add_family
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import (
     confirm,
@@ -15,7 +16,6 @@ from shoal.commands.support.output import (
     traffic_listed,
     weights,
 )
-from shoal.commands.support.parser import add_command, add_family
 from shoal.commands.support.values import proportion_of, weights_of
 from shoal.serving.clients.wire_forms import written
 from shoal.serving.names import DEFAULT_METHODS, not_there
@@ -43,19 +43,16 @@ _SHADOW_EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal endpoints``."""
     commands = add_family(parser, "Manage the endpoints of a running server.", _EXAMPLE)
-    add_server_arguments(
-        add_command(
-            commands,
-            "list",
-            _list,
-            summary="show the endpoints",
-            description="Show the endpoints and their traffic.",
-            example="  shoal endpoints list --json\n",
-        )
+    add_verb(
+        commands,
+        "list",
+        _list,
+        summary="show the endpoints",
+        description="Show the endpoints and their traffic.",
+        example="  shoal endpoints list --json\n",
     )
-    create = add_command(
+    create = add_verb(
         commands,
         "create",
         _create,
@@ -74,8 +71,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="METHOD",
         help=f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
     )
-    add_server_arguments(create)
-    delete = add_command(
+    delete = add_verb(
         commands,
         "delete",
         _delete,
@@ -84,11 +80,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         example="  shoal endpoints delete classify\n",
     )
     _add_endpoint(delete)
-    add_server_arguments(delete)
 
 
 def add_traffic_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal traffic``."""
     summary = "Divide an endpoint's requests among backends."
     commands = add_family(parser, summary, _TRAFFIC_EXAMPLE)
     _add_show(
@@ -98,7 +92,7 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         description="Show the share of each backend, by endpoint.",
         example="  shoal traffic show\n  shoal traffic show classify --json\n",
     )
-    change = add_command(
+    change = add_verb(
         commands,
         "set",
         _set_traffic,
@@ -114,11 +108,9 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         help="a backend's share, from 0 to 1, or a percentage; numbers that sum to 100 are "
         "percentages",
     )
-    add_server_arguments(change)
 
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments of ``shoal shadow``."""
     summary = "Copy a share of an endpoint's requests to a backend, and drop its answers."
     commands = add_family(parser, summary, _SHADOW_EXAMPLE)
     _add_show(
@@ -128,7 +120,7 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
         description="Show how many copies were sent, dropped, failed and compared.",
         example="  shoal shadow show\n  shoal shadow show classify --json\n",
     )
-    change = add_command(
+    change = add_verb(
         commands,
         "set",
         _set_shadow,
@@ -146,7 +138,6 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
         metavar="MODULE:FUNCTION",
         help="a function that returns whether two answers agree; the results are counted",
     )
-    add_server_arguments(change)
 
 
 def _add_endpoint(parser: ArgumentParser) -> None:
@@ -154,11 +145,10 @@ def _add_endpoint(parser: ArgumentParser) -> None:
 
 
 def _add_show(commands: Any, run: Callable[[Namespace], int], **texts: str) -> None:
-    parser = add_command(commands, "show", run, **texts)
+    parser = add_verb(commands, "show", run, **texts)
     parser.add_argument(
         "endpoint", metavar="ENDPOINT", nargs="?", help="the endpoint's name (all endpoints)"
     )
-    add_server_arguments(parser)
 
 
 def _list(arguments: Namespace) -> int:

@@ -13,10 +13,9 @@ from collections import deque
 from typing import IO, TYPE_CHECKING, Final
 
 from shoal.commands.server.locations import ServerLocation
-from shoal.commands.support.arguments import add_name_argument, count
+from shoal.commands.support.arguments import add_name_argument, count, describe
 from shoal.commands.support.mistake import CommandError, say
 from shoal.commands.support.output import print_out
-from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -28,12 +27,11 @@ _EXAMPLE: Final = """\
   shoal logs small --follow
   shoal logs small#0
 """
+# Interval between checks of the log for new lines.
 _POLL_S: Final = 0.2
-"""Interval between checks of the log for new lines."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,
@@ -92,7 +90,7 @@ def _run(arguments: Namespace) -> int:
 def _read(
     log: IO[bytes], rest: bytes, is_wanted: Callable[[str], bool], take: Callable[[str], object]
 ) -> bytes:
-    """Reads all available lines and passes on the wanted ones; returns the unfinished last line."""
+    """Passes on the wanted lines; returns the incomplete last line."""
     if log.tell() > os.fstat(log.fileno()).st_size:  # it was truncated
         log.seek(0)
         rest = b""
@@ -106,7 +104,7 @@ def _read(
 
 
 def _about(tag: str | None) -> Callable[[str], bool]:
-    """Returns a function that tells whether a log line is about a backend or a replica."""
+    """Returns a function that returns whether a log line is about a backend or a replica."""
     if tag is None:
         return lambda _: True
     of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"

@@ -9,16 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.options import (
-    add_server_options,
-    event_loop,
-    server,
-    server_options,
-    workers,
-)
+from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.server.process import ServerProcess, collect_less_often
-from shoal.commands.server.progress import Progress
 from shoal.commands.server.reload import Reloader, Turn
+from shoal.commands.server.stderr import Progress
+from shoal.commands.support.arguments import describe
 from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
@@ -27,10 +22,8 @@ from shoal.commands.support.loading import (
     server_settings,
 )
 from shoal.commands.support.mistake import CommandError
-from shoal.commands.support.parser import describe
-from shoal.server.activation import NO_SOCKETS, PassedSockets, passed_sockets
 from shoal.server.config import address_of
-from shoal.server.listeners import Inherited
+from shoal.server.listeners import NO_SOCKETS, Inherited, PassedSockets, passed_sockets
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -57,7 +50,6 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,
@@ -80,7 +72,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--reload",
         action="store_true",
-        help="for development: serve the application anew when its files change",
+        help="for development: reload the application when its files change",
     )
     parser.add_argument(
         "--reload-dir",
@@ -141,11 +133,7 @@ def _serve_version(arguments: Namespace, listening: Sequence[int], turn: Turn) -
 
 
 def _passed(arguments: Namespace) -> PassedSockets:
-    """Returns the sockets that systemd has passed.
-
-    Raises:
-        CommandError: One can't be used, or the command names an address in its place.
-    """
+    """Returns the sockets that systemd has passed, unless the command names an address as well."""
     try:
         passed = passed_sockets()
     except ValueError as error:
@@ -160,7 +148,7 @@ def _passed(arguments: Namespace) -> PassedSockets:
 
 
 def _at(passed: PassedSockets, options: HttpOptions) -> HttpOptions:
-    """Returns options by which the server listens at a socket that was passed, if one was."""
+    """Returns options with which the server listens at the first passed socket, if any."""
     if not passed.public:
         return options
     return replace(options, uds=None, fd=passed.public[0].fd)
@@ -181,15 +169,9 @@ def _process(
         app=app,
         spec=arguments.application,
         options=options,
-        event_loop=event_loop(arguments, server_settings(app)),
-        log_level=arguments.log_level,
-        log_format=arguments.log_format,
-        otel=arguments.otel,
-        state=arguments.state,
         wait_over=wait_over,
         passed=passed,
-        # Clients of a socket that systemd holds wait, as they do until this process has begun.
+        # Clients of a socket that systemd holds wait, as they did before this process started.
         answers_early=not passed.public,
-        server=server(arguments, server_settings(app)),
-        workers=workers(arguments, server_settings(app)),
+        **process_options(arguments, server_settings(app)),
     )

@@ -12,12 +12,12 @@ from shoal.commands.support.arguments import (
     add_output_arguments,
     at_least_0,
     count,
+    describe,
     more_than_0,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import facts, save_plot, show, table
-from shoal.commands.support.parser import describe
-from shoal.commands.support.simulating import Comparison, Traffic
+from shoal.commands.support.simulating import Comparison, SimulatedTraffic
 from shoal.commands.support.values import option_pairs, run_time
 from shoal.core.options.names import suggested
 from shoal.core.options.options import OPTIONS, BatchOptions
@@ -76,7 +76,6 @@ _FLAGS: Final = {name: option for name, option in OPTIONS.items() if option.flag
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
     traffic = parser.add_argument_group("traffic")
     traffic.add_argument("--rate", type=more_than_0, metavar="R", help="requests a second")
@@ -155,13 +154,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        CommandError: The arguments, or the trace, are invalid.
-    """
-    given = {name: getattr(arguments, name) for name in _FLAGS}
-    texts = [f"{name}={value}" for name, value in given.items() if value is not None]
+    flags = {name: getattr(arguments, name) for name in _FLAGS}
+    texts = [f"{name}={value}" for name, value in flags.items() if value is not None]
     pairs = option_pairs([*texts, *arguments.option])
     traffic = _traffic(arguments)
     handler = _handler(arguments, traffic.recording)
@@ -215,8 +209,7 @@ def _handler(arguments: Namespace, recording: Recording | None) -> Linear | Meas
     return measured
 
 
-def _traffic(arguments: Namespace) -> Traffic:
-    """Makes or reads the traffic."""
+def _traffic(arguments: Namespace) -> SimulatedTraffic:
     file: Path | None = arguments.file or arguments.trace
     if [arguments.rate, arguments.callers, arguments.trace, arguments.file].count(None) != 3:
         raise CommandError(
@@ -231,14 +224,14 @@ def _traffic(arguments: Namespace) -> Traffic:
         loop = ClosedLoop(
             arguments.callers, think_s, arguments.duration, _THINK_JITTER, arguments.seed
         )
-        return Traffic(
+        return SimulatedTraffic(
             loop,
             f"{loop.callers:,} callers for {loop.duration_s:g} s, each of which calls again "
             f"{duration(loop.think_s)} after a result (seed {loop.seed})",
         )
     if file is None:
         times = _made(arguments)
-        return Traffic(
+        return SimulatedTraffic(
             times,
             f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
             f"({arguments.traffic}, seed {arguments.seed})",
@@ -251,7 +244,7 @@ def _traffic(arguments: Namespace) -> Traffic:
         say(f"unknown columns, ignored: {', '.join(shown)}")
     arrivals = recording.arrivals
     whose = "" if recording.batcher is None else f" of {recording.batcher.name}"
-    return Traffic(
+    return SimulatedTraffic(
         arrivals,
         f"{len(arrivals):,} requests{whose} in {three_digits(arrivals[-1].at)} s ({file})",
         recording,
@@ -288,14 +281,14 @@ def _as_text(
     levels: dict[int, list[float]],
 ) -> str:
     times = _run_time_text(handler)
-    given = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
-    parts = [given, _as_facts(simulation)]
+    inputs = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
+    parts = [inputs, _as_facts(simulation)]
     if levels:
         rows: list[list[str]] = []
         for level, latencies in levels.items():
-            found = percentiles(latencies)
+            shares = percentiles(latencies)
             answered = sum(latency == latency for latency in latencies) / len(latencies)
-            shown = [duration(found.get(name, math.nan)) for name in ("p50", "p99", "max")]
+            shown = [duration(shares.get(name, math.nan)) for name in ("p50", "p99", "max")]
             rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
         heads = ("priority", "requests", "answered", "p50", "p99", "max")
         parts.append(table(heads, rows))
@@ -325,7 +318,6 @@ def _as_data(simulation: Simulation) -> dict[str, Any]:
 
 
 def _as_facts(simulation: Simulation) -> str:
-    """Returns the result of a simulation as lines of text."""
     count = len(simulation.outcomes)
     batches = len(simulation.batches)
     ends = [
@@ -351,8 +343,8 @@ def _as_facts(simulation: Simulation) -> str:
 
 
 def _times(values: Sequence[float]) -> str:
-    found = percentiles(values)
-    return "  ".join(f"{name} {duration(value)}" for name, value in found.items()) or "-"
+    shares = percentiles(values)
+    return "  ".join(f"{name} {duration(value)}" for name, value in shares.items()) or "-"
 
 
 def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:
@@ -361,7 +353,7 @@ def _run_time_text(handler: Linear | MeasuredRunTimes) -> str:
 
 
 def _most_a_second(simulation: Simulation, handler: Linear | MeasuredRunTimes) -> float:
-    """Returns the requests a second of full batches; infinity if sizes are sums of costs."""
+    """Returns the requests a second in full batches; infinity if sizes are sums of costs."""
     options = simulation.options
     if options.batch_size_fn is not None:
         return math.inf

@@ -1,4 +1,4 @@
-"""``shoal start``: starts a named server, with an admin socket by which commands reach it."""
+"""``shoal start``: starts a named server, with an admin socket for the other commands."""
 
 from __future__ import annotations
 
@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.detach import start_detached, tell_ready
 from shoal.commands.server.locations import ServerLocation, ServerLock
-from shoal.commands.server.options import (
-    add_server_options,
-    event_loop,
-    server,
-    server_options,
-    workers,
-)
+from shoal.commands.server.options import add_server_options, process_options, server_options
 from shoal.commands.server.process import ServerProcess, collect_less_often
-from shoal.commands.support.arguments import add_json_argument, add_name_argument
+from shoal.commands.support.arguments import add_json_argument, add_name_argument, describe
 from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
@@ -26,7 +20,6 @@ from shoal.commands.support.loading import (
 )
 from shoal.commands.support.mistake import say
 from shoal.commands.support.output import facts, show
-from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -42,7 +35,6 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,
@@ -92,12 +84,6 @@ def _serve(arguments: Namespace, location: ServerLocation) -> int:
         app=app,
         spec=spec or location.name,
         options=server_options(arguments, server_settings(app), location.socket),
-        event_loop=event_loop(arguments, server_settings(app)),
-        log_level=arguments.log_level,
-        log_format=arguments.log_format,
-        otel=arguments.otel,
-        state=arguments.state,
         started=started,
-        server=server(arguments, server_settings(app)),
-        workers=workers(arguments, server_settings(app)),
+        **process_options(arguments, server_settings(app)),
     ).to_its_end()

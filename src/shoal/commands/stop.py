@@ -16,11 +16,11 @@ from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import (
     add_json_argument,
     add_name_argument,
+    describe,
     more_than_0_seconds,
 )
 from shoal.commands.support.mistake import CommandError, in_one_line
 from shoal.commands.support.output import confirm
-from shoal.commands.support.parser import describe
 from shoal.serving.clients.remote_client import connect
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ _KILL_S: Final = 10.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(
         parser,
         _run,
@@ -60,7 +59,7 @@ def _run(arguments: Namespace) -> int:
     process = location.holder()
     if process is None:
         raise CommandError(f"no server named {location.name!r} runs here", 1)
-    end = _End(location)
+    ended = _watched_end(location)
     until = time.monotonic() + arguments.timeout_s
     try:
         anyio.run(_ask_to_end, location, arguments.timeout_s, backend="trio")
@@ -69,7 +68,7 @@ def _run(arguments: Namespace) -> int:
         why = in_one_line(error)
     except ModuleNotFoundError as error:
         raise CommandError(in_one_line(error), 1) from None
-    if end.wait(max(0.0, until - time.monotonic())):
+    if ended.wait(max(0.0, until - time.monotonic())):
         return confirm(arguments, f"stopped {location.name}")
     if not arguments.force:
         raise CommandError(f"{location.name} is still running: {why}; --force kills it", 1)
@@ -77,7 +76,7 @@ def _run(arguments: Namespace) -> int:
         raise CommandError(f"{location.name} has not written its process id yet; try again", 1)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
-    if not end.wait(_KILL_S):
+    if not ended.wait(_KILL_S):
         raise CommandError(f"process {process} was killed but is still running", 1)
     return confirm(arguments, f"killed {location.name}")
 
@@ -90,21 +89,17 @@ async def _ask_to_end(location: ServerLocation, timeout_s: float) -> None:
         await client.aclose()
 
 
-class _End:
-    """Waits for the end of a server: the moment when its process releases its lock."""
+def _watched_end(location: ServerLocation) -> threading.Event:
+    """Returns an event that is set when the server's process releases its lock."""
+    ended = threading.Event()
 
-    def __init__(self, location: ServerLocation) -> None:
-        self._ended = threading.Event()
-        threading.Thread(target=self._watch, args=(location,), daemon=True).start()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Waits for the end; returns whether the server ended in time."""
-        return self._ended.wait(timeout_s)
-
-    def _watch(self, location: ServerLocation) -> None:
+    def watch() -> None:
         file = os.open(location.process, os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_SH)
         finally:
             os.close(file)
-        self._ended.set()
+        ended.set()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return ended

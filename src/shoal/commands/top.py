@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.server.view import ServerView
+from shoal.commands.server.screen import ServerView
+from shoal.commands.support.arguments import describe
 from shoal.commands.support.mistake import CommandError
 from shoal.commands.support.output import as_json, print_out
-from shoal.commands.support.parser import describe
 from shoal.core.extras import needing
 from shoal.errors import NotAllowed, ShutDown
 
@@ -36,12 +36,11 @@ _EXAMPLE: Final = """\
 """
 
 _log: Final = logging.getLogger("shoal.commands")
+# How long to wait before the next attempt to reach a server.
 _AGAIN_S: Final = 1.0
-"""How long to wait before another attempt to reach a server that has gone."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(parser, _run, _DESCRIPTION, _EXAMPLE)
     parser.add_argument("--once", action="store_true", help="print it once, and end")
     add_server_arguments(parser)
@@ -64,7 +63,7 @@ def _run(arguments: Namespace) -> int:
 
 
 async def _look_once(client: RemoteClient, view: ServerView) -> None:
-    """Reads the feed until all is known."""
+    """Reads the feed until all figures are known."""
     async with client.watching() as messages:
         async for message in messages:
             _take(view, message)
@@ -77,7 +76,7 @@ def _take(view: ServerView, message: dict[str, Any]) -> bool:
     try:
         return view.take(message)
     except (LookupError, TypeError):
-        raise CommandError("the server's feed is not that of this version", 1) from None
+        raise CommandError("the server's feed has the form of another version", 1) from None
 
 
 def _as_data(view: ServerView) -> dict[str, Any]:
@@ -85,14 +84,6 @@ def _as_data(view: ServerView) -> dict[str, Any]:
 
 
 class _Watch:
-    """Shows a server until the user ends it.
-
-    Args:
-        client: The server.
-        view: What is known of it.
-        screen: The terminal.
-    """
-
     def __init__(self, client: RemoteClient, view: ServerView, screen: Screen) -> None:
         self._client = client
         self._view = view
@@ -100,18 +91,12 @@ class _Watch:
         self._gone_at: float | None = None
 
     async def run(self) -> None:
-        """Shows it.
-
-        Raises:
-            ConnectionError: The server could not be reached at first; later that is shown, and
-                tried again.
-            Exception: As every verb of a client.
-        """
+        """Shows the server; an error before its first message is raised, later ones are shown."""
         failures: list[Exception] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_until_signalled, tasks.cancel_scope.cancel)
             try:
-                # What is shown begins with the first message: an error before is an ordinary one.
+                # The screen opens with the first message; an earlier error ends the command.
                 async with self._client.watching() as messages:
                     async for message in messages:
                         _take(self._view, message)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import count, more_than_0_seconds, tag
+from shoal.commands.support.arguments import count, describe, more_than_0_seconds, tag
 from shoal.commands.support.mistake import CommandError, in_one_line, say
 from shoal.commands.support.output import show
-from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -41,12 +40,11 @@ _EXAMPLE: Final = """\
 """
 
 _RECORD: Final = b'"record":"'
+# How often progress is shown where stderr is no terminal.
 _OTHER_PROGRESS_S: Final = 60.0
-"""How often progress is shown where stderr is no terminal."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(parser, _run, _DESCRIPTION, _EXAMPLE)
     parser.add_argument(
         "--seconds",
@@ -70,13 +68,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--max-requests",
         type=count,
         metavar="N",
-        help="end after so many requests (1,000,000); each takes about 60 bytes",
+        help="end after N requests (1,000,000); each takes about 60 bytes",
     )
     parser.add_argument(
         "--max-rate",
         type=count,
         metavar="N",
-        help="leave out what is more than so many requests in one second (20,000)",
+        help="drop requests above N in one second (20,000)",
     )
     add_server_arguments(parser)
 
@@ -103,19 +101,11 @@ def _run(arguments: Namespace) -> int:
 
 
 class Recorded:
-    """What has been recorded, and where.
-
-    Args:
-        path: The file; it is made with the first line.
-
-    Attributes:
-        has_begun: Whether the file was made.
-        failure: Why the recording ended before its time; None if it did not, or the user ended it.
-    """
+    """The recording so far, and its file, which is created with the first line."""
 
     def __init__(self, path: Path) -> None:
         self.has_begun = False
-        self.failure: str | None = None
+        self.failure: str | None = None  # why the recording ended early, if not by the user
         self._path = path
         self._file: BinaryIO | None = None
         self._last: dict[str, Any] = {}
@@ -127,12 +117,8 @@ class Recorded:
         return self._last.get("why") in ("time", "full", "interrupted")
 
     def add(self, line: bytes) -> None:
-        """Writes a line, unless it is about the progress.
-
-        Raises:
-            CommandError: The file can't be written, or the line is not one of a trace.
-        """
-        if line.find(_RECORD) >= 0:  # it is not about a request
+        """Writes a line, unless it reports progress."""
+        if line.find(_RECORD) >= 0:  # not a line about a request
             try:
                 note = json.loads(line)
                 kind = note["record"]
@@ -158,27 +144,27 @@ class Recorded:
             self.add(json.dumps(self._last, separators=(",", ":")).encode())
 
     def close(self) -> None:
-        """Closes the file; notes if it could not be written."""
-        _clear_progress(self._shown_at)
+        """Closes the file; sets `failure` if it could not be written."""
+        if self._shown_at and sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
         if self._file is not None:
             try:
                 self._file.close()
-            except OSError as error:  # of what was not written yet
+            except OSError as error:  # of buffered lines
                 self.failure = self.failure or self._cant_write(error)
 
     def _cant_write(self, error: OSError) -> str:
         return f"can't write {self._path}: {error.strerror}"
 
     def as_data(self) -> dict[str, Any]:
-        """Returns the result for programs."""
-        kept = ("at", "requests", "lost", "unfinished", "why")
+        names = ("at", "requests", "lost", "unfinished", "why")
         return {
             "file": str(self._path) if self.has_begun else None,
-            **{name: self._last[name] for name in kept if name in self._last},
+            **{name: self._last[name] for name in names if name in self._last},
         }
 
     def as_text(self) -> str:
-        """Returns the result for people."""
         if not self.has_begun:
             return "nothing was recorded"
         last = self._last
@@ -201,12 +187,6 @@ class Recorded:
         elif at >= self._shown_at + _OTHER_PROGRESS_S:
             self._shown_at = at
             say(line)
-
-
-def _clear_progress(shown_at: float) -> None:
-    if shown_at and sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
 
 
 async def _record(client: RemoteClient, arguments: Namespace, recorded: Recorded) -> None:

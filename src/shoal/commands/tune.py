@@ -23,14 +23,13 @@ from shoal.commands.support.arguments import (
     add_option_argument,
     add_output_arguments,
     count,
+    describe,
     more_than_0,
 )
-from shoal.commands.support.items import as_annotated
 from shoal.commands.support.loading import named
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, save_plot, show, table
-from shoal.commands.support.parser import describe
-from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
+from shoal.commands.support.values import as_annotated, init_arguments_of, json_of, option_pairs
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.measuring import Measured, NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning
@@ -49,13 +48,7 @@ _SHOWN: Final = 10
 
 
 def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candidate]) -> str:
-    """Returns the result of a search as text.
-
-    Args:
-        measured: The run times.
-        search: The search, with its target.
-        candidates: The simulated pairs of options, the best first.
-    """
+    """Returns the result of a search as text; the best candidate is first."""
     parts = [_run_times(measured)]
     fitting = [candidate for candidate in candidates if candidate.meets_target]
     asked = f"{search.rate:,g} requests a second, 99% of them within {duration(search.p99_s)}"
@@ -158,7 +151,7 @@ def _as_options(candidate: Candidate) -> str:
 
 
 def _without_batches(search: Search) -> list[str]:
-    """Returns what to tell if the handler gains nothing from batches."""
+    """Returns advice if the handler gains nothing from batches."""
     if search.batching_helps:
         return []
     largest = max(search.run_times.runs_s)
@@ -172,7 +165,7 @@ def _without_batches(search: Search) -> list[str]:
 
 
 def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
-    """Explains what limits: the handler's run time, its throughput, or the time in the queue."""
+    """Explains the limit: the handler's run time, its throughput, or the time in the queue."""
     alone_s = median(measured.runs_s[1])
     if alone_s > search.p99_s:
         return (
@@ -218,7 +211,6 @@ _DEFAULT_SIZE: Final = 64
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Adds the command's arguments."""
     describe(parser, run, _DESCRIPTION, _EXAMPLE)
     parser.add_argument(
         "handler",
@@ -253,7 +245,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--max-batch-size",
         type=count,
         metavar="N",
-        help=f"the largest size to try (that of the decorated handler, or {_DEFAULT_SIZE})",
+        help=f"the largest size to try (the decorated handler's, or {_DEFAULT_SIZE})",
     )
     measuring.add_argument(
         "--runs",
@@ -288,13 +280,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(arguments: Namespace) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        CommandError: The arguments are invalid, or the handler failed.
-    """
     pairs = option_pairs(arguments.option)
-    with redirect_stdout(sys.stderr):  # what the handler prints is not a result of the command
+    with redirect_stdout(sys.stderr):  # the handler's output is not a result of the command
         args, kwargs = init_arguments_of(arguments)
         handler = named(arguments.handler, "my_module:embed")
         try:

@@ -1,1 +1,1 @@
-"""Front ends: processes that speak HTTP for a server, and pass the requests on to its process."""
+"""Front ends: processes that speak HTTP for a server, and forward the requests to its process."""

@@ -1,4 +1,4 @@
-"""The application that a front end serves: it passes each request on to the server's process."""
+"""The application that a front end serves: it forwards each request to the server's process."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.asgi.connections import ConnectionTotals
-    from shoal.front_ends.channel import Channel
-    from shoal.front_ends.wire import PassedMessage, Request
+    from shoal.front_ends.wire import Channel, PassedMessage, Request
 
 _MOST_HEADS: Final = 1024
 _LONGEST_KEPT: Final = 4096
@@ -33,22 +32,7 @@ _REPORTED: Final = WINDOW // 2
 
 
 class FrontEnd:
-    """An ASGI application that passes requests on.
-
-    Args:
-        channel: The channel to the server's process.
-        connections: Returns the counts of the connections.
-        retry_after_s: The ``Retry-After`` of requests that are refused, in seconds.
-
-    Attributes:
-        may_serve: Set when clients may be accepted.
-        must_drain: Set when the server ends.
-        must_end: Set when all connections must be closed by force.
-        channel: As above.
-        parking: The event loop's way to wait.
-        refusal: The headers and the body of the answer to requests that the server's process can't
-            answer, because it ends or is gone.
-    """
+    """An ASGI application that forwards requests. It has no lifespan."""
 
     def __init__(
         self, channel: Channel, connections: Callable[[], ConnectionTotals], retry_after_s: int
@@ -58,15 +42,14 @@ class FrontEnd:
         self.must_end = anyio.Event()
         self.channel = channel
         self.parking = parking_of_this_loop()
-        self.refusal = _refusal(retry_after_s)
+        self.refusal = _refusal(retry_after_s)  # for requests that the server can't answer
         self._connections = connections
         self._requests: dict[int, PassedRequest] = {}
         self._ids = itertools.count(1)
-        # The numbers of the heads that the server's process keeps, from the oldest on.
+        # The numbers of the heads that the server's process keeps, the oldest first.
         self._heads: dict[tuple[object, ...], int] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers as an ASGI application; it has no lifespan."""
         first, body = None, None
         if scope["type"] == "http" and _comes_at_once(scope["headers"]):
             first = await receive()
@@ -83,11 +66,10 @@ class FrontEnd:
             del self._requests[id_]
 
     def count_refusal(self, status: int, took_s: float) -> None:
-        """Has the server's process count a request that the server here has answered itself."""
+        """Reports a request that this process has refused itself."""
         self.channel.post("refused", content=(status, took_s))
 
     def take(self, messages: Sequence[PassedMessage]) -> None:
-        """Handles messages from the server's process."""
         for name, id_, content in messages:
             if id_:
                 request = self._requests.get(id_)
@@ -103,7 +85,6 @@ class FrontEnd:
                     self.must_drain.set()
 
     def tell_connections(self) -> None:
-        """Tells the server's process the counts of the connections."""
         self.channel.post("connections", content=tuple(self._connections()))
 
     def lose(self) -> None:
@@ -112,7 +93,7 @@ class FrontEnd:
             request.lose()
 
     def _content(self, scope: Scope, body: bytes | None) -> Request:
-        """Returns the content of the message that passes a request on, which is posted at once."""
+        """Returns the content of the message that forwards a request."""
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         key = (
             *(scope["type"], scope.get("method"), scope["http_version"], scope["scheme"]),
@@ -138,19 +119,11 @@ class FrontEnd:
 
 
 class PassedRequest:
-    """One request, until its answer has ended here.
+    """One request, until its response has ended here."""
 
-    What comes for it from the server's process is kept in order.
-
-    Args:
-        front_end: What has passed it on.
-        id_: The number of the request.
-        scope: The scope of ASGI.
-    """
-
-    _is_over = False  # nothing more is expected of the server's process
-    _waiter: Any = None  # of the task that relays the answer
-    _wants: Any = None  # of the task that passes on what the client sends
+    _is_over = False  # nothing more is expected from the server's process
+    _waiter: Any = None  # of the task that relays the response
+    _wants_waiter: Any = None  # of the task that forwards the client's messages
     _wanted = 0
     _taken = 0
     _has_begun = False
@@ -161,21 +134,14 @@ class PassedRequest:
         self._id = id_
         self._is_websocket = scope["type"] == "websocket"
         self._offered: Mapping[str, Any] = scope["extensions"][DISCONNECT]
-        self._came: deque[tuple[str, Any]] = deque()
+        self._messages: deque[tuple[str, Any]] = deque()
 
     async def run(self, receive: Receive | None, send: Send, first: Message | None = None) -> None:
-        """Passes on what the client sends, and the answer.
-
-        Args:
-            receive: The ASGI callable; None if the request was passed on whole.
-            send: The ASGI callable.
-            first: A message that was received already.
-
-        Cancellation: the server's process is told that the client is gone.
-        """
+        # `receive` is None if the request was forwarded whole. If this is cancelled, the server's
+        # process is notified that the client is gone.
         watch = self._offered["when_left"]
         try:
-            watch(self._left)
+            watch(self._on_disconnect)
             if receive is None:
                 await self._relay(send)
                 return
@@ -188,10 +154,9 @@ class PassedRequest:
             if not self._is_over:
                 self._end()
 
-    # What comes from the server's process.
+    # Messages from the server's process.
 
     def take(self, name: str, content: Any) -> None:
-        """Handles a message; see `shoal.front_ends.wire`."""
         match name:
             case "want":
                 self._want(content)
@@ -212,23 +177,23 @@ class PassedRequest:
             self._is_over = True
 
     def _queue(self, name: str, content: Any = None) -> None:
-        self._came.append((name, content))
+        self._messages.append((name, content))
         if self._waiter is not None:
             self._parking.wake(self._waiter)
 
     # The client's side.
 
-    def _left(self) -> None:
-        """Handles that the client is gone, or that the server ends and its request must."""
+    def _on_disconnect(self) -> None:
+        """Handles that the client is gone, or that its request is cut off."""
         if self._offered["is_cut_off"]():
             self._post("cut off")
         elif self._is_websocket:
-            # All that has come on a WebSocket is passed on first, as is why it has ended.
+            # The remaining messages and the reason of the disconnect are forwarded first.
             self._want(2**31)
         else:
-            self._leave()
+            self._disconnected()
 
-    def _leave(self) -> None:
+    def _disconnected(self) -> None:
         if not self._is_over:
             self._end()
             self._queue("ended")
@@ -245,40 +210,39 @@ class PassedRequest:
 
     def _want(self, count: int) -> None:
         self._wanted += count
-        if self._wants is not None:
-            self._parking.wake(self._wants)
+        if self._wants_waiter is not None:
+            self._parking.wake(self._wants_waiter)
 
     async def _pass_messages(self, receive: Receive, first: Message | None) -> None:
-        """Passes on what the client sends, as far as the application wants it."""
+        """Forwards the client's messages, as far as the application wants them."""
         while not self._is_over:
             while not self._wanted:
-                self._wants = self._parking.new_waiter()
+                self._wants_waiter = self._parking.new_waiter()
                 try:
-                    await self._wants
+                    await self._wants_waiter
                 finally:
-                    self._wants = None
+                    self._wants_waiter = None
             self._wanted -= 1
             message, first = first or await receive(), None
             kind = message["type"]
             if kind != "http.disconnect" and not self._is_over:
                 self._post("message", message, size_of(message))
             if kind in ("http.disconnect", "websocket.disconnect"):
-                self._leave()
+                self._disconnected()
                 return
             if kind == "http.request" and not message.get("more_body", False):
                 return
 
     async def _relay(self, send: Send) -> None:
-        """Sends the answer, part by part."""
-        came = self._came
+        messages = self._messages
         while True:
-            while not came:
+            while not messages:
                 self._waiter = self._parking.new_waiter()
                 try:
                     await self._waiter
                 finally:
                     self._waiter = None
-            name, content = came.popleft()
+            name, content = messages.popleft()
             match name:
                 case "send":
                     await self._send_some(send, content)
@@ -309,7 +273,7 @@ class PassedRequest:
         await send({"type": f"{kind}.body", "body": body})
 
     def _count(self, size: int) -> None:
-        """Counts bytes that the client has taken, and reports them now and then."""
+        """Counts bytes that the client has taken, and reports them at intervals."""
         self._taken += size
         if self._taken >= _REPORTED:
             self._post("taken", self._taken)
@@ -317,17 +281,16 @@ class PassedRequest:
 
 
 def _comes_at_once(headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Returns whether a body is small, and is sent without being asked for."""
-    given = dict(headers)
-    length = given.get(b"content-length", b"")
-    return len(length) <= _MOST_DIGITS and _ASKED_FOR.isdisjoint(given)
+    """Returns whether a body is small, and is sent without a 100 response."""
+    values = dict(headers)
+    length = values.get(b"content-length", b"")
+    return len(length) <= _MOST_DIGITS and _ASKED_FOR.isdisjoint(values)
 
 
 def _refusal(retry_after_s: int) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Returns the headers and the body of the answer to a request that can't be passed on."""
     problem = ended(retry_after_s)
     members = problem.members("")
-    del members["instance"]  # it has no id here
+    del members["instance"]  # the request has no id here
     body = dumps_json(members).encode()
     length = (b"content-length", b"%d" % len(body))
     return [(b"content-type", PROBLEM_JSON), *problem.headers, length], body

@@ -1,11 +1,10 @@
-"""The front ends of a server: starts them, replaces those that end, and ends them with the server.
+"""The front ends of a server: starts them, replaces failed ones, and ends them with the server.
 
-To the server they are one of its listeners: the public one. The difference is that clients are
-accepted by other processes, from the same socket. Its backlog belongs to no process, so a client
-that waits in it is not lost with one of them.
+To the server they are its public listener, but other processes accept the clients from its socket.
+The socket's backlog belongs to no process, so a client that waits in it survives the end of one.
 
-What stock servers do wrong here: Hypercorn's ends all of them when one is killed, and cuts off the
-drain of the others as soon as the first has ended.
+Hypercorn's workers are no model: when one is killed, all end, and as soon as the first has drained,
+the others are cut off.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shoal.asgi.connections import ConnectionTotals
 from shoal.core.replicas.restarts import Restarts
-from shoal.front_ends.connections import FrontEndConnections
 from shoal.front_ends.remote_front_end import RemoteFrontEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from shoal.server.connection_limit import LimitedListener
     from shoal.server.shared import Shared
+
 
 _log: Final = logging.getLogger("shoal.server")
 
@@ -35,37 +35,13 @@ _ENDS_WITHIN_S: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class FrontEndOptions:
-    """How the front ends of a server are started.
-
-    Attributes:
-        count: How many there are.
-        command: What starts one; file descriptors are appended.
-        start: The content of its first frame, for that program.
-    """
-
     count: int
-    command: Sequence[str]
-    start: bytes
+    command: Sequence[str]  # file descriptors are appended
+    start: bytes  # the content of the first frame
 
 
 class FrontEnds:
-    """The front ends at the public address.
-
-    Args:
-        options: How they are started.
-        bound: The socket that they accept clients from.
-        shared: What their requests share.
-        started: Called with the URL once clients can connect.
-        url: The URL.
-        failed: Called if none of them can serve any more, or one could not start before the server
-            has served, unless it was killed.
-
-    Attributes:
-        bound, shared, started, url: As above.
-        connections: The connections of all of them.
-        failure: Why none can serve any more; None as long as one may.
-        ended: Set when all have ended, after a drain.
-    """
+    """The front ends at the public address, as the server's `FrontEndListener`."""
 
     def __init__(
         self,
@@ -84,19 +60,18 @@ class FrontEnds:
         self.failure: str | None = None
         self.ended = anyio.Event()
         self._options = options
+        # Called if no front end can serve any more, or one fails to start before the server has
+        # served, unless it was killed.
         self._failed = failed
         self._restarts = Restarts()
         self._front_ends: set[RemoteFrontEnd] = set()
         self._may_serve = False
-        self._drains = anyio.Event()
+        self._draining = anyio.Event()
         self._is_up = anyio.Event()
         self._is_aborted = anyio.Event()
 
     async def run(self) -> None:
-        """Keeps as many front ends as wanted, until the server drains and they have ended.
-
-        Cancellation: kills them.
-        """
+        """Keeps the front ends running until the server drains; kills them if it is cancelled."""
         async with anyio.create_task_group() as tasks:
             kills = anyio.CancelScope()
             tasks.start_soon(self._kill_late, kills)
@@ -114,13 +89,9 @@ class FrontEnds:
                 front_end.kill()
 
     async def open(self) -> None:
-        """Waits until all front ends can serve, and has them accept clients.
-
-        Raises:
-            OSError: Another process listens at the address.
-        """
+        """Waits until all can serve, and lets them accept; raises `OSError` if it can't listen."""
         await self._is_up.wait()
-        if self._ends():
+        if self._is_ending():
             return
         self.bound.listen()
         self._may_serve = True
@@ -128,13 +99,12 @@ class FrontEnds:
             front_end.serve()
 
     async def accept(self) -> None:
-        """Waits: the front ends accept."""
         await anyio.sleep_forever()
 
     def announce_end(self) -> None:
-        """Has the front ends drain."""
-        self._drains.set()
-        # Before they close theirs: a client that connects after that would wait for nobody.
+        self._draining.set()
+        # Before they close theirs: otherwise clients could connect to a socket that no one accepts
+        # from.
         self.bound.close()
         self.shared.drain()
         for front_end in self._front_ends:
@@ -144,13 +114,13 @@ class FrontEnds:
         """Does nothing: each front end closes its own socket."""
 
     def abort(self) -> None:
-        """Has the front ends close all connections by force; kills those that do not end soon."""
+        """Lets them close all connections by force; kills those that do not end soon."""
         for front_end in tuple(self._front_ends):
             front_end.abort()
         self._is_aborted.set()
 
     async def _keep_one(self, number: int) -> None:
-        while not self._ends():
+        while not self._is_ending():
             began_at = anyio.current_time()
             was_ready = was_killed = False
             try:
@@ -165,30 +135,30 @@ class FrontEnds:
                 how = f"can't be started: {error.strerror or error}"
             else:
                 await self._serve_by(front_end)
-                if self._ends():
+                if self._is_ending():
                     return
                 how, was_ready = front_end.how_it_ended(), front_end.was_ready
                 if not was_ready:
                     how += " before it could serve"
                 was_killed = front_end.was_killed
-            await self._deal_with(how, began_at, was_ready=was_ready, was_killed=was_killed)
+            await self._handle_end(how, began_at, was_ready=was_ready, was_killed=was_killed)
 
-    def _ends(self) -> bool:
+    def _is_ending(self) -> bool:
         """Returns whether no front end is started any more."""
-        return self._drains.is_set() or self.failure is not None
+        return self._draining.is_set() or self.failure is not None
 
     async def _serve_by(self, front_end: RemoteFrontEnd) -> None:
         self._front_ends.add(front_end)
         self.connections.began(front_end)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._welcome, front_end)
+                tasks.start_soon(self._start_serving, front_end)
                 await front_end.run()
         finally:
             self._front_ends.discard(front_end)
             self.connections.ended(front_end)
 
-    async def _welcome(self, front_end: RemoteFrontEnd) -> None:
+    async def _start_serving(self, front_end: RemoteFrontEnd) -> None:
         await front_end.is_ready.wait()
         if not front_end.was_ready:
             return
@@ -198,10 +168,10 @@ class FrontEnds:
         elif sum(one.was_ready for one in self._front_ends) == self._options.count:
             self._is_up.set()
 
-    async def _deal_with(
+    async def _handle_end(
         self, how: str, began_at: float, *, was_ready: bool, was_killed: bool
     ) -> None:
-        """Handles that a front end has ended by itself; returns when the next may be started."""
+        """Handles the end of a front end; returns when the next may be started."""
         now = anyio.current_time()
         point = random.random()  # noqa: S311 - no secret
         if was_ready:
@@ -211,7 +181,7 @@ class FrontEnds:
         if self._may_serve:
             is_last = not any(one.was_ready for one in self._front_ends)
             ends = self._restarts.is_open and is_last
-        else:  # one that could not start has said why, and another one could not either
+        else:  # it has printed why it could not start, and another one would fail as well
             ends = self._restarts.is_open or not (was_ready or was_killed)
         if ends:
             self.failure = f"a worker {how}"
@@ -219,4 +189,59 @@ class FrontEnds:
             return
         _log.error("a worker %s; another one is started in its place", how)
         with anyio.CancelScope(deadline=next_at):
-            await self._drains.wait()
+            await self._draining.wait()
+
+
+# How long to wait for the counts: a process may be stopped. Then its last counts are used.
+_WAIT_S: Final = 0.5
+
+
+class FrontEndConnections:
+    """Counts the connections of all front ends, including those that have ended."""
+
+    # Only the process that has a connection can read its byte counts from the kernel. Therefore the
+    # front ends are asked when the metrics are collected; reporting each change would cost more.
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._running: set[RemoteFrontEnd] = set()
+        self._ended = ConnectionTotals(0, 0, 0, None, None)
+
+    def began(self, front_end: RemoteFrontEnd) -> None:
+        self._running.add(front_end)
+
+    def ended(self, front_end: RemoteFrontEnd) -> None:
+        """Keeps the last counts of a front end, so that no count ever falls. Idempotent."""
+        if front_end in self._running:
+            self._running.discard(front_end)
+            last = front_end.connections
+            self._ended = _sum(self._ended, last._replace(open=0))
+
+    async def refresh(self) -> None:
+        """Asks all front ends, and waits a moment for those that can serve."""
+        with anyio.move_on_after(_WAIT_S):
+            for reply in [one.ask_connections() for one in self._running if one.was_ready]:
+                await reply.wait()
+
+    def pids(self) -> Mapping[int, int]:
+        return {one.number: one.pid for one in self._running}
+
+    def totals(self) -> ConnectionTotals:
+        totals = self._ended
+        for one in self._running:
+            totals = _sum(totals, one.connections)
+        return totals._replace(limit=self._limit)
+
+
+def _sum(one: ConnectionTotals, other: ConnectionTotals) -> ConnectionTotals:
+    return ConnectionTotals(
+        one.limit + other.limit,
+        one.open + other.open,
+        one.accepted + other.accepted,
+        _sum_if_known(one.received, other.received),
+        _sum_if_known(one.sent, other.sent),
+    )
+
+
+def _sum_if_known(one: int | None, other: int | None) -> int | None:
+    return None if one is None and other is None else (one or 0) + (other or 0)

@@ -1,8 +1,8 @@
-"""The requests that a front end has passed on, in the server's process.
+"""The requests that a front end has forwarded, in the server's process.
 
-To the application each is the three arguments of ASGI. What it is asked to send goes to the front
-end as messages. No more is sent ahead of the client than a window, so that a client that does not
-read holds up its own call only.
+The application gets each as the three arguments of ASGI. Its response goes to the front end as
+messages. At most a window is sent ahead of the client, so that a client that does not read holds up
+only its own call.
 """
 
 from __future__ import annotations
@@ -16,56 +16,44 @@ import anyio.lowlevel
 from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.front_ends.wire import MESSAGES_AHEAD, WINDOW, size_of
-from shoal.server.change import Change
 from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.log_errors import contained, log_failure
 from shoal.server.served_call import ServedCall
+from shoal.server.shared import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from starlette.types import Message, Scope
 
-    from shoal.front_ends.channel import Channel
-    from shoal.front_ends.wire import Head
+    from shoal.front_ends.wire import Channel, Head
     from shoal.server.shared import Shared
 
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _MOST_IDLE: Final = 256  # tasks
 _FAILED: Final = "a callback of the application failed"
 _GONE: Final = 1006  # WebSocket's code for a connection that was lost
-# What is posted has these, and not what the application may use in their place.
+# Posted messages have these values, not equal values of other types from the application.
 _START: Final = "http.response.start"
 _BODY: Final = "http.response.body"
-# The extension of ASGI by which an application refuses a WebSocket with an answer of its own.
+# The extension of ASGI with which an application refuses a WebSocket with its own response.
 _DENIAL: Final = "websocket.http.response"
 
 
 class RemoteCalls:
-    """The requests that a front end has passed on, and the tasks that answer them.
-
-    A task answers one request after another, as that of a connection does. To start one for each
-    request would cost a fourth of all that this process does for it.
-
-    Args:
-        shared: What the requests of all front ends share.
-        channel: The channel to the front end.
-
-    Attributes:
-        shared, channel: As above.
-        running: The requests that are not answered, by their ids.
-    """
+    """The requests that a front end has forwarded, and the tasks that answer them."""
 
     def __init__(self, shared: Shared, channel: Channel) -> None:
         self.shared = shared
         self.channel = channel
+        # A task answers one request after another, as a connection's task does. Starting a task for
+        # each request would cost a fourth of this process's work for it.
         self.running: dict[int, RemoteCall] = {}
         self._new: deque[RemoteCall] = deque()
-        self._idle: list[Any] = []  # the waiters of the tasks that have none
+        self._idle: list[Any] = []  # the waiters of idle tasks
         self._is_over = False
 
     def begin(self, id_: int, call: RemoteCall) -> None:
-        """Has a task answer a request."""
         self.running[id_] = call
         self._new.append(call)
         if self._idle:
@@ -73,20 +61,19 @@ class RemoteCalls:
         else:
             self._start_task()
 
-    def leave(self) -> None:
+    def disconnected(self) -> None:
         """Handles that the front end is gone, and all its clients with it."""
         self._is_over = True
         for call in tuple(self.running.values()):
-            call.leave()
+            call.disconnected()
         for waiter in self._idle:
             self.shared.wake(waiter)
 
     async def run(self) -> bool:
-        """Answers requests; see `run_contained`."""
         before = TaskState(self.shared.parking)
         while True:
             while self._new:
-                # No variable refers to it, which would keep it while this task is idle.
+                # No variable refers to it, so that an idle task does not keep it.
                 await self._new.popleft().run()
                 if not before.is_unchanged():
                     return False
@@ -102,36 +89,27 @@ class RemoteCalls:
                 raise
 
     def ended(self, *, is_reusable: bool) -> None:
-        """Handles that a task has ended; see `run_contained`."""
-        del is_reusable  # a request that is left has another one
+        del is_reusable  # waiting requests get a new task in either case
         if self._new:
             self._start_task()
 
     def _start_task(self) -> None:
-        # Not in the context of what has made the server's process read.
+        # Not in the context of the task that reads the channel.
         self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
 
 
 class RemoteCall(ServedCall):
-    """One request, its answer, and the application's end of both.
+    """One request, its response, and the application's side of both."""
 
-    Args:
-        calls: The running requests of the front end, of which it is one until it is answered.
-        id_: The number of the request there.
-        head: The head.
-        client: The client's address.
-        body: The whole body; None if it comes in messages.
-    """
-
-    _start: Message | None = None  # the first message of the answer, until it is sent
-    _changed: Change | None = None  # once something has been waited for
-    _gave_disconnect = False
+    _start: Message | None = None  # the first message of the response, until it is sent
+    _changed: Change | None = None  # created by the first wait
+    _has_sent_disconnect = False
     _on_drain: Callable[[], object] | None = None
     _is_draining = False
     _take: Callable[[Message], bool] | None = None
     _sends = 0
-    _unread = 0  # bytes of the answer that the client has not taken
-    _wanted = 0  # messages of the client that may come
+    _unread = 0  # bytes of the response that the client has not taken
+    _wanted = 0  # messages of the client that the front end may send
 
     def __init__(
         self,
@@ -147,15 +125,15 @@ class RemoteCall(ServedCall):
         self.offered = head.offered
         self._head = head.scope
         self._client = client
-        self._body = body
+        self._body = body  # None if it arrives in messages
         self._is_websocket = head.scope["type"] == "websocket"
-        self._has_more = body is None  # messages of the client may come
+        self._has_more = body is None  # the client may send messages
         self._messages: deque[Message] = deque()
 
     # The application's side: ASGI.
 
     async def run(self) -> None:
-        """Calls the application, and tells the front end if it has not answered."""
+        """Calls the application, and notifies the front end if it has not answered."""
         shared = self._shared
         shared.started += 1
         try:
@@ -172,11 +150,10 @@ class RemoteCall(ServedCall):
             self._calls.running.pop(self._id, None)
 
     def _scope(self) -> Scope:
-        """Returns a new scope of ASGI."""
         shared, head = self._shared, self._head
         extensions: dict[str, Any] = {DISCONNECT: self, SERVER: shared.counts}
         if self._is_websocket:
-            # Of the extensions of the front end's server, ASGI requires this one.
+            # ASGI requires this extension for a refusal with a response.
             extensions[_DENIAL] = {}
         return {
             **head,
@@ -187,7 +164,6 @@ class RemoteCall(ServedCall):
         }
 
     async def receive(self) -> Message:
-        """Returns the next message of the client; see ASGI."""
         body, self._body = self._body, None
         if body is not None:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -199,29 +175,23 @@ class RemoteCall(ServedCall):
             message = self._messages.popleft()
             self._taken(message)
             return message
-        if self._gave_disconnect:
+        if self._has_sent_disconnect:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
-        self._gave_disconnect = True
+        self._has_sent_disconnect = True
         if self._is_websocket:
             return {"type": "websocket.disconnect", "code": _GONE}
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Sends the next part of the answer; see ASGI.
-
-        Raises:
-            RuntimeError: The message does not come next.
-
-        Cancellation: The message is sent whole, or not at all.
-        """
+        """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
         if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
         kind = message["type"]
         if self._is_websocket:
             await self._room()
-            # Pickled at once, so that it raises here if it can't be.
+            # Pickled now, so that an error is raised here.
             self._post("send pickled", dumps(message, 5), size_of(message))
         elif self.is_complete:
             raise RuntimeError("the answer is complete already")
@@ -231,7 +201,7 @@ class RemoteCall(ServedCall):
             headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
             self._start = {"type": _START, "status": int(message["status"]), "headers": headers}
         elif kind != _BODY or (self._start is None and not self.has_begun):
-            raise RuntimeError(f"{kind!r} is not a message that can come here")
+            raise RuntimeError(f"{kind!r} is not a message that is allowed here")
         else:
             data, has_more = message.get("body", b""), message.get("more_body", False)
             if type(data) is not bytes:
@@ -249,18 +219,17 @@ class RemoteCall(ServedCall):
                 self._on_left = None
                 self._signal()
 
-    # What it offers beyond ASGI.
+    # Extensions of ASGI.
 
     def note_trace(self, ids: tuple[str, str]) -> None:
-        """Tells the front end the ids of the request's trace and span, as it logs the request."""
+        """Sends the ids of the trace and span to the front end, which logs the request."""
         self._post("trace", tuple(map(str, ids)))
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
-        """Sends data whenever the answer was silent for a time."""
+        """Sends data whenever the response was silent for a time."""
         self._post("heartbeat", (float(after_s), bytes(data)))
 
     def has_room(self) -> bool:
-        """Whether the client takes a part of the body at once."""
         return self._unread < WINDOW
 
     def put(self, data: bytes) -> None:
@@ -269,10 +238,10 @@ class RemoteCall(ServedCall):
             part = {"type": _BODY, "body": bytes(data), "more_body": True}
             self._post("send", (part,), len(data))
 
-    # Of WebSockets.
+    # Extensions for WebSockets.
 
     def when_draining(self, callback: Callable[[], object] | None) -> None:
-        """Has the application close it itself once the server ends."""
+        """Sets a callback that closes the WebSocket when the server drains."""
         self._on_drain = callback
         if callback is None:
             return
@@ -282,11 +251,11 @@ class RemoteCall(ServedCall):
             self._post("watch drain")
 
     def when_received(self, take: Callable[[Message], bool] | None) -> None:
-        """Sets what each message is offered to; one that it refuses is queued."""
+        """Sets a function that each message is offered to; it is queued if False."""
         self._take = take
 
     async def send_texts(self, texts: Iterable[bytes]) -> None:
-        """Sends messages at once, each valid UTF-8."""
+        """Sends several messages at once, each valid UTF-8."""
         if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
@@ -294,15 +263,14 @@ class RemoteCall(ServedCall):
         texts = [bytes(text) for text in texts]
         self._post("texts", texts, sum(map(len, texts)))
 
-    # What the front end reports.
+    # Reports of the front end.
 
     def take(self, name: str, content: Any) -> None:
-        """Handles a message; see `shoal.front_ends.wire`."""
         match name:
             case "left":
-                self.leave(content)
+                self.disconnected(content)
             case "message":
-                self._message_came(content)
+                self._message_arrived(content)
             case "taken":
                 self._unread -= content
                 self._signal()
@@ -313,7 +281,7 @@ class RemoteCall(ServedCall):
             case _:
                 raise ValueError(f"a message {name!r} can't come here")
 
-    def _message_came(self, message: Message) -> None:
+    def _message_arrived(self, message: Message) -> None:
         self._wanted -= 1
         if message["type"] == "http.request":
             self._has_more = message.get("more_body", False)
@@ -334,21 +302,21 @@ class RemoteCall(ServedCall):
             with contained(_FAILED):
                 callback()
 
-    def leave(self, status: int = 0) -> None:
-        """Handles that the client is gone; or was answered by the server, with this status."""
+    def disconnected(self, status: int = 0) -> None:
+        """Handles that the client is gone, or that the server has refused it with a status."""
         self.refusal = status or self.refusal
         self.is_over = True
         self._call_back()
         self._signal()
 
     def end_early(self) -> None:
-        """Asks the application to end its answer; refuses the request if that can't be asked."""
+        """Asks the application to end its response; refuses the request if it can't."""
         if self._is_cut_off or self.is_over:
             return
         self._is_cut_off = True
         if not (self._call_back() or self.has_begun):
             self._post("cut off")
-            self.leave(503)
+            self.disconnected(503)
 
     # All sides.
 
@@ -357,7 +325,7 @@ class RemoteCall(ServedCall):
         self._post("want", count)
 
     def _taken(self, message: Message) -> None:
-        """Asks for more of the client's messages, once half of those asked for have come."""
+        """Asks for more of the client's messages, once half of the requested have arrived."""
         if self._has_more and self._wanted + len(self._messages) <= MESSAGES_AHEAD // 2:
             self._want(MESSAGES_AHEAD // 2)
 
@@ -366,7 +334,7 @@ class RemoteCall(ServedCall):
         self._calls.channel.post(name, self._id, content, size)
 
     async def _room(self) -> bool:
-        """Waits until the client has taken enough of what was sent; returns whether it will."""
+        """Waits until the client has taken enough; returns False if it is gone."""
         self._sends += 1
         if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
@@ -379,7 +347,6 @@ class RemoteCall(ServedCall):
             self._changed.signal()
 
     async def _change(self) -> None:
-        """Waits for the next `_signal`."""
         if self._changed is None:
             self._changed = Change(self._shared)
         await self._changed.wait()

@@ -1,4 +1,4 @@
-"""One front end, in the server's process: its process, and the requests that it has passed on."""
+"""One front end, in the server's process: its process, and the requests that it has forwarded."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from shoal.asgi.connections import ConnectionTotals
-from shoal.front_ends.channel import Channel
 from shoal.front_ends.remote_call import RemoteCall, RemoteCalls
-from shoal.front_ends.wire import MEMORY, FrontKind
+from shoal.front_ends.wire import MEMORY, Channel, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, encoded, send
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 from shoal.replicas.process.worker import wait_ended
@@ -30,13 +29,13 @@ _log: Final = logging.getLogger("shoal.server")
 
 _SOCKET_BUFFER: Final = 2**20
 
+# How often a process must show that it is alive.
 _ASKED_EVERY_S: Final = 2.0
-"""How often a process is asked for a sign of life."""
 _LOOKS: Final = 10
 _LOOKS_AT_START: Final = 120
+# How often, and how long, to wait for the reply. A single long wait would be wrong: if this event
+# loop is held, it ends before the loop has read the reply.
 _LOOK_S: Final = 0.5
-"""How often the answer is looked for, and for how long. A single long wait would be wrong: if this
-event loop is held, the wait is over before the loop has read the answer."""
 
 
 async def _is_set_within(event: anyio.Event, looks: int) -> bool:
@@ -48,33 +47,15 @@ async def _is_set_within(event: anyio.Event, looks: int) -> bool:
 
 
 class RemoteFrontEnd:
-    """A front end: like a connection of the server, but one for the clients of a process.
-
-    Args:
-        number: Its number among the front ends of the server, from 1 on.
-        shared: What the requests of all front ends share.
-        command: What starts a front end; file descriptors are appended.
-        listening: The file descriptor that it accepts clients from.
-        start: The content of the first frame.
-
-    Attributes:
-        number: As above.
-        pid: The id of its process.
-        is_ready: Set when it can serve, or has ended.
-        was_ready: Whether it could ever serve.
-        connections: The counts of its connections, as it has told them last.
-
-    Raises:
-        OSError: The process can't be started.
-    """
+    """A front end, which the server treats like a connection; raises `OSError`."""
 
     def __init__(
         self, number: int, shared: Shared, command: Sequence[str], listening: int, start: bytes
     ) -> None:
         self.number = number
         self._shared = shared
-        self.is_ready = anyio.Event()
-        self.was_ready = False
+        self.is_ready = anyio.Event()  # it can serve, or has ended
+        self.was_ready = False  # it could serve
         self.connections = ConnectionTotals(0, 0, 0, None, None)
         self._asked: anyio.Event | None = None
         self._is_draining = False
@@ -112,10 +93,7 @@ class RemoteFrontEnd:
         shared.connections.add(self)
 
     async def run(self) -> None:
-        """Serves its requests until its process has ended.
-
-        Cancellation: kills the process.
-        """
+        """Serves its requests until its process has ended; kills it if cancelled."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._channel.run, self._take)
@@ -126,20 +104,19 @@ class RemoteFrontEnd:
         finally:
             self._process.wait()
             self._channel.close()
-            self._calls.leave()
+            self._calls.disconnected()
             self.is_ready.set()
-            self._told()
+            self._reply_arrived()
             self._shared.remove(self)
 
     async def _kill_at_end(self) -> None:
-        """Kills the process when `run` is cancelled, which waits for it."""
         try:
             await anyio.sleep_forever()
         finally:
             self.kill()
 
     async def _kill_if_silent(self) -> None:
-        """Kills the process if it does not run: if it is stopped, or stuck in C code."""
+        """Kills the process if it is stopped, or stuck in C code."""
         answered, looks = self.is_ready, _LOOKS_AT_START
         while await _is_set_within(answered, looks):
             await anyio.sleep(_ASKED_EVERY_S)
@@ -163,25 +140,24 @@ class RemoteFrontEnd:
         return code is not None and code < 0
 
     def serve(self) -> None:
-        """Has it accept clients."""
         self._channel.post("serve")
 
     def ask_connections(self) -> anyio.Event:
-        """Asks for the counts of its connections; returns what is set once it has told or ended."""
+        """Returns an event that is set once the counts have arrived, or it ended."""
         if self._asked is None:
             self._asked = anyio.Event()
             self._channel.post("count")
         return self._asked
 
-    def _told(self) -> None:
+    def _reply_arrived(self) -> None:
         asked, self._asked = self._asked, None
         if asked is not None:
             asked.set()
 
-    # As the server's connections.
+    # The methods of a connection.
 
     def drain(self) -> None:
-        """Has it end after the requests that are being answered."""
+        """Lets it end after the running requests."""
         if not self._is_draining:
             self._is_draining = True
             if not self.was_ready:  # it has no clients, and may never read this
@@ -190,22 +166,19 @@ class RemoteFrontEnd:
             self._channel.flush()
 
     def end_early(self) -> None:
-        """Asks for the end of all answers."""
         for call in tuple(self._calls.running.values()):
             call.end_early()
 
     def abort(self) -> None:
-        """Has it close all connections by force, and end."""
         self._channel.post("abort")
         self._channel.flush()
 
     def kill(self) -> None:
-        """Kills its process, unless that has ended."""
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    # What it sends.
+    # Messages of the front end.
 
     def _take(self, messages: Sequence[PassedMessage]) -> None:
         calls = self._calls
@@ -225,11 +198,11 @@ class RemoteFrontEnd:
                 self._shared.refusals.count(*content)
             elif name == "connections":
                 self.connections = ConnectionTotals(*content)
-                self._told()
+                self._reply_arrived()
             elif name == "ready":
                 self.was_ready = True
                 self.is_ready.set()
 
     def _invalid(self, error: Exception) -> None:
-        _log.error("a worker has sent what is no frame, and is killed", exc_info=error)
+        _log.error("a worker has sent an invalid frame, and is killed", exc_info=error)
         self.kill()

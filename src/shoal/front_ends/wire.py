@@ -1,9 +1,9 @@
-"""What a front end and the server's process send each other.
+"""The channel between a front end and the server's process, and its messages.
 
-A frame holds many messages, as one pickle: to read or write a frame costs ten times as much as a
-message in it. For the frames see `shoal.replicas.process.wire.frames`. Both ends are Shoal's own
-and run as one user, connected by a socket pair that no other process can reach, so pickles are safe
-here. What a client has sent is never unpickled: it is text and bytes within them.
+A frame of `shoal.replicas.process.wire.frames` holds many messages, as one pickle: reading or
+writing a frame costs ten times as much as a message in it. Pickles are safe here: both ends are
+Shoal's own, run as one user, and are connected with a socket pair that no other process can reach.
+Data of clients is never unpickled: it is text and bytes within the messages.
 
 A message has a name, the id of the request that it concerns, or 0, and a content:
 
@@ -11,84 +11,181 @@ A message has a name, the id of the request that it concerns, or 0, and a conten
 From the server's process to a front end:
 ----------------------------------------------------------------------------------------------------
 ``serve``        accept clients
-``drain``        end after the requests that are being answered
+``drain``        end after the running requests
 ``abort``        close all connections by force, and end
 ``count``        send the counts of the connections
 ``send``         the next messages of ASGI, from the application
-``last``         its last ones, after which nothing follows
+``last``         its last messages, which end the response
 ``send pickled`` one message of ASGI, pickled
 ``texts``        several messages on a WebSocket: their texts in UTF-8
-``ended``        the application has returned without the end of its answer
+``ended``        the application has returned without ending its response
 ``cut off``      answer 503, since the server ends
-``want``         the application takes so many more of the client's messages
-``heartbeat``    seconds and bytes: send these whenever the answer was silent for so long
-``watch drain``  the application closes the WebSocket itself if it is told that the server drains
+``want``         how many more of the client's messages the application takes
+``heartbeat``    seconds and bytes: send the bytes whenever the response was silent for that time
+``watch drain``  send ``draining`` when the server drains; the application closes the WebSocket
 ``trace``        the ids of the request's trace and span, for the access log
 From a front end to the server's process:
 ----------------------------------------------------------------------------------------------------
 ``ready``        it can serve
 ``connections``  the counts of all connections so far: `ConnectionTotals` as a tuple
-``refused``      status and seconds of a request that was answered and is not passed on
+``refused``      status and seconds of a request that was refused here and not forwarded
 ``request``      a request: see `Request`
 ``message``      a message of ASGI, from the client
-``taken``        the client has taken so many bytes of the answer
-``left``         the client is gone, or the server has answered it in place of the application: the
-                 status of that answer, or 0
-``cut off``      the request is cut off, and may have some last words
-``draining``     the server drains, for a WebSocket whose application asked to be told
+``taken``        how many more bytes of the response the client has taken
+``left``         the client is gone (0), or the server has answered in place of the application
+                 (the status of that response)
+``cut off``      the request is cut off, and may send some last words
+``draining``     the server drains; sent after ``watch drain`` only
 ================ ===================================================================================
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
+from pickle import dumps
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+import anyio
+
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.messages import Message, MessageCodec, packed
+
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
+    from shoal.replicas.process.wire.frames import Frame, FrameReader
+    from shoal.replicas.process.wire.shared_memory import Region
+
+
+# The shared memory of each direction, in bytes; pages take memory once used.
 MEMORY: Final = 32 * 2**20
-"""How large the shared memory of each direction is, in bytes; pages take memory once used."""
 
+# How many bytes of a response are sent ahead of the client.
 WINDOW: Final = 2**16
-"""How many bytes of an answer are sent before the client has taken any of them."""
 
+# How many messages of a client are sent ahead of the application.
 MESSAGES_AHEAD: Final = 8
-"""How many messages of a client are sent before the application has taken one."""
 
+# The name of the message, the id of its request, and its content.
 PassedMessage: TypeAlias = tuple[str, int, Any]
-"""The name of a message, the id of its request, and its content."""
 
 
 class FrontKind(IntEnum):
-    """The kind of a frame."""
-
+    # The first frame: the options of the front end.
     START = 1
-    """The options of a front end: its first frame."""
+    # A pickled list of `PassedMessage`.
     MESSAGES = 2
-    """A pickled list of `PassedMessage`."""
 
 
 class Head(NamedTuple):
-    """What the requests with the same head share.
+    """The part of a request that requests with the same head share."""
 
-    Attributes:
-        scope: The scope of ASGI without its client, state and extensions.
-        offered: What the front end and its server offer; see `shoal.server.served_call`.
-    """
-
-    scope: Mapping[str, Any]
-    offered: tuple[str, ...]
+    scope: Mapping[str, Any]  # without client, state and extensions
+    offered: tuple[str, ...]  # the extensions of the front end and its server
 
 
+# The number of its head; the head, unless one with this number was sent before (a new one replaces
+# it); the client's address; and the body, which is None if it arrives in messages. Nearly all
+# requests of a connection have the same head, which costs more to send and read than the rest of a
+# small request. A head with the number 0 is not kept.
 Request: TypeAlias = tuple[int, Head | None, tuple[str, int] | None, bytes | None]
-"""The number of its head; the head, unless one with this number was sent before, which it replaces;
-the client's address; and the body, which is None if it comes in messages.
-
-The requests of a connection nearly always have the same head, which costs more to send and to read
-than all the rest of a small request. A head with the number 0 is not kept."""
 
 
 def size_of(message: Mapping[str, Any]) -> int:
-    """Returns about how large a message is, in bytes."""
+    """Returns the approximate size of a message, in bytes."""
     return len(message.get("body") or message.get("text") or message.get("bytes") or "")
+
+
+# Messages from this size on go through the shared memory.
+_LEAST_SHARED: Final = 2**16
+# Messages from this size on are sent without waiting for others.
+_MOST_TOGETHER: Final = 2**17
+
+Handler = Callable[[list[PassedMessage]], object]
+
+
+class Channel:
+    """One end: sends messages, and receives them. It owns its socket."""
+
+    # Messages posted in one pass of the event loop are sent together. The responses of a batch are
+    # posted at once, and a system call for each would cost more than the rest of a response.
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        reader: FrameReader[FrontKind],
+        outgoing: Region | None,
+        incoming: Region | None,
+        on_invalid_frame: Callable[[Exception], object],
+    ) -> None:
+        self._connection = FrameConnection[FrontKind](sock, reader, on_invalid_frame)
+        self._codec = MessageCodec(outgoing, incoming)
+        self._parking = parking_of_this_loop()
+        self._posted: list[PassedMessage] = []
+        self._size = 0  # of the posted messages, in bytes
+        self._waiter: Any = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other end is gone, or this end was closed."""
+        return self._connection.is_closed
+
+    def post(self, name: str, id_: int = 0, content: object = None, size: int = 0) -> None:
+        """Sends a message soon; a content that can't be pickled would block all others."""
+        self._posted.append((name, id_, content))
+        self._size += size
+        if self._size >= _MOST_TOGETHER:
+            self.flush()
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            self._parking.wake(waiter)
+
+    async def run(self, handle: Handler) -> None:
+        """Passes the received messages to a function, until the other end is gone."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._flush_when_posted)
+            tasks.start_soon(self._connection.write)
+            await self._connection.read_in_task(partial(self._take, handle))
+            tasks.cancel_scope.cancel()
+
+    def flush(self) -> None:
+        """Sends all posted messages, now or as soon as the socket takes them."""
+        if not self._posted:
+            return
+        # A large pickle is made in pieces, so that large bodies are copied only to the memory.
+        is_large = self._size >= _LEAST_SHARED
+        message = packed(self._posted) if is_large else Message([dumps(self._posted, 5)])
+        self._posted = []
+        self._size = 0
+        if self._codec.reserve(message):
+            self._codec.write(message)
+        self._connection.send(self._codec.frame(FrontKind.MESSAGES, 0, message))
+
+    def shut_down(self) -> None:
+        """Ends `run`."""
+        self._connection.shut_down()
+
+    def close(self) -> None:
+        """Closes the socket and frees the shared memory, once `run` has ended."""
+        self._connection.close()
+        # Each end refers to the other's objects; without this they would stay until a collection.
+        self._codec = MessageCodec(None, None)
+
+    async def _flush_when_posted(self) -> None:
+        while True:
+            if not self._posted:
+                self._waiter = self._parking.new_waiter()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            self.flush()
+
+    def _take(self, handle: Handler, frame: Frame[FrontKind]) -> None:
+        self._codec.take_back(frame)
+        handle(self._codec.opened_here(frame))

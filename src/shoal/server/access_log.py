@@ -1,7 +1,20 @@
-"""The access log: a line of JSON for each request, once it was answered or abandoned.
+"""The access log: middleware that writes a line of JSON for each request, once it has ended.
 
-It logs no bodies or headers, and of the URL only the path, since queries may contain tokens. It is
-middleware, which is not used where the log is not enabled.
+It logs no bodies and no headers. It logs only the path of the URL, since queries may contain
+tokens.
+
+============== ================================================================================
+``time``       when the request began, in UTC, ISO 8601
+``client``     the client's address; null at a UNIX socket
+``protocol``   ``"HTTP/1.1"``, ``"HTTP/2"``, or ``"WebSocket"``
+``method``     the method; null if the request could not be read
+``path``       the path, without the query; null if the request could not be read
+``status``     the status of the response; null if no response began
+``bytes``      how many bytes of the body the application sent
+``duration_s`` how long the request took, in seconds
+``request_id`` the ``X-Request-ID`` of the response; null if it has none
+``trace_id``   the id of its trace, and ``span_id`` the id of its span; omitted without tracing
+============== ================================================================================
 """
 
 from __future__ import annotations
@@ -10,7 +23,7 @@ import json
 import logging
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -21,49 +34,32 @@ from shoal.server.served_call import ServedCall
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from shoal.server.proxies import ProxyHeaders
+
+
 LOGGER: Final = "shoal.access"
-"""The name of its logger."""
 
 _log: Final = logging.getLogger(LOGGER)
 
 
 class AccessLog:
-    """Writes a line for each request to an application, once the request has ended.
+    """Logs each request to an application."""
 
-    ============== ================================================================================
-    ``time``       when it began, in UTC, ISO 8601
-    ``client``     the client's address; null at a UNIX socket
-    ``protocol``   ``"HTTP/1.1"``, ``"HTTP/2"``, or ``"WebSocket"``
-    ``method``     the method; null if the request could not be read
-    ``path``       the path, without the query; null likewise
-    ``status``     the status of the answer; null if no answer began
-    ``bytes``      how many bytes of the body the application sent
-    ``duration_s`` how long it took, in seconds
-    ``request_id`` the ``X-Request-ID`` of the answer; null if it has none
-    ``trace_id``   the id of its trace, and ``span_id`` that of its span; left out without tracing
-    ============== ================================================================================
-
-    Args:
-        app: The application.
-        is_answered_for: Whether another server than this package's answers 500 in place of an
-            application that does not answer.
-    """
-
+    # `is_answered_for`: a server other than Shoal's answers 500 if the application fails to answer.
     def __init__(self, app: ASGIApp, *, is_answered_for: bool = False) -> None:
         self._app = app
         self._is_answered_for = is_answered_for
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Calls the application."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        entry = Entry()
+        entry = AccessLogLine()
         extensions = scope.get("extensions", {})
         offered = extensions.get(DISCONNECT, {})
         call = offered if isinstance(offered, ServedCall) else None
         if offered:
-            # The application may be given a copy of the scope.
+            # The application may get a copy of the scope.
             extensions[DISCONNECT] = {**offered, "note_trace": entry.note_trace}
         has_ended = False
 
@@ -83,7 +79,7 @@ class AccessLog:
                 entry.note_status(call.refusal, call.refused_size)
                 is_answered_for = not call.is_over
             if has_ended and is_answered_for:
-                # With which the server answers in place of the application.
+                # The server answers with this status in place of the application.
                 entry.note_status(503 if call is not None and call.is_cut_off() else 500)
             method = scope.get("method", "GET")
             entry.trace_ids = entry.trace_ids or scope.get(TRACE)
@@ -92,19 +88,11 @@ class AccessLog:
 
 
 def protocol_of(scope: Scope) -> str:
-    """Returns the protocol of a request, as the log has it."""
     return f"HTTP/{scope['http_version']}" if scope["type"] == "http" else "WebSocket"
 
 
-class Entry:
-    """One request's line: notes its answer, and is written at its end.
-
-    Args:
-        took_s: How long ago the request began, in seconds.
-
-    Attributes:
-        trace_ids: The ids of its trace and span; None if it is not traced.
-    """
+class AccessLogLine:
+    """One line of the log."""
 
     trace_ids: tuple[str, str] | None = None
 
@@ -116,23 +104,20 @@ class Entry:
         self._bytes = 0
 
     def note_answer(self, status: int, request_id: bytes, size: int) -> None:
-        """Notes a whole answer, with the size of its body in bytes."""
         self._status = status
         self._request_id = request_id.decode("latin-1") or None
         self._bytes += size
 
     def note_trace(self, ids: tuple[str, str]) -> None:
-        """Notes the ids of the request's trace and span."""
         self.trace_ids = ids
 
     def note_status(self, status: int, size: int = 0) -> None:
-        """Notes with which status the server answers if nothing else has; 0 for none."""
+        """Notes the status that the server sends if the application sends none; 0 for none."""
         if self._status is None and status:
             self._status = status
             self._bytes += size
 
     def note(self, message: Message) -> None:
-        """Notes a message of ASGI."""
         match message["type"]:
             case "http.response.start" | "websocket.http.response.start":
                 self._status = message["status"]
@@ -155,7 +140,6 @@ class Entry:
         path: str | None,
         client: tuple[str, int] | None,
     ) -> None:
-        """Writes the line."""
         line = {
             "time": self._began_at.isoformat(timespec="milliseconds"),
             "client": None if client is None else f"{client[0]}:{client[1]}",
@@ -171,5 +155,37 @@ class Entry:
         if self.trace_ids is not None:
             line["trace_id"], line["span_id"] = self.trace_ids
         text = orjson.dumps(line).decode()
-        # Control characters beyond those that JSON escapes control terminals, or end lines.
+        # JSON leaves some control characters that end lines or control terminals.
         _log.info("%s", text if text.isprintable() else json.dumps(line).replace("\x7f", r"\u007f"))
+
+
+class Refusals:
+    """Counts and logs the requests that the server refuses, which the application never sees."""
+
+    # They are malformed, for another host, or too slow. If the application has a method
+    # `count_refusal`, it is called with the status and the seconds that the request took.
+
+    def __init__(self, app: ASGIApp, proxies: ProxyHeaders | None, *, is_logged: bool) -> None:
+        known: Any = app
+        self._count_by = known.count_refusal if hasattr(type(app), "count_refusal") else None
+        self._proxies = proxies
+        self._is_logged = is_logged
+
+    def count(self, status: int, took_s: float = 0.0) -> None:
+        if self._count_by is not None:
+            with contained("a refused request could not be counted"):
+                self._count_by(status, took_s)
+
+    def note(self, scope: Scope, status: int, size: int, took_s: float) -> None:
+        """Counts and logs a refusal; the scope's ``method`` and ``path`` may be None."""
+        self.count(status, took_s)
+        if not self._is_logged:
+            return
+        with contained("the access log failed"):  # handlers and filters of logs are the user's
+            scope = {**scope, "headers": list(scope["headers"])}
+            if self._proxies is not None and scope["path"] is not None:
+                self._proxies.complete(scope)
+            entry = AccessLogLine(took_s)
+            entry.note_answer(status, b"", size)
+            method = scope.get("method", "GET")
+            entry.write(protocol_of(scope), method, scope["path"], scope["client"])

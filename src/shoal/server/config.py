@@ -1,100 +1,75 @@
-"""What a server makes of its options, and the outcome of one run."""
+"""The state and the outcome of one run of a server, and the listener of its worker processes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from shoal.server.listeners import Inherited, Tcp, Unix
 
 if TYPE_CHECKING:
+    import anyio
+
+    from shoal.asgi.connections import CountedConnections
     from shoal.asgi.http_options import HttpOptions
-    from shoal.asgi.lifespan import Lifespan
+    from shoal.asgi.lifespan import AppLifespan
+    from shoal.server.connection_limit import LimitedListener
     from shoal.server.listeners import Address
+    from shoal.server.shared import Shared
 
 
 class WorkersFailed(Exception):
-    """No process could speak HTTP for the server."""
+    """None of the worker processes could speak HTTP for the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """The outcome of a server's run.
+    """The outcome of a server's run."""
 
-    Attributes:
-        started: Whether it ever listened; False if it was shut down while the application started.
-        served: How many requests and WebSockets of the whole run ended by themselves.
-        finished: How many of these were running when shutdown began, or arrived just after.
-        cut: How many requests and WebSockets did not end in time.
-        took_s: Seconds from the shutdown until the last connection had ended.
-        failure: The failure of the application's lifespan after it had started, or None.
-    """
-
-    started: bool
-    served: int = 0
-    finished: int = 0
-    cut: int = 0
-    took_s: float = 0.0
-    failure: str | None = None
+    started: bool  # it has listened; False if it was shut down while the application started
+    served: int = 0  # requests and WebSockets of the whole run that ended by themselves
+    finished: int = 0  # those among them that were running at the shutdown, or arrived just after
+    cut: int = 0  # requests and WebSockets that did not end in time
+    took_s: float = 0.0  # from the shutdown until the last connection had ended
+    failure: str | None = None  # of the application's lifespan after it had started
 
 
 def address_of(options: HttpOptions) -> Address:
-    """Returns the address to listen at."""
     if options.uds is not None:
         return Unix(options.uds, int(options.uds_mode, 8))
     return Tcp(options.host, options.port) if options.fd is None else Inherited(options.fd)
 
 
-# How long the application's lifespan may take to end when the drain has used up its time.
+# How long the application's lifespan may take to end if the drain has used up its time.
 LIFESPAN_MARGIN_S: Final = 2.0
 
 
 @dataclass
 class ServerRun:
-    """The state of a run of a server.
+    """The state of one run of a server."""
 
-    Attributes:
-        lifespan: The application's lifespan; None if it is not run.
-        is_up: Whether the application has started, and clients could connect.
-        refused: Why the server can't listen at an address, if it can't.
-        finished_before: How many requests had finished when the shutdown began.
-        cut: How many requests were closed by force.
-        took_s: How long the drain took, in seconds.
-    """
-
-    lifespan: Lifespan | None
-    is_up: bool = False
-    refused: OSError | None = None
-    finished_before: int = 0
-    cut: int = 0
+    lifespan: AppLifespan | None
+    is_up: bool = False  # the application has started, and clients could connect
+    refused: OSError | None = None  # why the server can't listen at an address
+    finished_before: int = 0  # requests that had finished when the shutdown began
+    cut: int = 0  # requests that were cut off
     took_s: float = 0.0
 
     async def application_started(self) -> bool:
-        """Waits until the application has started; returns False if it failed."""
+        """Waits for the application's start; returns False if it failed."""
         if self.lifespan is None:
             return True
         await self.lifespan.wait_started()
         return self.lifespan.failure is None
 
     async def end_application(self, graceful_timeout_s: float) -> None:
-        """Ends the application's lifespan within the time that the drain has left.
-
-        Args:
-            graceful_timeout_s: The time limit of the drain, in seconds.
-        """
+        """Ends the lifespan within the time that the drain has left."""
         if self.is_up and self.lifespan is not None:
             await self.lifespan.stop(max(graceful_timeout_s - self.took_s, LIFESPAN_MARGIN_S))
 
     def drained(self, finished: int) -> Drained:
-        """Returns the outcome.
-
-        Args:
-            finished: How many requests have ended in the whole run, including those cut off.
-
-        Raises:
-            OSError: An address can't be listened at.
-            LifespanFailed: The application did not start.
-        """
+        """Returns the outcome; raises the error that prevented the start."""
         failure = None if self.lifespan is None else self.lifespan.failure
         if self.is_up:
             served = finished - self.cut
@@ -111,3 +86,50 @@ class ServerRun:
         if self.refused is not None:
             raise self.refused
         return Drained(started=False)
+
+
+class FrontEndListener(Protocol):
+    """A listener whose clients are accepted by worker processes."""
+
+    bound: LimitedListener
+    shared: Shared
+    started: Callable[[str], object]  # called with the URL once clients can connect
+    url: str
+    failure: str | None  # why no worker can serve any more
+    ended: anyio.Event  # set when all workers have ended, after a drain
+
+    @property
+    def connections(self) -> CountedConnections: ...
+
+    async def run(self) -> None:
+        """Keeps the workers running until the server drains and they have ended."""
+        ...
+
+    async def open(self) -> None:
+        """Lets the workers accept clients; raises `OSError` if it can't listen."""
+        ...
+
+    async def accept(self) -> None:
+        """Waits until it is cancelled: the workers accept."""
+        ...
+
+    def announce_end(self) -> None:
+        """Closes this process's socket, and lets the workers drain."""
+        ...
+
+    def drain(self) -> None:
+        """Does nothing: the workers close their sockets."""
+        ...
+
+    def abort(self) -> None:
+        """Lets the workers close all connections by force."""
+        ...
+
+
+# Makes the listener. The arguments: the socket, the state that requests share, a function for the
+# URL once clients can connect, the URL, and a function that is called if no worker can serve any
+# more.
+StartFrontEnds: TypeAlias = Callable[
+    ["LimitedListener", "Shared", Callable[[str], object], str, Callable[[], object]],
+    FrontEndListener,
+]

@@ -26,8 +26,8 @@ _log = logging.getLogger("shoal.server")
 # `accept` fails with these when the process or the machine is short of a resource; it is retried.
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_S: Final = 0.1
-# `accept` fails with these when no client waits, or when the waiting client is gone: Linux reports
-# network errors of that client, or that a firewall has refused it.
+# `accept` fails with these when no client waits, or when the waiting client has disconnected. Linux
+# reports network errors of that client, or that a firewall has refused it.
 _NOBODY: Final = frozenset(
     {
         *(errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR, errno.ECONNABORTED, errno.ECONNRESET),
@@ -36,20 +36,19 @@ _NOBODY: Final = frozenset(
     }
 )
 _BACKLOG: Final = 1024
-_SAID_EVERY_S: Final = 60.0
+_LOGGED_EVERY_S: Final = 60.0
 
 
 class Exhaustion:
-    """Logs that no connection can be accepted, once a minute for all addresses of a server."""
+    """Logs once a minute, for all addresses, that no connection can be accepted."""
 
     def __init__(self) -> None:
-        self._said_at = -math.inf
+        self._logged_at = -math.inf
 
     def note(self, error: OSError) -> None:
-        """Notes that a connection could not be accepted."""
         now = anyio.current_time()
-        if now - self._said_at >= _SAID_EVERY_S:
-            self._said_at = now
+        if now - self._logged_at >= _LOGGED_EVERY_S:
+            self._logged_at = now
             _log.error(
                 "can't accept connections at the moment: %s; new connections wait. This is logged"
                 " once a minute.",
@@ -58,7 +57,7 @@ class Exhaustion:
 
 
 def check_descriptors(max_connections: int) -> None:
-    """Logs a warning if this process may not open as many files as its connections need."""
+    """Warns if this process may open fewer files than its connections need."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = max_connections + len(os.listdir("/dev/fd"))
     if most != resource.RLIM_INFINITY and most < needed:
@@ -72,48 +71,32 @@ def check_descriptors(max_connections: int) -> None:
 
 
 class LimitedListener:
-    """A bound socket that accepts connections up to a limit.
-
-    Invariant: ``permits in use == sockets returned and not yet released``.
-
-    Args:
-        bound: A bound socket, which this object owns from now on.
-        max_connections: How many connections may be open at once.
-        exhaustion: Logs that no connection can be accepted.
-    """
+    """A bound socket that accepts connections up to a limit."""
 
     def __init__(self, bound: BoundSocket, max_connections: int, exhaustion: Exhaustion) -> None:
         self._exhaustion = exhaustion
         self._bound = bound
         self._max_connections = max_connections
+        # Invariant: permits in use == sockets returned and not yet released.
         self._permits = anyio.Semaphore(max_connections, max_value=max_connections)
         self._has_warned = False
 
     @property
     def url(self) -> str:
-        """The URL that clients connect to."""
         return self._bound.url
 
     @property
     def name(self) -> Any:
-        """The address, as a socket has it."""
         return self._bound.socket.getsockname()
 
     @property
     def fileno(self) -> int:
-        """The file descriptor."""
         return self._bound.socket.fileno()
 
     def listen(self) -> None:
-        """Starts to listen; clients can connect from now on.
-
-        Raises:
-            OSError: Another process listens at this address.
-        """
         self._bound.socket.listen(_BACKLOG)
 
     async def accept(self) -> socket.socket:
-        """Waits until the limit allows a connection, then for a client; see `release`."""
         while True:
             await self._acquire()
             try:
@@ -129,10 +112,7 @@ class LimitedListener:
                 raise
 
     def accept_waiting(self) -> socket.socket | None:
-        """Returns a client that has connected already; None if none has or the limit is reached.
-
-        Does not wait.
-        """
+        """Returns a client that has connected already, if the limit allows it."""
         try:
             self._permits.acquire_nowait()
         except anyio.WouldBlock:
@@ -145,11 +125,9 @@ class LimitedListener:
         return accepted
 
     def release(self) -> None:
-        """Allows one more connection, once an accepted one has ended."""
         self._permits.release()
 
     def close(self) -> None:
-        """Stops listening; the kernel refuses connections from now on."""
         self._bound.close()
 
     async def _accept(self) -> socket.socket:

@@ -18,30 +18,19 @@ _LEFT_OPEN: Final = "the application has left a cancel scope open"
 
 
 class ServedConnection(Protocol):
-    """What the task serves."""
-
     shared: Shared
 
     async def run(self) -> bool:
-        """Serves the client, or some of its requests.
-
-        Returns:
-            Whether the task is as it was before. If the application has changed it, another one
-            must go on.
-        """
+        """Serves some requests; returns False if another task must continue."""
         ...
 
     def ended(self, *, is_reusable: bool) -> None:
-        """Handles that the task has ended; with False, another one must go on."""
+        """Handles the end of the task; with False, another task must continue."""
         ...
 
 
 class TaskState:
-    """What the application can change of the task that it is called in, as it was at the start.
-
-    Args:
-        parking: The event loop's way to wait.
-    """
+    """The state of a task that the application it calls can change."""
 
     __slots__ = ("_context", "_innermost_scope", "_scope")
 
@@ -50,19 +39,15 @@ class TaskState:
         self._context, self._scope = copy_context(), self._innermost_scope()
 
     def is_unchanged(self) -> bool:
-        """Returns whether the next request may be answered in this task."""
         try:
             return copy_context() == self._context and self._innermost_scope() is self._scope
-        except Exception:  # a value of a variable can't be compared with another
+        except Exception:  # two values of a context variable can't be compared
             return False
 
 
 async def run_contained(connection: ServedConnection) -> None:
-    """Serves a connection, as a task.
-
-    Whatever the application raises, whatever cancels its call, and whatever scope it leaves open
-    ends no other connection, but for what ends the program or the server.
-    """
+    # An error of the application, a cancellation of its call, or a scope that it leaves open ends
+    # no other connection. Errors that end the program or the server propagate.
     parking = connection.shared.parking
     failure: BaseException | None = None
     is_reusable = True
@@ -82,7 +67,7 @@ async def run_contained(connection: ServedConnection) -> None:
             _log.warning(_LEFT_OPEN, exc_info=error)
         elif goes_on(failure, parking):
             raise failure from failure.__cause__
-        else:  # such as a cancellation that nobody has requested
+        else:  # for example a cancellation that nobody has requested
             _log.error("the application has ended a connection", exc_info=failure)
     finally:
         del failure  # its traceback holds this frame

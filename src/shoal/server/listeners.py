@@ -1,9 +1,9 @@
-"""The addresses of a server: TCP addresses, UNIX sockets, and inherited sockets.
+"""The addresses of a server: TCP addresses, UNIX sockets, and sockets from systemd.
 
 An address is bound before the application starts, and the server listens once it has started.
-Between the two a UNIX socket refuses connections just as the socket file of a dead server does. So
-a lock on a file beside the socket shows whether its server is alive. The kernel releases the lock
-when the process ends, however it ends.
+Between the two, a UNIX socket refuses connections, as the socket file of a dead server does. A lock
+on a file beside the socket shows whether its server is alive. The kernel releases the lock when the
+process ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, MutableMapping, Sequence
 
     from starlette.types import ASGIApp
+
 
 _PROBE_TIMEOUT_S: Final = 1.0
 _FREE_PORTS_TRIED: Final = 8
@@ -29,27 +30,13 @@ _NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 @dataclass(frozen=True)
 class Tcp:
-    """A TCP address.
-
-    Attributes:
-        host: IPv4, IPv6, or a name.
-        port: The port, or 0 for a free one.
-    """
-
-    host: str
-    port: int
+    host: str  # IPv4, IPv6, or a name
+    port: int  # 0 for a free one
 
 
 @dataclass(frozen=True)
 class Unix:
-    """A UNIX socket.
-
-    The file of a dead server is replaced; its own file is removed at the end.
-
-    Attributes:
-        path: Its path. A lock file, with ``.lock`` appended to the name, is kept beside it.
-        mode: The mode of its file.
-    """
+    """A UNIX socket. The file of a dead server is replaced."""
 
     path: str
     mode: int = 0o600
@@ -57,11 +44,7 @@ class Unix:
 
 @dataclass(frozen=True)
 class Inherited:
-    """A bound stream socket that this process inherited, for example from systemd.
-
-    Attributes:
-        fd: Its file descriptor; the server closes it at the end.
-    """
+    """A bound stream socket that this process inherited; the server closes it at the end."""
 
     fd: int
 
@@ -71,51 +54,33 @@ Address: TypeAlias = Tcp | Unix | Inherited
 
 @dataclass(frozen=True, kw_only=True)
 class AppListener:
-    """An address to listen at, and the application that is served there.
-
-    Attributes:
-        address: The address.
-        app: The application. As an extra listener's, its lifespan is not run; it may be that of
-            the first listener, whose lifespan has run.
-        started: Called with the URL once clients can connect.
-        may_have_tls: Whether TLS is spoken there, if the server has a certificate.
-    """
+    """An address to listen at, and the application that is served there."""
 
     address: Address
-    app: ASGIApp
-    started: Callable[[str], object] = lambda _: None
-    may_have_tls: bool = False
+    app: ASGIApp  # the lifespan of an extra listener's application is not run
+    started: Callable[[str], object] = lambda _: None  # called with the URL
+    may_have_tls: bool = False  # it speaks TLS if the server has a certificate
 
 
 class BoundSocket:
-    """A bound socket, and the clean-up for when it is closed.
-
-    Args:
-        bound: The socket, which this object owns from now on.
-        release: Called after the socket was closed.
-
-    Attributes:
-        socket: The socket.
-    """
+    """A bound socket, and the clean-up that follows its closing."""
 
     def __init__(self, bound: socket.socket, release: Callable[[], object] = lambda: None) -> None:
         bound.setblocking(False)
         bound.set_inheritable(False)
         self.socket = bound
-        self._release: Callable[[], object] | None = release
+        self._release: Callable[[], object] | None = release  # called after the socket was closed
 
     @property
     def url(self) -> str:
-        """The URL that clients connect to."""
         name = self.socket.getsockname()
-        found = host_and_port(name)
-        if found is None:
+        address = host_and_port(name)
+        if address is None:
             return f"unix:{os.fsdecode(name)}"
-        host, port = found
+        host, port = address
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def close(self) -> None:
-        """Closes the socket; the kernel refuses connections from now on. Idempotent."""
         release, self._release = self._release, None
         if release is not None:
             self.socket.close()
@@ -123,11 +88,7 @@ class BoundSocket:
 
 
 def bind_all(address: Address) -> list[BoundSocket]:
-    """Binds a socket to an address; of a name, a socket to each of its addresses.
-
-    Raises:
-        OSError: The address can't be bound; a running server may use it.
-    """
+    """Binds a socket to an address, or one to each address of a name; raises `OSError`."""
     match address:
         case Tcp():
             return _bind_tcp(address)
@@ -138,14 +99,13 @@ def bind_all(address: Address) -> list[BoundSocket]:
 
 
 def host_and_port(address: Any) -> tuple[str, int] | None:
-    """Returns a socket's address in ASGI's form; None for that of a UNIX socket."""
+    """Returns a socket's address in ASGI's form; None for a UNIX socket."""
     return None if isinstance(address, (str, bytes)) else (address[0], address[1])
 
 
-def spelled(address: Any) -> str:
-    """Returns a client's address for the log."""
-    found = host_and_port(address)
-    return "a UNIX socket" if found is None else f"{found[0]}:{found[1]}"
+def address_text(address: Any) -> str:
+    host_port = host_and_port(address)
+    return "a UNIX socket" if host_port is None else f"{host_port[0]}:{host_port[1]}"
 
 
 def _bind_tcp(address: Tcp) -> list[BoundSocket]:
@@ -156,10 +116,7 @@ def _bind_tcp(address: Tcp) -> list[BoundSocket]:
 
 
 def _bind_names(address: Tcp) -> list[BoundSocket]:
-    """Binds a socket to each address of a host, at the same port.
-
-    An address that this machine does not have is left out, if there is another.
-    """
+    """Binds a socket to each address of a host that this machine has, at the same port."""
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     names = dict.fromkeys((family, name) for family, _, _, _, name in found)
     bound: list[BoundSocket] = []
@@ -224,8 +181,8 @@ def _bind_unix(address: Unix) -> BoundSocket:
 
     def release() -> None:
         with suppress(OSError):
-            left = os.lstat(path)
-            if (left.st_dev, left.st_ino) == (made.st_dev, made.st_ino):
+            current = os.lstat(path)
+            if (current.st_dev, current.st_ino) == (made.st_dev, made.st_ino):
                 os.unlink(path)
         _unlock(f"{path}.lock", lock)
 
@@ -233,15 +190,11 @@ def _bind_unix(address: Unix) -> BoundSocket:
 
 
 def _lock(path: str) -> int:
-    """Returns the descriptor that holds the lock of a socket's path.
-
-    Raises:
-        OSError: Another process holds it.
-    """
+    """Returns the descriptor that holds the lock; raises `OSError` if a process holds it."""
     while True:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:  # name the socket: the user does not know of the lock file
+        except OSError as error:  # name the socket: the user does not know the lock file
             raise OSError(error.errno, error.strerror, path.removesuffix(".lock")) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -263,11 +216,7 @@ def _unlock(path: str, lock: int) -> None:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes the socket file of a server that has died.
-
-    Raises:
-        OSError: The file is not a socket, or a server that does not use the lock listens there.
-    """
+    """Removes the socket file of a dead server; raises `OSError` if it is another file."""
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
@@ -288,3 +237,76 @@ def _remove_stale(path: str) -> None:
 
 def _in_use(path: str) -> OSError:
     return OSError(errno.EADDRINUSE, "another server listens there", path)
+
+
+# systemd's protocol for socket activation. systemd listens before the server starts and after it
+# has stopped, so new connections wait rather than fail. LISTEN_PID is the process that the sockets
+# are for, LISTEN_FDS their number, from descriptor 3 on, and LISTEN_FDNAMES their names, which
+# FileDescriptorName= sets. The socket named "admin" serves the admin API, every other socket the
+# application.
+_FIRST_FD: Final = 3
+_ADMIN: Final = "admin"
+_VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
+
+
+@dataclass(frozen=True)
+class PassedSockets:
+    public: tuple[Inherited, ...] = ()  # sockets of the application
+    admin: Inherited | None = None
+
+
+NO_SOCKETS: Final = PassedSockets()
+
+
+def passed_sockets(environment: MutableMapping[str, str] | None = None) -> PassedSockets:
+    """Returns the sockets for this process; raises `ValueError` for an unusable one."""
+    # They are removed from the environment, so that no child process takes the sockets for its own.
+    variables = os.environ if environment is None else environment
+    pid, count, names, _ = (variables.pop(name, "") for name in _VARIABLES)
+    if not pid or pid != str(os.getpid()):
+        return NO_SOCKETS
+    if not (count.isascii() and count.isdigit()):
+        raise ValueError(f"LISTEN_FDS must be how many sockets were passed, not {count!r}")
+    fds = range(_FIRST_FD, _FIRST_FD + int(count))
+    named = _socket_names(names, len(fds))
+    for fd, name in zip(fds, named, strict=True):
+        _check_passed(fd, name)
+    admin = [Inherited(fd) for fd, name in zip(fds, named, strict=True) if name == _ADMIN]
+    if len(admin) > 1:
+        raise ValueError(f"{len(admin)} of the sockets from systemd are named {_ADMIN!r}, not one")
+    public = [Inherited(fd) for fd, name in zip(fds, named, strict=True) if name != _ADMIN]
+    return PassedSockets(tuple(public), admin[0] if admin else None)
+
+
+def _socket_names(text: str, count: int) -> Sequence[str]:
+    names = text.split(":") if text else [""] * count
+    if len(names) != count:
+        raise ValueError(f"LISTEN_FDNAMES has {len(names)} names, for {count} sockets")
+    return names
+
+
+def _check_passed(fd: int, name: str) -> None:
+    """Checks that a descriptor is a listening socket, and keeps it from child processes."""
+    what = f"file descriptor {fd} ({name or 'without a name'}) from systemd"
+    try:
+        os.set_inheritable(fd, False)
+        passed = socket.socket(fileno=os.dup(fd))
+    except OSError as error:
+        raise ValueError(f"{what} is not a socket: {error.strerror}") from None
+    with passed:
+        if passed.type != socket.SOCK_STREAM:
+            raise ValueError(f"{what} is not a stream socket; write ListenStream= in its unit")
+        if not passed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise ValueError(f"{what} does not listen; write Accept=no in its unit")
+        if name == _ADMIN and _is_open_to_all(passed):
+            raise ValueError(
+                f"{what} would open the admin API to everyone on this machine; let its unit have a "
+                "path as ListenStream=, and SocketMode=0600"
+            )
+
+
+def _is_open_to_all(passed: socket.socket) -> bool:
+    path = passed.getsockname()
+    if passed.family != socket.AF_UNIX or not path or path[0] in ("\0", 0):
+        return True  # addresses and abstract sockets have no permissions
+    return bool(stat.S_IMODE(os.stat(path).st_mode) & stat.S_IWOTH)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
+
 
 _log = logging.getLogger("shoal.server")
 
+_MOST_LINES: Final = 10
+_IN_S: Final = 60.0
+
 
 def log_failure(error: BaseException, message: str, *args: object, has_left: bool = False) -> None:
-    """Logs an error with this message: in one line if the client had left before it.
-
-    Middleware such as Starlette's raises if an application does not answer, which it need not do
-    once its client has left.
-    """
+    """Logs an error; in one line if the client had disconnected before."""
+    # Middleware such as Starlette's raises if an application does not answer, but an application
+    # need not answer a client that has disconnected.
     if has_left:
         name = type(error).__name__
         _log.info(f"{message} after its client left: %s", *args, name)
@@ -26,21 +29,59 @@ def log_failure(error: BaseException, message: str, *args: object, has_left: boo
 
 
 @contextmanager
-def contained(message: str, *args: object, has_left: Callable[[], bool] = bool) -> Generator[None]:
-    """Logs an `Exception` with this message and suppresses it; a `BaseException` propagates.
-
-    Args:
-        message: The message.
-        args: What it is formatted with.
-        has_left: Returns whether the client has left; see `log_failure`.
-    """
+def contained(
+    message: str,
+    *args: object,
+    has_left: Callable[[], bool] = bool,
+    log: Callable[..., object] = log_failure,
+) -> Generator[None]:
+    """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
     try:
         yield
     except Exception as error:
-        log_failure(error, message, *args, has_left=has_left())
+        log(error, message, *args, has_left=has_left())
     except BaseExceptionGroup as group:
         failures, passing = group.split(Exception)
         if failures is not None:
-            log_failure(failures, message, *args, has_left=has_left())
+            log(failures, message, *args, has_left=has_left())
         if passing is not None:
             raise passing from None
+
+
+class ClientFaults:
+    """Logs the errors that end connections, at most ten a minute."""
+
+    # A request may hold secrets, and a client could fill the log. Therefore a line names only the
+    # client and the class of the error. The traceback is logged at level DEBUG.
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._began_at = now()
+        self._lines = 0
+        self._left_out = 0
+
+    def contained(self, client: str) -> AbstractContextManager[None]:
+        """Logs an `Exception` and suppresses it; a `BaseException` propagates."""
+        return contained(client, log=self._note)
+
+    def _note(self, error: BaseException, client: str, *, has_left: bool) -> None:
+        del has_left  # the line is the same
+        _log.debug("the connection from %s failed", client, exc_info=error)
+        now = self._now()
+        if now >= self._began_at + _IN_S:
+            if self._left_out:
+                _log.warning("%d more connections ended by errors", self._left_out)
+            self._began_at, self._lines, self._left_out = now, 0, 0
+        if self._lines < _MOST_LINES:
+            self._lines += 1
+            _log.warning("an error ended the connection from %s: %s", client, kinds(error))
+        else:
+            self._left_out += 1
+
+
+def kinds(error: Any) -> str:
+    """Returns the names of the classes of an error, or of the errors in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        inner: list[Any] = list(error.exceptions)  # pyright: ignore[reportUnknownMemberType,reportUnknownArgumentType]
+        return ", ".join(dict.fromkeys(map(kinds, inner)))
+    return type(error).__name__

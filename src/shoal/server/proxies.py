@@ -1,16 +1,16 @@
-"""What proxies in front of the server say of a request: its client, scheme, host and prefix.
+"""The headers in which proxies describe a request: its client, scheme, host and prefix.
 
-A proxy connects in its own name, and tells in headers who its client is. Any client can send the
-same headers. So they are read only from peers that the operator trusts, and only those headers that
-the operator names, since a proxy passes on the headers that it does not know.
+A proxy connects from its own address, and names its client in headers. Any client can send the same
+headers. Therefore the server reads them only from peers that the operator trusts. It reads only the
+headers that the operator names, since a proxy forwards the headers that it does not know.
 
 Each proxy appends its own peer to ``X-Forwarded-For``. The list is read from its end: the first
-address that is no trusted peer is the client. What is before it was written by that client, and
-counts for nothing. Of the other headers the last value counts, which the nearest proxy has written;
-of ``Forwarded``, what the proxy says that the client is connected to.
+address that is not a trusted peer is the client. Earlier addresses are ignored, since that client
+wrote them. The last value of the other headers applies, which the nearest proxy wrote. In
+``Forwarded``, the element of the proxy that the client is connected to applies.
 
-The middleware of other servers was not taken: uvicorn's reads two of the headers, and Hypercorn's
-believes any peer. What is done here is done when the scope of a request is made.
+Other servers' middleware does not fit: uvicorn's reads two of the headers, and Hypercorn's believes
+any peer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING, Final
 
-from shoal.asgi.proxy_options import FORWARDED, UNIX, is_prefix, network
+from shoal.asgi.option_checks import FORWARDED, UNIX, is_prefix, network
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,11 +46,7 @@ Peer = tuple[str, int]
 
 
 class ProxyHeaders:
-    """Completes the scopes of requests by what proxies say.
-
-    Args:
-        options: The options of the server.
-    """
+    """Completes the scopes of requests from the headers of proxies."""
 
     def __init__(self, options: HttpOptions) -> None:
         self._root_path = options.root_path
@@ -61,36 +57,29 @@ class ProxyHeaders:
 
     @classmethod
     def of(cls, options: HttpOptions) -> ProxyHeaders | None:
-        """Returns the one for these options; None if scopes stay as they are."""
+        """Returns None if the options leave scopes as they are."""
         return cls(options) if options.root_path or options.trusted_peers else None
 
     def complete(self, scope: Scope) -> None:
-        """Sets what the proxies say in the scope of a request.
-
-        It sets ``client``, ``scheme``, ``server`` and the header ``host``, ``root_path`` and, so
-        that it begins with ``root_path``, ``path``. What is malformed counts for nothing.
-
-        Args:
-            scope: A scope whose ``path`` is the one that the nearest proxy has sent.
-        """
+        """Sets client, scheme, server, host, root_path and path; ignores malformed values."""
         root_path = self._root_path
         peer: Peer | None = scope["client"]
         if self._trusts_unix if peer is None else self._trusts(peer[0]):
-            said = self._said(scope["headers"])
-            if FORWARDED in said:
-                hops = [_pairs(hop) for hop in _hops(said[FORWARDED])]
+            headers = self._proxy_headers(scope["headers"])
+            if FORWARDED in headers:
+                hops = [_pairs(hop) for hop in _hops(headers[FORWARDED])]
                 client, at = self._client(peer, [hop.get("for", "") for hop in hops])
                 scheme, host = (hops[at].get(name, "") for name in ("proto", "host"))
             else:
-                client, _ = self._client(peer, _hops(said.get("x-forwarded-for", "")))
+                client, _ = self._client(peer, _hops(headers.get("x-forwarded-for", "")))
                 scheme, host = (
-                    said.get(name, "").rpartition(",")[2].strip()
+                    headers.get(name, "").rpartition(",")[2].strip()
                     for name in ("x-forwarded-proto", "x-forwarded-host")
                 )
             scope["client"] = client
             _set_scheme(scope, scheme.lower())
             _set_host(scope, host.lower())
-            prefix = said.get("x-forwarded-prefix", "").rpartition(",")[2].strip().rstrip("/")
+            prefix = headers.get("x-forwarded-prefix", "").rpartition(",")[2].strip().rstrip("/")
             if is_prefix(prefix):
                 root_path = prefix
         if root_path and scope["path"].startswith("/"):  # not "*"
@@ -98,30 +87,25 @@ class ProxyHeaders:
             scope["path"] = root_path + scope["path"]
             scope["raw_path"] = root_path.encode("ascii") + scope["raw_path"]
 
-    def _said(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
-        """Returns the headers of proxies; one that was sent more than once is a longer list."""
-        said: dict[str, str] = {}
+    def _proxy_headers(self, headers: Iterable[tuple[bytes, bytes]]) -> Mapping[str, str]:
+        """Returns the headers of proxies; the values of a repeated header are joined."""
+        values: dict[str, str] = {}
         for name, value in headers:
             if name in self._names:
-                known = self._names[name]
+                lower = self._names[name]
                 text = value.decode("latin-1")
-                said[known] = f"{said[known]},{text}" if known in said else text
-        return said
+                values[lower] = f"{values[lower]},{text}" if lower in values else text
+        return values
 
     def _client(self, peer: Peer | None, nodes: Sequence[str]) -> tuple[Peer | None, int]:
-        """Returns the client, and the index of what was said of it.
-
-        Args:
-            peer: The nearest proxy.
-            nodes: The peers of the proxies, from the nearest proxy on.
-        """
+        """Returns the client, and the index of its element in the nodes, nearest first."""
         client, at = peer, 0
         for index, node in enumerate(nodes):
-            found = _peer(node)
-            if found is None:  # nobody knows who is behind the last proxy
+            address = _peer(node)
+            if address is None:  # the client of the last proxy is unknown
                 break
-            client, at = found, index
-            if not self._trusts(found[0]):
+            client, at = address, index
+            if not self._trusts(address[0]):
                 break
         return client, at
 
@@ -137,31 +121,31 @@ class ProxyHeaders:
 
 
 def _hops(value: str) -> list[str]:
-    """Returns the elements of a list, from the last on; no more than there may be proxies."""
-    # From its end, so that no quote that a client has left open swallows what a proxy has written.
+    """Returns the elements of a list, from the last on, up to the limit."""
+    # From its end, so that a quote that a client left open does not swallow a proxy's elements.
     hops = value.rsplit(",", _MOST_HOPS)[-_MOST_HOPS:]
     return [hop.strip() if len(hop) <= _LONGEST_HOP else "" for hop in reversed(hops)]
 
 
 def _pairs(hop: str) -> Mapping[str, str]:
-    """Returns what an element of ``Forwarded`` says; nothing if it is malformed."""
+    """Returns the pairs in an element of ``Forwarded``; none if it is malformed."""
     pairs: dict[str, str] = {}
     for part in hop.split(";"):
-        found = _PAIR.fullmatch(part)
-        if found is None or found[1].lower() in pairs:
+        match = _PAIR.fullmatch(part)
+        if match is None or match[1].lower() in pairs:
             return {}
-        pairs[found[1].lower()] = found[2] or found[3] or ""
+        pairs[match[1].lower()] = match[2] or match[3] or ""
     return pairs
 
 
 def _peer(node: str) -> Peer | None:
-    """Returns an address and a port, or 0; None if it is no address."""
-    found = _NODE.fullmatch(node)
-    if found is None:
+    """Returns an address, and its port or 0; None if it is malformed."""
+    match = _NODE.fullmatch(node)
+    if match is None:
         return None
-    port = int(found[3] or 0)
+    port = int(match[3] or 0)
     try:
-        address = _address(found[1] or found[2] or found[4])
+        address = _address(match[1] or match[2] or match[4])
     except ValueError:
         return None
     return (str(address), port) if port <= 65535 else None
@@ -169,22 +153,22 @@ def _peer(node: str) -> Peer | None:
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     address = ipaddress.ip_address(host.partition("%")[0])
-    # A socket for IPv6 that takes clients of IPv4 as well has their addresses in another form.
+    # An IPv6 socket that also accepts IPv4 clients has their addresses in mapped form.
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _set_scheme(scope: Scope, given: str) -> None:
-    scheme = _SCHEMES.get(given)
+def _set_scheme(scope: Scope, sent: str) -> None:
+    scheme = _SCHEMES.get(sent)
     if scheme is not None:
         is_websocket = scope["type"] == "websocket"
         scope["scheme"] = _OF_WEBSOCKETS[scheme] if is_websocket else scheme
 
 
-def _set_host(scope: Scope, given: str) -> None:
-    found = _HOST.fullmatch(given)
-    if found is None or int(found[2] or 0) > 65535:
+def _set_host(scope: Scope, host: str) -> None:
+    match = _HOST.fullmatch(host)
+    if match is None or int(match[2] or 0) > 65535:
         return
-    port = int(found[2] or _PORTS.get(_SCHEMES[scope["scheme"]], 0))
-    scope["server"] = found[1].strip("[]"), port
+    port = int(match[2] or _PORTS.get(_SCHEMES[scope["scheme"]], 0))
+    scope["server"] = match[1].strip("[]"), port
     others = [header for header in scope["headers"] if header[0] != b"host"]
-    scope["headers"] = [(b"host", given.encode("ascii")), *others]
+    scope["headers"] = [(b"host", host.encode("ascii")), *others]

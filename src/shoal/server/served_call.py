@@ -1,4 +1,4 @@
-"""What every call of an application has, whatever its client speaks: how it learns of its end."""
+"""The base of all calls of an application, whatever protocol the client speaks."""
 
 from __future__ import annotations
 
@@ -14,20 +14,10 @@ if TYPE_CHECKING:
 
 
 class ServedCall(Mapping[str, Any]):
-    """A call of an application, and what the server offers it beyond ASGI.
+    """A call of an application, and the value of the ASGI extension `DISCONNECT`."""
 
-    It is itself the value of the extension `shoal.asgi.extensions.DISCONNECT`: a mapping, in which
-    nothing is made for a request that does not ask for it.
-
-    Attributes:
-        offered: The keys of the extension, each of them the name of an attribute.
-        is_over: Whether the client is gone, or was refused; what the application sends is dropped.
-        is_complete: Whether the application has sent all of its answer.
-        has_begun: Whether it has begun to.
-        refusal: The status that the server has answered with in its place; or 0.
-        refused_size: The size of the body of that answer, in bytes.
-    """
-
+    # The keys of the extension, each the name of an attribute. The call itself is the mapping, so
+    # that a request which does not use the extension creates no object for it.
     offered: tuple[str, ...] = (
         *("when_left", "is_cut_off", "refused_with", "send_timeout_s", "is_local"),
     )
@@ -35,33 +25,31 @@ class ServedCall(Mapping[str, Any]):
     _shared: Any  # the state of the address
 
     # Most calls change none of these.
+    # `is_over`: the client is gone, or was refused; further messages are dropped.
+    # `is_complete`: the application has sent its whole response.
     is_over = is_complete = has_begun = False
+    # The status that the server has sent in place of the application, and the size of its body.
     refusal = refused_size = 0
     _is_cut_off = False
     _on_left: Callable[[], object] | None = None
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
-        """Sets what is called once when the client leaves before the answer is complete.
-
-        It is also called when the call is cut off; see `is_cut_off`. It is called at once
-        if either has happened already. It must not raise, or take long.
-        """
+        """Sets a callback for a disconnect, or a call cut off; it must not raise or block."""
         self._on_left = callback
         if callback is not None and (self.is_over or self._is_cut_off):
             self._on_left = None
             callback()
 
     def is_cut_off(self) -> bool:
-        """Whether the server ends, and waits a moment for the end of the answer."""
+        """Returns whether the server ends, and waits a moment for the response's end."""
         return self._is_cut_off and not self.is_over
 
     def refused_with(self) -> int:
-        """Returns the status that the server has answered with in place of the application."""
         return self.refusal
 
     @property
     def send_timeout_s(self) -> float:
-        """How long the client may take to accept what it is sent, in seconds."""
+        """How long the client may take to accept a message, in seconds."""
         seconds: float = self._shared.send_timeout_s
         return seconds
 
@@ -72,11 +60,11 @@ class ServedCall(Mapping[str, Any]):
 
     @property
     def was_left(self) -> bool:
-        """Whether the client has left before the end of the answer."""
+        """Whether the client has left before the end of the response."""
         return self.is_over and not self.is_complete
 
     def _call_back(self) -> bool:
-        """Tells the application of its client's leaving; returns whether it wants to know."""
+        """Notifies the application; returns False if it has set no callback."""
         on_left, self._on_left = self._on_left, None
         if on_left is None or self.is_complete:
             return False
@@ -102,7 +90,7 @@ class ServedCall(Mapping[str, Any]):
 
     @override
     def __eq__(self, other: object) -> bool:
-        return self is other  # and not what has equal items
+        return self is other  # not every mapping with equal items
 
     @override
     def __hash__(self) -> int:

@@ -5,12 +5,12 @@ What starts first stops last::
     bind > start the application > listen > serve ... stop accepting > drain > end the application
 
 - An address in use is detected before a model is loaded. Clients can connect once it is loaded,
-  or before that if the application answers early: it then says that it is not ready.
+  or earlier if the application answers early: it then reports that it is not ready.
 - Connections that the kernel has accepted before the listeners close are served.
-- Requests that do not end in time are cut off: each is answered with 503, or its stream ends with
-  an error, in a short time for last words. Then connections that are still open are closed by
-  force, and their application calls cancelled, before the lifespan ends. So a call can always use
-  what the lifespan holds open.
+- Requests that do not end in time are cut off: each gets a 503, or its stream ends with an error,
+  within a short time for last words. Then the open connections are closed by force, and their
+  application calls cancelled, before the lifespan ends. A call can always use the resources that
+  the lifespan holds open.
 - Each address has its own connection limit, so that the operator can connect when the public
   address has reached its limit.
 """
@@ -21,6 +21,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -28,11 +29,11 @@ import anyio.to_thread
 
 from shoal.asgi.connections import ConnectionCounts
 from shoal.asgi.guard import RequestGuard
-from shoal.asgi.lifespan import Lifespan
+from shoal.asgi.lifespan import AppLifespan
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.server.client import Client, load_stream_protocols
 from shoal.server.config import Drained, ServerRun, WorkersFailed, address_of
 from shoal.server.connection_limit import Exhaustion, LimitedListener, check_descriptors
+from shoal.server.http1.connection import Http1Connection
 from shoal.server.listeners import AppListener, bind_all
 from shoal.server.proxies import ProxyHeaders
 from shoal.server.shared import Shared
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
 
     from shoal.asgi.connections import CountedConnections
     from shoal.asgi.http_options import HttpOptions
-    from shoal.server.front_end_listener import FrontEndListener, StartFrontEnds
+    from shoal.server.config import FrontEndListener, StartFrontEnds
+    from shoal.server.http1.head import HeadParser
     from shoal.server.sockets.transport import Poller
 
 __all__ = ["Drained", "serve"]
@@ -81,8 +83,8 @@ async def serve(
 
     A misbehaving client ends only its own connection. No client can make the shutdown longer than
     ``graceful_timeout_s``, plus 1 second for the last words of requests that are cut off, plus 2
-    seconds for the application's lifespan. (An application that blocks the event loop can, and so
-    can a thread that can't be interrupted.)
+    seconds for the application's lifespan. An application can, if it blocks the event loop or has
+    a thread that can't be interrupted.
 
     Args:
         app: Any ASGI 3 application.
@@ -91,17 +93,14 @@ async def serve(
         started: Called with the URL once clients can connect.
         extra_listeners: Further addresses to listen at, each with its own application.
         lifespan: Whether to run the application's lifespan; False if it is open already.
-        load_later: Loads what only a later request needs; called in a thread once clients can
+        load_later: Loads modules that only later requests need, in a thread once clients can
             connect.
         accepts_at_once: How many clients are accepted in one pass of the event loop.
-        front_ends: Makes the listener whose processes speak HTTP at the address of the options, in
-            place of this one; None for no such processes.
+        front_ends: Makes the listener whose worker processes speak HTTP at the address of the
+            options; None to speak HTTP in this process.
         counts: Counts the connections to the application; None for a new one.
-        tls: The TLS configuration; None for that of the certificate of the options, if any.
+        tls: The TLS configuration; None to make it from the certificate of the options, if any.
         answers_early: Whether the application answers requests while its lifespan starts.
-
-    Returns:
-        The outcome of the run.
 
     Raises:
         OSError: An address can't be listened at, or a certificate can't be read.
@@ -116,7 +115,7 @@ async def serve(
     with ExitStack() as open_sockets:
         server = _Server(
             options,
-            Lifespan(app) if lifespan else None,
+            AppLifespan(app) if lifespan else None,
             tls or tls_of(options),
             load_later,
             accepts_at_once,
@@ -129,18 +128,42 @@ async def serve(
             for number, each in enumerate(bind_all(listener.address)):
                 bound = LimitedListener(each, options.max_connections, exhaustion)
                 open_sockets.callback(bound.close)
-                # Of the addresses of a name, the first is said to have started.
-                server.add(listener if number == 0 else replace(listener, started=_ignore), bound)
+                # A name may have several addresses. Only the first is reported as started.
+                server.add(
+                    listener if number == 0 else replace(listener, started=lambda _: None), bound
+                )
         await server.run(shutdown)
     return server.drained()
 
 
-def _ignore(_url: str) -> None:
-    pass
-
-
 def _url(bound: LimitedListener, shared: Shared) -> str:
     return bound.url.replace("http:", f"{shared.scheme}:", 1)
+
+
+def load_stream_protocols() -> None:
+    """Loads HTTP/2 and WebSocket, which takes longer than the rest of a start."""
+    import_module("shoal.server.streams.http2")
+    import_module("shoal.server.streams.http1_websocket")
+
+
+def switch_protocol(
+    shared: Shared,
+    transport: Transport | TlsTransport,
+    released: Callable[[], object],
+    received: bytes,
+    parser: HeadParser | None,
+) -> None:
+    """Continues a connection with WebSocket for a request to upgrade, with HTTP/2 for None."""
+    try:
+        from shoal.server.streams.http1_websocket import WebSocketConnection
+        from shoal.server.streams.http2 import Http2Connection
+    except OSError as error:  # too many open files: the next client tries again
+        _log.error("can't load HTTP/2 and WebSocket: %s", error)
+        raise
+    if parser is None:
+        Http2Connection(shared, transport, released).start(received)
+    else:
+        WebSocketConnection(shared, transport, released, parser).start(received)
 
 
 class _OpenListener:
@@ -174,7 +197,7 @@ class _OpenListener:
     async def accept(self) -> None:
         while True:
             self._open(await self.bound.accept())
-            # In one pass of the event loop: where handlers hold it, there are few.
+            # Several in one pass of the event loop, since handlers may hold the loop for long.
             for _ in range(self._accepts_at_once - 1):
                 client = self.bound.accept_waiting()
                 if client is None:
@@ -182,8 +205,8 @@ class _OpenListener:
                 self._open(client)
 
     def announce_end(self) -> None:
-        # Every answer from now on says "Connection: close", so that its client does not send the
-        # next request into a connection that is about to end.
+        # Every response from now on has "Connection: close", so that its client does not send the
+        # next request on a connection that is about to end.
         self.shared.drain()
 
     def drain(self) -> None:
@@ -201,19 +224,17 @@ class _OpenListener:
         transport = Transport(client, self._poller, self._counts)
         try:
             top = transport if self._tls is None else TlsTransport(transport, self._tls)
-            Client(self.shared, top, self.bound.release).start()
+            Http1Connection(self.shared, top, self.bound.release, switch_protocol).start()
         except OSError:  # the client is gone
             transport.close()
             self.bound.release()
 
 
 class _Server:
-    """One run of `serve`: its state, and the tasks that share it."""
-
     def __init__(
         self,
         options: HttpOptions,
-        lifespan: Lifespan | None,
+        lifespan: AppLifespan | None,
         tls: SSLContext | None,
         load_later: Callable[[], object],
         accepts_at_once: int,
@@ -239,12 +260,12 @@ class _Server:
         self._parking = parking_of_this_loop()
         self._timeouts = Timeouts(self._parking)
         self._poller = new_poller(self._parking)
-        # By a word for each address; and those of them that this process counts.
+        # By "main" or "admin"; then the counts that this process keeps itself.
         self._counts: dict[str, CountedConnections] = {}
         self._own_counts = {"main": counts}
 
     def add(self, listener: AppListener, bound: LimitedListener) -> None:
-        """Adds an address; the first is that of the application whose lifespan is run."""
+        """Adds an address; the first is the address of the application whose lifespan is run."""
         self._to_open.append((listener, bound))
 
     async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
@@ -266,7 +287,9 @@ class _Server:
                         await self._start(tasks, accepting)
                 drain_began_at = anyio.current_time()
                 if self._is_listening:
-                    self._drain()
+                    self._draining.set()
+                    for opened in self._listeners:
+                        opened.drain()
                     await self._wait_closed()
             if self._front_ends is not None and self._is_listening:
                 await self._front_ends.ended.wait()
@@ -275,7 +298,6 @@ class _Server:
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
-        """Returns the outcome, or raises what prevented the start; see `serve`."""
         failure = None if self._front_ends is None else self._front_ends.failure
         if failure is not None and not self._outcome.is_up:
             raise WorkersFailed(failure)
@@ -319,7 +341,7 @@ class _Server:
         self._shut_down()
 
     def _shut_down(self) -> None:
-        # At once: requests that the shutdown itself has affected may be answered very soon.
+        # At once: requests that the shutdown itself affects may be answered very soon.
         self._outcome.finished_before = self._finished()
         for listener in self._listeners:
             listener.announce_end()
@@ -351,7 +373,6 @@ class _Server:
                 _log.error("can't load a part of the server: %s; a request will load it", error)
 
     async def _listen(self, accepting: TaskGroup) -> bool:
-        """Listens at all addresses; returns False if that is not possible."""
         try:
             for listener in self._listeners:
                 await listener.open()
@@ -363,18 +384,12 @@ class _Server:
             accepting.start_soon(listener.accept)
         return True
 
-    def _drain(self) -> None:
-        self._draining.set()
-        for listener in self._listeners:
-            listener.drain()
-
     async def _wait_closed(self) -> None:
-        """Waits until all connections are closed; their calls end with the task group."""
         for listener in self._listeners:
             await listener.shared.wait_closed()
 
     async def _cut_off(self, connections: TaskGroup) -> None:
-        """Ends the calls that do not end in time, once their clients were told so if possible."""
+        """Ends calls that do not end in time, after a moment to send their clients an error."""
         try:
             await self._draining.wait()
             await anyio.sleep(self._options.graceful_timeout_s)

@@ -1,19 +1,20 @@
-"""What the connections at one address share."""
+"""The state that the connections at one address share, and how their tasks wait for each other."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.lowlevel
 
-from shoal.server.client_faults import ClientFaults
-from shoal.server.refusals import Refusals
-from shoal.server.turns import Turns
+from shoal.server.access_log import Refusals
+from shoal.server.log_errors import ClientFaults
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 
 NO_COUNTS: Final[Mapping[str, CountedConnections]] = {}
-"""The connections of no server."""
 
 _WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = (
@@ -37,44 +37,12 @@ _MONTHS: Final = (
 
 
 class Shared:
-    """What the connections at one address share.
-
-    Args:
-        app: The application.
-        options: The options of the server.
-        state: What the application's lifespan has put into its state.
-        parking: The event loop's way to wait.
-        timeouts: The timeouts of the server.
-        tasks: The tasks of the connections.
-        scheme: The scheme of its URLs, "http" or "https".
-        guard: Refuses requests; None if none is refused.
-        proxies: Completes scopes by what proxies say; None if no proxy is known.
-        counts: The connections of all addresses of the server, by a word for each.
-        is_local: Whether it listens at a loopback address or a UNIX socket.
-
-    Attributes:
-        app: The application; once the server cuts off its calls, one that refuses all requests.
-        state, timeouts, tasks, scheme, guard, proxies, counts, is_local: As above.
-        options: The options of the server.
-        context: The context that each call of the application gets a copy of.
-        parking: As above.
-        new_waiter, wake: Its functions.
-        idle_s: How long a connection may be idle, in seconds.
-        turns: The turns of the connections that speak HTTP/2 or WebSocket.
-        faults: Logs the errors that end connections.
-        refusals: Notes the requests that never reach the application.
-        connections: The open connections.
-        started: How many calls of the application have begun since the server started.
-        finished: How many of these have ended.
-        is_draining: Whether connections close after their current answer.
-    """
-
     # How long the server goes on reading from a connection after it has shut down its own side.
     linger_s = 2.0
     # How long an idle connection stays open after the drain has begun. Its client may be sending
     # its next request now, and can't know whether one that meets a closed connection was served.
     late_request_s = 0.5
-    # How long calls that the server cuts off may take to tell their clients so.
+    # How long calls that the server cuts off may take to send their clients an error.
     last_words_s = 1.0
 
     def __init__(
@@ -91,22 +59,22 @@ class Shared:
         counts: Mapping[str, CountedConnections] = NO_COUNTS,
         is_local: bool = False,
     ) -> None:
-        self.app = app
+        self.app = app  # replaced by `_refuse` when the server cuts off its calls
         self.refusals = Refusals(app, proxies, is_logged=options.access_log)
         self.state = state
         self.timeouts = timeouts
         self.tasks = tasks
         self.options = options
-        self.context = copy_context()
+        self.context = copy_context()  # each call of the application gets a copy of it
         self.parking = parking
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.turns = Turns(tasks, timeouts.now)
         self.scheme = scheme
-        self.guard = guard
+        self.guard = guard  # None if no request is refused
         self.proxies = proxies
-        self.counts = counts
-        self.is_local = is_local
+        self.counts = counts  # of all addresses of the server, by "main" or "admin"
+        self.is_local = is_local  # it listens at a loopback address or a UNIX socket
         self.idle_s = options.keep_alive_timeout_s
         self.head_timeout_s = options.head_timeout_s
         self.body_timeout_s = options.body_timeout_s
@@ -114,38 +82,34 @@ class Shared:
         self.send_timeout_s = options.send_timeout_s
         self.faults = ClientFaults(timeouts.now)
         self.connections: set[Any] = set()
-        self.started = 0
+        self.started = 0  # calls of the application since the server started
         self.finished = 0
-        self.is_draining = False
+        self.is_draining = False  # connections close after their current responses
         self._closed: anyio.Event | None = None
         self._date = b""
         self._date_at = 0
 
     @property
     def running(self) -> int:
-        """How many calls of the application are running."""
         return self.started - self.finished
 
     async def wait_closed(self) -> None:
-        """Waits until all connections are closed."""
         while self.connections:
             if self._closed is None:
                 self._closed = anyio.Event()
             await self._closed.wait()
 
     def drain(self) -> None:
-        """Lets connections end after their current answers."""
         self.is_draining = True
         self.idle_s = self.late_request_s
 
     def end_early(self) -> None:
-        """Answers requests with 503 from now on, and asks all calls to end their answers."""
+        """Answers new requests with 503, and asks all calls to end their responses."""
         self.app = self._refuse
         for connection in tuple(self.connections):
             connection.end_early()
 
     async def _refuse(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        """Answers 503, as an application."""
         self.refusals.count(503)
         kind = "websocket.http" if scope["type"] == "websocket" else "http"
         headers = [(b"content-length", b"0")]
@@ -153,7 +117,6 @@ class Shared:
         await send({"type": f"{kind}.response.body", "body": b""})
 
     def remove(self, connection: Any) -> None:
-        """Removes a connection that was closed."""
         self.connections.discard(connection)
         if not self.connections and self._closed is not None:
             self._closed.set()
@@ -169,16 +132,82 @@ class Shared:
 
 
 def http_date(at: int) -> str:
-    """Returns a time as HTTP writes it.
-
-    The locale has no effect, as it would on `time.strftime`. `email.utils` can do this too, and
-    takes longer to load than all that speaks HTTP/1.1.
-
-    Args:
-        at: The time, in seconds since the epoch.
-    """
+    # `time.strftime` depends on the locale, and `email.utils` takes longer to load than HTTP/1.1.
     year, month, day, hour, minute, second, weekday, *_ = time.gmtime(at)
     return (
         f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
         f" {hour:02}:{minute:02}:{second:02} GMT"
     )
+
+
+class Change:
+    """Wakes tasks; each task then checks for itself whether its condition holds."""
+
+    __slots__ = ("_shared", "_waiters")
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._waiters: list[Any] = []
+
+    def signal(self) -> None:
+        for waiter in self._waiters:
+            self._shared.wake(waiter)
+
+    async def wait(self) -> None:
+        waiter = self._shared.new_waiter()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+
+# Parsing a frame of HTTP/2 takes a tenth of a millisecond, and each connection has a task for it. A
+# thousand such tasks that are ready in one pass of the event loop would hold up all other tasks for
+# a tenth of a second. Therefore they take turns.
+
+# In units of the cost of a small WebSocket message.
+_LARGE: Final = 16
+_AT_ONCE: Final = 4 * _LARGE
+# Turns with more time than this between them do not count as taken at once.
+_APART_S: Final = 0.001
+
+
+class Turns:
+    """Calls functions in order: a few at once, the others in later passes of the event loop."""
+
+    def __init__(self, tasks: TaskGroup, now: Callable[[], float]) -> None:
+        self._tasks = tasks
+        self._now = now
+        self._waiting: deque[tuple[Callable[[], object], int]] = deque()
+        self._taken = 0
+        self._since = now()
+
+    def take(self, turn: Callable[[], object], cost: int = _LARGE) -> None:
+        """Calls a function, which must not raise, now or in a later pass; cost: 1 to 16."""
+        if not self._waiting:
+            now = self._now()
+            if now - self._since > _APART_S:
+                self._since = now
+                self._taken = 0
+            if self._taken < _AT_ONCE:
+                self._taken += cost
+                turn()
+                return
+            self._tasks.start_soon(self._run)
+        self._waiting.append((turn, cost))
+
+    async def _run(self) -> None:
+        waiting = self._waiting
+        while waiting:
+            await anyio.lowlevel.checkpoint()
+            taken = 0
+            # A turn stays in the queue until it was called, so that turns that it takes wait
+            # behind the others.
+            for _ in range(len(waiting)):
+                turn, cost = waiting[0]
+                turn()
+                waiting.popleft()
+                taken += cost
+                if taken >= _AT_ONCE:
+                    break

@@ -1,4 +1,4 @@
-"""Finds the server that a command is for, runs a request on it, and reports errors."""
+"""Finds the server of a command, runs a request on it, and reports errors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from shoal.commands.support.arguments import (
     add_json_argument,
     add_name_argument,
     add_token_argument,
+    describe,
     token_of,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
@@ -31,7 +32,6 @@ _PATIENCE_S: Final = 1.0
 
 
 def add_server_arguments(parser: ArgumentParser) -> None:
-    """Adds the arguments that select a server, and ``--json``."""
     server = parser.add_argument_group("server")
     which = server.add_mutually_exclusive_group()
     add_name_argument(which)
@@ -44,22 +44,29 @@ def add_server_arguments(parser: ArgumentParser) -> None:
     add_json_argument(parser)
 
 
+def add_verb(
+    commands: Any,
+    name: str,
+    run: Callable[[Namespace], int],
+    *,
+    summary: str,
+    description: str,
+    example: str,
+) -> ArgumentParser:
+    """Adds a command to a family, with the arguments that select its server."""
+    parser: ArgumentParser = commands.add_parser(name, help=summary, allow_abbrev=False)
+    describe(parser, run, description, example)
+    add_server_arguments(parser)
+    return parser
+
+
 def ask(
     arguments: Namespace,
     verb: Callable[[RemoteClient], Awaitable[T]],
     *,
     waits_for: str | None = None,
 ) -> T:
-    """Connects to the server and runs a request on it.
-
-    Args:
-        arguments: The parsed arguments of `add_server_arguments`.
-        verb: The request: takes a client of the server, returns the result.
-        waits_for: What the request may have to wait for; shown on a terminal after a second.
-
-    Raises:
-        CommandError: The server does not exist, or refused the request.
-    """
+    """Connects to the server and runs a request; shows `waits_for` on a terminal after a second."""
     url = arguments.url or ServerLocation.of(arguments.name).url()
     try:
         with as_mistakes():
@@ -75,7 +82,7 @@ def ask(
             raise _not_there(arguments, url) from None
         raise CommandError(in_one_line(error), 1) from None
     except (TypeError, ValueError) as error:
-        # 2 for a wrong command, 1 if the state of the server does not allow it.
+        # 2 for a mistake in the command, 1 if the state of the server does not allow it.
         raise CommandError(in_one_line(error), 1 if isinstance(error, ShoalError) else 2) from None
     except Exception as error:  # the user's code may raise anything
         raise CommandError(in_one_line(error), 1) from None

@@ -2,12 +2,13 @@
 
     python -m shoal.commands.server.front_end PROTOCOL LISTENING CHANNEL [MEMORY]
 
-Only `shoal.front_ends.remote_front_end` starts it. It imports no code of the application. It
-has a server of its own, at the socket that it was given, whose application passes each request on;
-see `shoal.front_ends.front_end`.
+Only `shoal.front_ends.remote_front_end` starts it. It imports no code of the application. It runs a
+server at the inherited socket, with the application `shoal.front_ends.front_end`, which forwards
+each request.
 
-It ends when the server tells it to drain, or is gone. Ctrl-C and a terminal that closes are for the
-server. SIGTERM has it drain, and the server starts another one in its place, unless it ends too.
+It ends when the server asks it to drain, or is gone. It ignores Ctrl-C and a closed terminal, which
+the server handles. At SIGTERM it drains, and the server starts another worker in its place, unless
+the server ends too.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ from shoal.commands.server.process import (
     collect_less_often,
     run_in,
     skip_what_was_loaded,
-    write_logs,
 )
+from shoal.commands.server.stderr import write_logs
 from shoal.commands.server.workers import FrontEndStart
 from shoal.commands.support.mistake import say
-from shoal.front_ends.channel import Channel
 from shoal.front_ends.front_end import FrontEnd
-from shoal.front_ends.wire import MEMORY, FrontKind
+from shoal.front_ends.wire import MEMORY, Channel, FrontKind
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, receive
 from shoal.replicas.process.wire.messages import unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
@@ -54,7 +54,6 @@ _ENDS_WITHIN_S: Final = 2.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serves until the server's process ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     protocol, listening, channel, *memory = map(int, arguments)
@@ -72,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
     write_logs(start.log_level, start.log_format, options)
     try:
         tls = tls_of(options)
-    except OSError as error:  # the certificate was changed since the server has read it
+    except OSError as error:  # the certificate has changed since the server read it
         say(f"shoal: a worker {cant_listen(options, error)}")
         return 1
     regions = SharedMemory(memory[0], MEMORY) if memory else None
@@ -126,7 +125,7 @@ async def _serve(
                 options,
                 shutdown=front_end.must_drain.wait,
                 lifespan=False,
-                # Where each process takes one at a time, all get their share.
+                # If each process accepts one at a time, all get their share.
                 accepts_at_once=1,
                 counts=counts,
                 tls=tls,

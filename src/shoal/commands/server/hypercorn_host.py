@@ -1,7 +1,7 @@
 """``shoal serve --server hypercorn``: an application on stock Hypercorn, over its public API.
 
-Hypercorn listens, speaks HTTP and drains, as a `Config` made from our options tells it. This module
-adds what needs no part of Hypercorn:
+Hypercorn listens, speaks HTTP and drains, with a `Config` made from our options. This module adds
+features that need no part of Hypercorn:
 
 - Sockets are bound as for Shoal's own server, before the application loads.
 - The lifespan runs here. Hypercorn would serve an application whose startup raises, and would end
@@ -29,11 +29,10 @@ import anyio
 from anyio import TASK_STATUS_IGNORED
 from hypercorn.config import Config
 
-from shoal.asgi.bad_request import BadRequest
 from shoal.asgi.extensions import GUARDED
-from shoal.asgi.guard import RequestGuard
+from shoal.asgi.guard import BadRequest, RequestGuard
 from shoal.asgi.http_options import HttpOptions
-from shoal.asgi.lifespan import Lifespan
+from shoal.asgi.lifespan import AppLifespan
 from shoal.server.access_log import AccessLog
 from shoal.server.config import Drained, ServerRun, address_of
 from shoal.server.listeners import AppListener, Tcp, Unix, bind_all, host_and_port
@@ -51,13 +50,12 @@ if TYPE_CHECKING:
     from shoal.serving.app_file.server import EventLoop
 
 NAME: Final = f"Hypercorn {version('hypercorn')}"
-"""The host, with its version."""
 
 _log: Final = logging.getLogger("shoal.server")
 
-# How long requests that are cut off may take to say so, until Hypercorn cancels them itself.
+# How long requests that are cut off may take to send an error, until Hypercorn cancels them.
 _LAST_WORDS_S: Final = 0.75
-_SERVICE_RESTART: Final = 1012  # the code that closes a WebSocket
+_SERVICE_RESTART: Final = 1012  # a close code of WebSocket
 
 
 async def serve_on_hypercorn(
@@ -69,26 +67,7 @@ async def serve_on_hypercorn(
     started: Callable[[str], object],
     extra_listeners: Sequence[AppListener] = (),
 ) -> Drained:
-    """Serves an ASGI application on Hypercorn until it is shut down.
-
-    Args:
-        app: Any ASGI 3 application.
-        options: The options of the server.
-        event_loop: The event loop that runs.
-        shutdown: Awaited beside the server; when it returns, the server drains and ends.
-        started: Called with the URL once clients can connect.
-        extra_listeners: Further addresses; Hypercorn serves those with the same application, and
-            Shoal's own server the others.
-
-    Returns:
-        The outcome of the run.
-
-    Raises:
-        OSError: An address can't be listened at, or a certificate can't be read.
-        LifespanFailed: The application did not start.
-
-    Cancellation: Closes everything at once, without a drain.
-    """
+    """Serves an application as `serve` does; the admin socket is on Shoal's own server."""
     tls_of(options)  # before a model is loaded
     first = AppListener(address=address_of(options), app=app, started=started)
     public = [first, *(one for one in extra_listeners if one.app is app)]
@@ -109,7 +88,7 @@ async def serve_on_hypercorn(
 
 
 def _config(options: HttpOptions, bound: Sequence[BoundSocket]) -> Config:
-    """Returns Hypercorn's configuration; from now on the sockets belong to Hypercorn."""
+    """Returns Hypercorn's configuration, which owns the sockets from now on."""
     config = Config()
     config.bind = [f"fd://{one.socket.detach()}" for one in bound]
     config.certfile, config.keyfile = options.certfile, options.keyfile or options.certfile
@@ -120,16 +99,16 @@ def _config(options: HttpOptions, bound: Sequence[BoundSocket]) -> Config:
     config.websocket_max_message_size = options.max_message_bytes
     config.websocket_ping_interval = options.ping_interval_s
     config.include_server_header = False
-    # After so many requests Hypercorn ends a connection, and drops those under way.
+    # At this number of requests Hypercorn ends a connection, and drops requests in flight.
     config.keep_alive_max_requests = 2**31
     config.errorlog = logging.getLogger("hypercorn.error")
     if config.errorlog.level == logging.NOTSET:
-        config.errorlog.setLevel(logging.WARNING)  # where it runs is said by `started`
+        config.errorlog.setLevel(logging.WARNING)  # `started` reports the address
     return config
 
 
 class _Host:
-    """An application in front of the application, and the run of Hypercorn that calls it."""
+    """The application that Hypercorn calls, which wraps the served one, and Hypercorn's run."""
 
     def __init__(
         self,
@@ -142,19 +121,19 @@ class _Host:
         self._options = options
         self._bound = bound
         self._announce = announce
-        self._lifespan = Lifespan(app)
+        self._lifespan = AppLifespan(app)
         self._outcome = ServerRun(self._lifespan)
         self._proxies = ProxyHeaders.of(options)
         names = [one.socket.getsockname() for one in bound]
         self._guards = {host_and_port(name): RequestGuard(options, name) for name in names}
-        # Connections to 0.0.0.0 have another address.
+        # Connections to 0.0.0.0 have another server address.
         guards = tuple(self._guards.values())
         self._other_guard = next((one for one in guards if not one.is_local), guards[0])
         self._starting = anyio.CancelScope()
         self._draining = anyio.Event()
         self._running: set[anyio.CancelScope] = set()
         self._finished = 0
-        self._lost = 0  # how many calls Hypercorn has cancelled
+        self._lost = 0  # calls that Hypercorn has cancelled
         self._failure: str | None = None
 
     async def run(
@@ -257,7 +236,6 @@ class _Host:
         serving.cancel_scope.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers as an ASGI application, Hypercorn's."""
         if scope["type"] == "lifespan":
             for stage in ("startup", "shutdown"):
                 await receive()
@@ -294,12 +272,10 @@ class _Host:
 
 
 class _Messages:
-    """The messages of one call of the application.
+    """The messages of one call of the application."""
 
-    The last one of a response over HTTP/2 waits for the end of the request: what Hypercorn receives
-    for a stream that it has closed is an error, by which the process would end on trio.
-    """
-
+    # The last message of a response over HTTP/2 waits for the end of the request. Data for a closed
+    # stream is an error in Hypercorn, which would end the process on trio.
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
@@ -310,7 +286,7 @@ class _Messages:
 
     async def receive(self) -> Message:
         message = await self._receive()
-        if not message.get("more_body", False):  # it is the last one, or a disconnect
+        if not message.get("more_body", False):  # the last message, or a disconnect
             self._request_ended.set()
         return message
 
@@ -336,7 +312,7 @@ def _first(error: Exception) -> Exception:
 
 
 async def _answer(status: int, text: str, scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answers without the application."""
+    """Answers in place of the application."""
     body = text.encode()
     kind = "websocket.http" if scope["type"] == "websocket" else "http"
     headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(body))]

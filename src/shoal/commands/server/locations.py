@@ -3,7 +3,7 @@
 A server named NAME has its admin socket at ``NAME.sock``, which only its user can open, in a
 directory that only its user can read. Beside it are ``NAME.log``, the log of a detached server, and
 ``NAME.pid``, which contains its process id. The process holds a lock on ``NAME.pid`` while it runs,
-so a file that a killed server left behind is recognised as stale.
+so the file of a killed server is recognised as stale.
 """
 
 from __future__ import annotations
@@ -32,23 +32,14 @@ _BETWEEN_S: Final = 0.01
 
 @dataclass(frozen=True)
 class ServerLocation:
-    """The location of one server's files.
-
-    Attributes:
-        name: The server's name.
-        directory: The directory of all servers.
-    """
+    """The location of one server's files."""
 
     name: str
     directory: Path
 
     @classmethod
     def of(cls, name: str) -> ServerLocation:
-        """Returns the location for a name, without creating anything.
-
-        Raises:
-            CommandError: This user has no directory for it.
-        """
+        """Returns the location for a name, without creating any file."""
         try:
             return cls(name, admin_socket_directory())
         except ConnectionError as error:
@@ -56,34 +47,27 @@ class ServerLocation:
 
     @property
     def socket(self) -> Path:
-        """The UNIX socket of the admin API."""
         return self.directory / f"{self.name}.sock"
 
     @property
     def log(self) -> Path:
-        """The log of a detached server."""
         return self.directory / f"{self.name}.log"
 
     @property
     def process(self) -> Path:
-        """The file that the running server holds a lock on; it contains its process id."""
+        """The file that the running server locks; it contains its process id."""
         return self.directory / f"{self.name}.pid"
 
     @property
     def flag(self) -> str:
-        """What to add to a command that is for this server; empty for the default one."""
+        """The flag of commands for this server; empty for the default server."""
         return "" if self.name == "default" else f" --name {self.name}"
 
     def url(self) -> str:
-        """Returns the URL that clients connect to."""
         return f"unix:{self.socket}"
 
     def make_directory(self) -> None:
-        """Creates the directory, accessible to its user only.
-
-        Raises:
-            CommandError: It can't be created, or belongs to another user.
-        """
+        """Creates the directory, accessible only to its user."""
         try:
             self.directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
             if self.directory.stat().st_uid != os.getuid():
@@ -97,14 +81,7 @@ class ServerLocation:
             ) from None
 
     def holder(self) -> int | None:
-        """Returns the process id of the running server of this name.
-
-        Returns:
-            None if no server runs; 0 if it has not written its process id yet.
-
-        Raises:
-            CommandError: The file can't be read, as in a directory of another user.
-        """
+        """Returns the process id of the running server; 0 if it is not written yet."""
         try:
             file = os.open(self.process, os.O_RDWR)
         except (FileNotFoundError, NotADirectoryError):
@@ -122,14 +99,7 @@ class ServerLocation:
 
 
 class ServerLock:
-    """Makes this process the server of a name until the ``with`` block ends.
-
-    Args:
-        location: The server's location.
-
-    Raises (on entering):
-        CommandError: A server of that name runs already, or the files can't be created.
-    """
+    """Makes this process the server of a name until the ``with`` block ends."""
 
     def __init__(self, location: ServerLocation) -> None:
         self._location = location
@@ -172,7 +142,6 @@ def _locked(file: int) -> bool:
 
 
 def already_running(location: ServerLocation) -> CommandError:
-    """Returns the error for a name whose server runs already."""
     flag = location.flag
     process = location.holder()
     whose = f" as process {process}" if process else ""

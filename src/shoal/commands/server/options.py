@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.asgi.http_options import HTTP_OPTIONS, HttpOptions
-from shoal.commands.server.log_format import LOG_FORMATS
+from shoal.commands.server.stderr import LOG_FORMATS
 from shoal.commands.support.arguments import add_token_argument, token_of
 from shoal.commands.support.loading import need
 from shoal.commands.support.mistake import CommandError, as_mistakes
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def add_server_options(parser: ArgumentParser) -> None:
-    """Adds the options of serving. Those not given are taken from the application's file."""
+    """Adds the options of serving. The application's file has those not given."""
     for name, one in HTTP_OPTIONS.items():
         if one.flag:
             _add_flag(parser, name, one)
@@ -43,14 +43,14 @@ def add_server_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--server",
         choices=get_args(Server),
-        help="what speaks HTTP: Shoal's own server, or Hypercorn as it is (shoal)",
+        help="the HTTP server: Shoal's own, or Hypercorn as it is (shoal)",
     )
     parser.add_argument(
         "--workers",
         type=_workers,
         metavar="N",
-        help='speak HTTP in so many further processes, "auto" for as many as there are other '
-        "cores; all feed the same batches (none)",
+        help='speak HTTP in N further processes, "auto" for one on each other '
+        "core; all feed the same batches (none)",
     )
     parser.add_argument(
         "--log-level",
@@ -67,7 +67,7 @@ def add_server_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--otel",
         action="store_true",
-        help="export traces and metrics by OpenTelemetry's protocol, as its environment variables "
+        help="export traces and metrics over OTLP, as OpenTelemetry's environment variables "
         "(OTEL_...) say",
     )
     operator = parser.add_argument_group("for the operator")
@@ -153,32 +153,31 @@ def _number(text: str) -> int | float | str:
 def server_options(
     arguments: Namespace, from_file: Mapping[str, Any], admin_socket: Path | None
 ) -> HttpOptions:
-    """Returns the server's options: those of the command line first, then those of the file.
-
-    Raises:
-        CommandError: Two options contradict each other, or there is no token in its file.
-    """
+    """Returns the server's options: of the command line first, then of the file."""
     chosen = {name: one for name, one in vars(arguments).items() if one is not None}
-    given: dict[str, Any] = {**from_file, **chosen}
-    given["admin_socket"] = None if admin_socket is None else str(admin_socket)
-    known = {name: given[name] for name in HTTP_OPTIONS if name in given}
+    values: dict[str, Any] = {**from_file, **chosen}
+    values["admin_socket"] = None if admin_socket is None else str(admin_socket)
+    known = {name: values[name] for name in HTTP_OPTIONS if name in values}
     token = token_of(arguments)
     with as_mistakes():
         return HttpOptions(**known, token=token)
 
 
-def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:
-    """Returns the event loop to use: the one of the command line, else of the file, else trio."""
-    chosen: EventLoop = arguments.event_loop or from_file.get("event_loop", "trio")
-    return chosen
+def process_options(arguments: Namespace, from_file: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a `ServerProcess` that do not depend on the command."""
+    return {
+        "event_loop": arguments.event_loop or from_file.get("event_loop", "trio"),
+        "server": _server(arguments, from_file),
+        "workers": _worker_count(arguments, from_file),
+        "log_level": arguments.log_level,
+        "log_format": arguments.log_format,
+        "otel": arguments.otel,
+        "state": arguments.state,
+    }
 
 
-def server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
-    """Returns what speaks HTTP: the server of the command line, else of the file, else Shoal's.
-
-    Raises:
-        CommandError: Hypercorn does not have an option that was given, or is not installed.
-    """
+def _server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
+    """Returns the server to use; raises `CommandError` for an option that Hypercorn lacks."""
     chosen: Server = arguments.server or from_file.get("server", "shoal")
     if chosen == "shoal":
         return chosen
@@ -195,17 +194,14 @@ def server(arguments: Namespace, from_file: Mapping[str, Any]) -> Server:
     return chosen
 
 
-def workers(arguments: Namespace, from_file: Mapping[str, Any]) -> int | None:
-    """Returns how many processes speak HTTP beside the server's; None for none."""
+def _worker_count(arguments: Namespace, from_file: Mapping[str, Any]) -> int | None:
+    """Returns how many worker processes speak HTTP; None to speak it in the server's process."""
     chosen: Workers | None = arguments.workers or from_file.get("workers")
     return max(1, usable_cpus() - 1) if chosen == "auto" else chosen
 
 
 def usable_cpus() -> int:
-    """Returns how many processors this process may use, within the limits of its control groups.
-
-    These are those of its container, or of its service: ``CPUQuota=`` of systemd.
-    """
+    """Returns how many processors this process may use, within its control groups' quotas."""
     count = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     for group in _control_groups():
         with suppress(OSError, ValueError):
@@ -215,7 +211,7 @@ def usable_cpus() -> int:
 
 
 def _control_groups() -> Iterator[str]:
-    """Yields the paths of this process's control groups (version 2), the innermost first."""
+    """Yields the paths of this process's control groups (version 2), innermost first."""
     path = ""
     with suppress(OSError):
         listed = Path("/proc/self/cgroup").read_text().splitlines()

@@ -4,99 +4,73 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
-from contextlib import ExitStack, nullcontext
+import socket
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.commands.server.log_format import write_log
-from shoal.commands.server.notify import notify
-from shoal.commands.server.progress import Progress
 from shoal.commands.server.signals import Signals
-from shoal.commands.server.telemetry import exported
+from shoal.commands.server.stderr import Progress, write_logs
 from shoal.commands.support.loading import shoals_in
-from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.mistake import CommandError, as_mistakes, say
+from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.failures.hints import server_hint
 from shoal.replicas.code.loggers import loggers_kept_on
-from shoal.server.activation import NO_SOCKETS, PassedSockets
-from shoal.server.listeners import AppListener, Unix
+from shoal.server.listeners import NO_SOCKETS, AppListener, PassedSockets, Unix
 from shoal.server.log_errors import contained
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
     from pathlib import Path
 
     from starlette.types import ASGIApp
 
     from shoal.asgi.http_options import HttpOptions
-    from shoal.commands.server.telemetry import Telemetry
     from shoal.http.app.app import App
-    from shoal.server.config import Drained
-    from shoal.server.front_end_listener import StartFrontEnds
+    from shoal.server.config import Drained, StartFrontEnds
     from shoal.server.listeners import Address
     from shoal.serving.app_file.server import EventLoop, Server
+
 
 _COLLECTED_AFTER: Final = gc.get_threshold()
 # How long the process may take to end, beyond the graceful timeout.
 _MARGIN_S: Final = 4.0
+_NOTIFY_TIMEOUT_S: Final = 1.0
+_LAST_EXPORT_S: Final = 3.0
+_log: Final = logging.getLogger("shoal.server")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """Serves an application in this process.
-
-    Attributes:
-        app: The application.
-        spec: The user's name for the application, for messages.
-        options: The options of the HTTP server.
-        event_loop: The event loop that runs it.
-        server: What speaks HTTP.
-        log_level: The level of the log.
-        log_format: ``"text"`` or ``"json"``.
-        otel: Whether traces and metrics are exported.
-        state: The file that run-time changes are stored in; None to store none.
-        started: Called with the URL once clients can connect.
-        wait_over: Awaited beside the server; when it returns, the server drains and ends.
-        passed: The sockets that systemd or `Reloader` has passed; `options` has the first of those
-            of the application.
-        workers: How many processes speak HTTP for this one; None to do it here.
-        answers_early: Whether a `shoal.App` is served while it starts, so that it says that it is
-            not ready.
-    """
-
     app: ASGIApp
-    spec: str
+    spec: str  # the user's name for the application, for messages
     options: HttpOptions
     event_loop: EventLoop = "trio"
     server: Server = "shoal"
     log_level: str = "info"
     log_format: str = "text"
     otel: bool = False
-    state: Path | None = None
-    started: Callable[[str], object] = lambda _: None
-    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever
-    passed: PassedSockets = NO_SOCKETS
-    workers: int | None = None
-    answers_early: bool = True
+    state: Path | None = None  # the file that stores run-time changes
+    started: Callable[[str], object] = lambda _: None  # called with the URL
+    wait_over: Callable[[], Awaitable[object]] = anyio.sleep_forever  # then the server drains
+    passed: PassedSockets = NO_SOCKETS  # `options` has the first socket of the application
+    workers: int | None = None  # processes that speak HTTP; None to do it here
+    answers_early: bool = True  # a `shoal.App` reports that it is not ready while it starts
 
     @property
     def shoals(self) -> App | None:
-        """The `shoal.App` in the application, which has a controller; None if it has none."""
+        """The `shoal.App` in the application, which has a controller; None without one."""
         return shoals_in(self.app)
 
     def to_its_end(self) -> int:
-        """Serves until a signal or the operator ends the process.
-
-        Returns:
-            The exit code.
-
-        Raises:
-            CommandError: The options do not fit the application, or it did not start.
-        """
+        """Serves until a signal or the operator ends the process; returns the exit code."""
         options = self.options
         if (self.state or options.admin_socket or options.token) and self.shoals is None:
             raise CommandError(
@@ -114,44 +88,18 @@ class ServerProcess:
             )
         write_logs(self.log_level, self.log_format, options)
         app = self.shoals
-        with nullcontext() if not self.otel else exported(self.app, app) as telemetry:
-            return self._serve(app, telemetry)
-
-    def _serve(self, app: App | None, telemetry: Telemetry | None) -> int:
-        if self.state is not None and app is not None:
-            _open_state(app, self.state, self.options)
-        return run_in(self.event_loop, partial(_serve, self, telemetry))
-
-
-def write_logs(level: str, form: str, options: HttpOptions) -> None:
-    """Sets how this process writes its log, and the access log if there is one.
-
-    Called again once the application has started, which may have configured logging.
-    """
-    write_log(level, form)
-    if options.access_log:
-        from shoal.server.access_log import LOGGER
-
-        _write_plainly(LOGGER)
+        if self.otel and app is None:
+            raise CommandError(
+                f"{type(self.app).__name__} is not a shoal.App; leave out --otel, which needs one"
+            )
+        with nullcontext() if app is None or not self.otel else _exported(app) as export_metrics:
+            if self.state is not None and app is not None:
+                _open_state(app, self.state, options)
+            return run_in(self.event_loop, partial(_serve, self, export_metrics))
 
 
 def run_in(event_loop: EventLoop, main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Runs a function in an event loop of this kind."""
     return anyio.run(main, backend="trio") if event_loop == "trio" else _run_on_asyncio(main())
-
-
-def _write_plainly(name: str) -> None:
-    """Makes a logger write bare messages, from level INFO, whatever the log level is.
-
-    They go to stderr, unless the application has given the logger a handler.
-    """
-    logger = logging.getLogger(name)
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
 
 
 def _open_state(app: App, path: Path, options: HttpOptions) -> None:
@@ -178,7 +126,9 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
+async def _serve(
+    run: ServerProcess, export_metrics: Callable[[], Coroutine[Any, Any, None]] | None
+) -> int:
     from shoal.http.app.loading import load_the_rest
     from shoal.server.config import WorkersFailed
     from shoal.server.server import serve
@@ -196,8 +146,8 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     async def until_ending() -> None:
         """Waits until the operator shuts down the application's controller."""
         await is_up.wait()
-        if run.shoals is not None and run.shoals.controller is not None:
-            await run.shoals.controller.wait_ending()
+        if shoals is not None and shoals.controller is not None:
+            await shoals.controller.wait_ending()
             signals.ask()
 
     async def until_over() -> None:
@@ -213,7 +163,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
         say_where(url)
         run.started(url)
-        notify("READY=1")
+        _notify("READY=1")
 
     if run.server == "hypercorn":
         from shoal.commands.server.hypercorn_host import NAME, serve_on_hypercorn
@@ -221,10 +171,17 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         serve_it = partial(serve_on_hypercorn, event_loop=run.event_loop)
         by = f" ({NAME} on {run.event_loop})"
     else:
+        start_front_ends: StartFrontEnds | None = None
+        if run.workers is not None:
+            from shoal.commands.server.workers import front_ends
+
+            start_front_ends = front_ends(
+                run.workers, run.options, run.event_loop, run.log_level, run.log_format
+            )
         serve_it = partial(
             serve,
             load_later=(lambda: None) if shoals is None else load_the_rest,
-            front_ends=None if run.workers is None else _front_ends(run, run.workers),
+            front_ends=start_front_ends,
             # Middleware around it may need what its lifespan makes.
             answers_early=run.answers_early and run.app is shoals,
         )
@@ -237,12 +194,12 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_ending)
             tasks.start_soon(until_over)
-            if telemetry is not None:
-                tasks.start_soon(telemetry.export_metrics)
+            if export_metrics is not None:
+                tasks.start_soon(export_metrics)
             await signals.shutdown.wait()
-            notify("STOPPING=1")
+            _notify("STOPPING=1")
             tasks.cancel_scope.cancel()
-        begin_drain = getattr(run.app, "begin_drain", getattr(run.shoals, "begin_drain", None))
+        begin_drain = getattr(run.app, "begin_drain", getattr(shoals, "begin_drain", None))
         if callable(begin_drain):
             with contained("begin_drain failed"):
                 begin_drain()
@@ -274,24 +231,16 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
     return _report(drained, signals.first)
 
 
-def _front_ends(run: ServerProcess, count: int) -> StartFrontEnds:
-    from shoal.commands.server.workers import front_ends
-
-    return front_ends(count, run.options, run.event_loop, run.log_level, run.log_format)
-
-
 def collect_less_often() -> None:
-    """Has the garbage collector look less often; called before the application is loaded.
-
-    What is imported stays, and the objects of a request go without the collector. It would look at
-    those that are under way every few requests, for a tenth of all processor time.
-    """
-    if gc.get_threshold() == _COLLECTED_AFTER:  # nobody has set it
+    """Makes the garbage collector run less often; called before the application is loaded."""
+    # Imported modules stay, and the objects of a request are freed without the collector. It would
+    # scan the objects in use every few requests, for a tenth of all processor time.
+    if gc.get_threshold() == _COLLECTED_AFTER:  # the user has not set it
         gc.set_threshold(10_000, *_COLLECTED_AFTER[1:])
 
 
 def skip_what_was_loaded() -> None:
-    """Has the garbage collector skip what was loaded at the start."""
+    """Makes the garbage collector skip the objects that were loaded at the start."""
     gc.freeze()
 
 
@@ -307,7 +256,7 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
     if options.admin_socket is not None:
         at = Unix(options.admin_socket)
     if at is not None:
-        # No token: only the user that the socket belongs to can open it.
+        # No token: only the socket's owner can open it.
         admin = AppAdmin(inner, token=None, allowed_modules=options.allowed_modules, behind=run.app)
         others.append(AppListener(address=at, app=admin))
     if options.token is not None:
@@ -346,3 +295,44 @@ def _report(drained: Drained, signum: int | None) -> int:
         say(f"shoal: {drained.failure}")
         return 1
     return 0
+
+
+def _notify(state: str) -> None:
+    """Sends a state such as ``"READY=1"`` to the socket in ``NOTIFY_SOCKET``, if it is set."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    if address.startswith("@"):  # in the abstract namespace
+        address = f"\0{address[1:]}"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(_NOTIFY_TIMEOUT_S)
+            sock.sendto(state.encode(), address)
+    except OSError as error:
+        _log.warning("systemd could not be notified of %s: %s", state, error)
+
+
+@contextmanager
+def _exported(app: App) -> Generator[Callable[[], Coroutine[Any, Any, None]] | None]:
+    """Exports an application's traces for this block; yields a function that exports metrics."""
+    try:
+        with needing("--otel", "otel"):
+            from shoal.observe.otel.instrument import instrument
+            from shoal.observe.otel.metrics import export_metrics
+            from shoal.observe.otel.providers import metric_exporter, set_up_traces
+    except ModuleNotFoundError as error:
+        raise CommandError(str(error), 1) from None
+    with as_mistakes():
+        provider, exporter = set_up_traces(), metric_exporter()
+    try:
+        # An application may have turned tracing on itself.
+        tracing = None if app.tracing.tracer is not None else instrument(app)
+        yield None if exporter is None else partial(export_metrics, app, exporter=exporter)
+        if tracing is not None:
+            tracing.uninstrument()
+    finally:
+        if provider is not None:
+            # In a daemon thread: the collector may not answer.
+            last_export = Thread(target=provider.shutdown, daemon=True)
+            last_export.start()
+            last_export.join(_LAST_EXPORT_S)

@@ -1,13 +1,14 @@
-"""How ``shoal top`` draws a server; needs ``pip install 'shoal[client,top]'``.
+"""The screen of ``shoal top``; needs ``pip install 'shoal[client,top]'``.
 
-Names come from the server, and some of them from others: they are never read as markup, and what a
-terminal would obey is replaced.
+Names are from the server, and some of them from its clients: they are never read as markup, and
+control characters are replaced.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from shoal.commands.server.view import ServerView
 
 T = TypeVar("T")
 
@@ -50,20 +50,14 @@ _STATES: Final = {
 
 
 class Screen:
-    """What a server is shown on: a terminal, or what is written to.
-
-    Args:
-        source: The server's name or URL.
-
-    Attributes:
-        is_live: Whether it is a terminal on which a picture can be replaced by another.
-    """
+    """A terminal, or another output, that shows a server."""
 
     def __init__(self, source: str) -> None:
         width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPED_WIDTH
         self._console = Console(width=width, highlight=False, markup=False, emoji=False)
         self._source = source
         self._size = self._console.size
+        # Whether one picture can replace another.
         self.is_live = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live = Live(
             console=self._console,
@@ -82,25 +76,19 @@ class Screen:
         self._live.stop()
 
     def printed(self, view: ServerView) -> str:
-        """Returns the picture as text."""
         with self._console.capture() as capture:
             self._console.print(self._picture(view, Text("now"), None))
         return "\n".join([line.rstrip() for line in capture.get().splitlines()])
 
     def draw(self, view: ServerView, gone_s: float | None) -> None:
-        """Draws the picture in place of the last one, within the block.
-
-        Args:
-            view: The server.
-            gone_s: For how long it can't be reached, in seconds; None if it can.
-        """
+        """Replaces the picture; `gone_s` is for how long the server can't be reached."""
         status = Text("live", "green")
         if gone_s is not None:
             status = Text(f"not reachable for {gone_s:.0f} s, trying again", "bold red")
         self._live.update(self._picture(view, status, self._console.height), refresh=True)
 
     def is_resized(self) -> bool:
-        """Returns whether the terminal has another size than at the last call."""
+        """Returns whether the terminal's size has changed since the last call."""
         before, self._size = self._size, self._console.size
         return before != self._size
 
@@ -112,16 +100,7 @@ class Screen:
 def picture(
     view: ServerView, source: str, status: Text, *, width: int, height: int | None, plain: bool
 ) -> RenderableType:
-    """Returns what is shown.
-
-    Args:
-        view: The server.
-        source: Its name or its URL.
-        status: Whether it can be reached.
-        width: How many columns there are; some figures are left out where there are few.
-        height: How many lines there are, which the tables divide among them; None for many.
-        plain: Whether only ASCII can be shown.
-    """
+    """Returns the picture of a server; without a height it has no limit, and `plain` is ASCII."""
     wide = width >= _WIDE
     head = Text.assemble(("shoal top  ", "bold"), cleaned(source, 60), "  ", status)
     parts: list[RenderableType] = [head]
@@ -145,15 +124,8 @@ def picture(
 
 
 def lines_of_tables(rows: Sequence[int], room: int | None) -> list[int]:
-    """Divides lines among tables, the most important first.
-
-    Args:
-        rows: How many rows each table has.
-        room: How many lines there are, with an empty one and the head of each table; None for many.
-
-    Returns:
-        How many lines each table has for its rows, 0 if it is not shown.
-    """
+    """Divides the lines of a screen among tables, the most important first."""
+    # Each table needs an empty line and a head as well. A table with 0 lines is not shown.
     if room is None:
         return list(rows)
     lines = [0] * len(rows)
@@ -176,15 +148,8 @@ def lines_of_tables(rows: Sequence[int], room: int | None) -> list[int]:
 
 
 class _Table(NamedTuple):
-    """A table as text.
-
-    Attributes:
-        columns: The head of each column, and whether figures are below it.
-        rows: Its rows; where there are more than `_MOST_ROWS`, one more than that.
-    """
-
-    columns: Sequence[tuple[str, bool]]
-    rows: Sequence[Sequence[Text | str]]
+    columns: Sequence[tuple[str, bool]]  # the head, and whether it is a column of figures
+    rows: Sequence[Sequence[Text | str]]  # at most one more than `_MOST_ROWS`
 
 
 def _tables(view: ServerView, state: Mapping[str, Any], *, wide: bool) -> list[_Table]:
@@ -200,7 +165,7 @@ def _tables(view: ServerView, state: Mapping[str, Any], *, wide: bool) -> list[_
 
 
 def cleaned(text: Any, longest: int = _LONGEST) -> str:
-    """Returns a text of others as a terminal may get it: printable, and not long."""
+    """Returns a text from others for a terminal: printable, and not long."""
     shown = "".join([one if one.isprintable() else "\ufffd" for one in str(text)[: longest + 1]])
     return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
@@ -210,7 +175,7 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
     if now is None:
         return Text("counting ...", "dim")
     text = Text()
-    text.append(_rate(now["finished"]), "bold")
+    text.append(three_digits(now["finished"]), "bold")
     text.append(" answered a second")
     for name, style in (
         ("failed", "red"),
@@ -219,10 +184,10 @@ def _summary(view: ServerView, *, plain: bool) -> Text:
         ("left", "dim"),
     ):
         if rate := now.get(name):  # a server of an earlier version declines nothing
-            text.append(f"  {_rate(rate)} {name}", style)
+            text.append(f"  {three_digits(rate)} {name}", style)
     times = "  ".join(f"{name} {_time(now[name])}" for name in ("p50", "p95", "p99"))
     text.append(f"\nlatency {times}")
-    text.append(f"\n{_rate(now['batches'])} batches a second")
+    text.append(f"\n{three_digits(now['batches'])} batches a second")
     if now["batches"]:
         text.append(f", of {three_digits(now['size'])}")
     text.append(f"; {now['queued']:,} queued, {now['running']:,} running")
@@ -241,9 +206,9 @@ def _batchers(view: ServerView, *, wide: bool) -> _Table:
         limit, is_open = view.limits.get(name, (one["limit"], False))
         ran = bool(one["batches"])
         shown: dict[str, Text | str] = {
-            "REQ/S": _rate(one["finished"]),
-            "FAIL/S": Text(_rate(one["failed"]), "red" if one["failed"] else ""),
-            "REFUSED/S": Text(_rate(one["refused"]), "yellow" if one["refused"] else ""),
+            "REQ/S": three_digits(one["finished"]),
+            "FAIL/S": Text(three_digits(one["failed"]), "red" if one["failed"] else ""),
+            "REFUSED/S": Text(three_digits(one["refused"]), "yellow" if one["refused"] else ""),
             "P50": _time(one["p50"]),
             "P95": _time(one["p95"]),
             "P99": _time(one["p99"]),
@@ -260,7 +225,7 @@ def _batchers(view: ServerView, *, wide: bool) -> _Table:
 
 
 def _queued(one: Mapping[str, Any]) -> str:
-    """Returns how many requests wait, with their numbers by level if there are several."""
+    """Returns the number of queued requests, with the numbers by level if there are several."""
     levels = [f"{cleaned(level)}:{count:,}" for level, count in one["levels"].items()]
     return f"{one['queued']:,}" + (f" ({' '.join(levels)})" if len(levels) > 1 else "")
 
@@ -348,10 +313,10 @@ def _first(rows: Iterable[T]) -> Iterable[T]:
 
 
 def _drawn(table: _Table, lines: int) -> Table:
-    """Draws a table, with at most so many lines of rows; a last one tells that there are more."""
+    """Draws a table, with at most `lines` rows; the last shows that there are more."""
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for name, is_figure in table.columns:
-        # Where there are too few columns, names become shorter, and figures stay whole.
+        # On a narrow terminal names become shorter, and figures stay whole.
         drawn.add_column(_whole(name), justify="right" if is_figure else "left", no_wrap=is_figure)
     has_more = len(table.rows) > min(lines, _MOST_ROWS)
     for row in table.rows[: lines - 1 if has_more else lines]:
@@ -362,7 +327,7 @@ def _drawn(table: _Table, lines: int) -> Table:
 
 
 def _whole(entry: Text | str) -> Text:
-    """Returns an entry that takes one line, whatever there is room for."""
+    """Returns an entry that takes one line."""
     shown = entry if isinstance(entry, Text) else Text(entry)
     shown.no_wrap, shown.overflow = True, "ellipsis"
     return shown
@@ -380,10 +345,6 @@ def _reasons(reasons: Mapping[str, float]) -> Text:
     )
 
 
-def _rate(rate: float) -> str:
-    return three_digits(rate)
-
-
 def _time(seconds: float | None) -> str:
     return "-" if seconds is None else duration(seconds)
 
@@ -391,3 +352,45 @@ def _time(seconds: float | None) -> str:
 def _sparkline(values: Sequence[float]) -> str:
     most = max(values, default=0) or 1
     return "".join([_BLOCKS[min(7, int(value / most * 8))] for value in values])
+
+
+MOST_SAMPLES: Final = 120
+
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+class ServerView:
+    """A server as its last messages describe it."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] | None = None  # backends, endpoints and last failures
+        self.samples: deque[dict[str, Any]] = deque(maxlen=MOST_SAMPLES)  # of seconds
+        # The largest batch of each batcher, and whether requests join its batches.
+        self.limits: dict[str, tuple[float, bool]] = {}
+        self._run: Any = None
+
+    def take(self, message: Mapping[str, Any]) -> bool:
+        """Returns whether a message has news; raises `LookupError` or `TypeError` if malformed."""
+        if message["run"] != self._run:  # another server, with another clock and other numbers
+            self._run = message["run"]
+            self.state = None
+            self.samples.clear()
+        samples = message["samples"]
+        self.samples.extend(samples)
+        self.limits = {lane["name"]: (lane["limit"], lane["open"]) for lane in message["lanes"]}
+        state = message.get("state")
+        if state is not None:
+            self.state = state
+        return bool(samples) or state is not None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.state is not None and bool(self.samples)
+
+    @property
+    def latest(self) -> Mapping[str, Any]:
+        return self.samples[-1] if self.samples else _NOTHING
+
+    def rates(self) -> list[float]:
+        """Returns how many requests were answered in each of the last seconds."""
+        return [sample["all"]["finished"] for sample in self.samples]

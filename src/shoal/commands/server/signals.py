@@ -1,10 +1,9 @@
 """The signals that end a server: the first asks it to drain, the second ends it at once.
 
-Signals are handled by plain signal handlers, not in the event loop, because the second signal must
-work even if an application blocks the loop, or a thread that can't be interrupted keeps it open.
-For the same reason a watchdog thread ends the process when a drain takes longer than allowed. The
-thread waits on a `queue.SimpleQueue`, because its `put` is reentrant: a signal handler may call it
-wherever it interrupts.
+Plain signal handlers handle signals, not the event loop, because the second signal must work even
+if an application blocks the loop, or a thread that can't be interrupted keeps it open. For the same
+reason a watchdog thread ends the process when a drain takes longer than allowed. The thread waits
+on a `queue.SimpleQueue`, because its `put` is reentrant: a signal handler may call it at any point.
 
 SIGHUP, which a process receives when its terminal is closed, also starts a drain, but is not
 counted as the first of two signals. Closing a terminal sends it twice, from the shell and from the
@@ -29,26 +28,17 @@ from shoal.replicas.threads import into_this_loop
 if TYPE_CHECKING:
     from types import FrameType
 
-# How long the process may take to end before it says so.
+# How long the process may take to end before it reports that it is ending.
 _QUIET_S: Final = 2.0
 
 
 class Signals:
-    """Handles signals: the first starts a drain, the second ends the process.
-
-    Args:
-        allowed_s: How long the process may take to end after the first signal, in seconds.
-
-    Attributes:
-        shutdown: Set when the process should shut down.
-        first: The number of the first signal; None before it.
-        allowed_s: As above; may be changed.
-    """
+    """Handles signals: the first starts a drain, the second ends the process."""
 
     def __init__(self, allowed_s: float) -> None:
-        self.shutdown = anyio.Event()
-        self.first: int | None = None
-        self.allowed_s = allowed_s
+        self.shutdown = anyio.Event()  # set when the process should shut down
+        self.first: int | None = None  # the first signal
+        self.allowed_s = allowed_s  # for the end after the first signal; may be changed
         _, self._soon = into_this_loop()
         self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
@@ -71,7 +61,7 @@ class Signals:
         if self.first not in (None, signal.SIGHUP):
             os._exit(128 + signum)
         self.first = signum
-        # SIGHUP comes more than once, and its default action would kill the interpreter at its end.
+        # SIGHUP arrives more than once, and its default action would kill the ending interpreter.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._asked.put(None)
         try:

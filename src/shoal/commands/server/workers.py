@@ -1,4 +1,4 @@
-"""How a server's process starts the workers of ``shoal serve --workers``."""
+"""Starts the workers of ``shoal serve --workers``."""
 
 from __future__ import annotations
 
@@ -13,22 +13,15 @@ from shoal.front_ends.listener import FrontEndOptions, FrontEnds
 
 if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
-    from shoal.server.front_end_listener import StartFrontEnds
+    from shoal.server.config import StartFrontEnds
     from shoal.serving.app_file.server import EventLoop
 
-# The server's process ends requests that take too long, and a worker only if that does not.
+# The server's process ends requests that take too long. A worker does so later, if that fails.
 _LATER_S: Final = 5.0
 
 
 class FrontEndStart(NamedTuple):
-    """What a worker is told at its start.
-
-    Attributes:
-        options: The options of its server.
-        event_loop: The event loop.
-        log_level: The level of the log.
-        log_format: The form of its lines.
-    """
+    """The first message to a worker."""
 
     options: dict[str, Any]
     event_loop: EventLoop
@@ -43,36 +36,16 @@ def front_ends(
     log_level: str,
     log_format: str = "text",
 ) -> StartFrontEnds:
-    """Returns what starts the workers of a server.
-
-    Args:
-        count: How many there are.
-        options: The options of the server.
-        event_loop: The event loop.
-        log_level: The level of the log.
-        log_format: The form of its lines.
-    """
-    given = count, options, event_loop, log_level, log_format
-    return partial(FrontEnds, front_end_options(*given))
-
-
-def front_end_options(
-    count: int,
-    options: HttpOptions,
-    event_loop: EventLoop,
-    log_level: str,
-    log_format: str = "text",
-) -> FrontEndOptions:
-    """Returns how the workers of a server are started; see `front_ends`."""
-    given = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
-    given |= {
+    server_options = {name: getattr(options, name) for name in ServerKeywords.__annotations__}
+    server_options |= {
         "uds": None,
         "max_connections": math.ceil(options.max_connections / count),
         "graceful_timeout_s": options.graceful_timeout_s + _LATER_S,
     }
-    return FrontEndOptions(
+    front_end_options = FrontEndOptions(
         count=count,
         # -P: modules in the current directory must not shadow the library's
         command=[sys.executable, "-P", "-m", "shoal.commands.server.front_end"],
-        start=dumps(FrontEndStart(given, event_loop, log_level, log_format)._asdict()),
+        start=dumps(FrontEndStart(server_options, event_loop, log_level, log_format)._asdict()),
     )
+    return partial(FrontEnds, front_end_options)

@@ -1,22 +1,28 @@
-"""Arguments that several commands have."""
+"""The parser of commands, and arguments that several commands have."""
 
 from __future__ import annotations
 
 import math
 import threading
-from argparse import ArgumentTypeError
+from argparse import ArgumentError, ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from typing_extensions import override
 
 from shoal.commands.support.mistake import CommandError
+from shoal.core.options.names import nearest
 from shoal.serving.names import TAG_FORM, is_tag
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Action, Namespace
+    from collections.abc import Callable
+
+    from _typeshed import SupportsWrite
 
 
 def add_name_argument(group: Any) -> None:
-    """Adds ``--name``."""
     group.add_argument(
         "--name",
         type=tag,
@@ -27,24 +33,16 @@ def add_name_argument(group: Any) -> None:
 
 
 def add_json_argument(parser: Any) -> None:
-    """Adds ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_token_argument(group: Any, summary: str) -> None:
-    """Adds ``--token-file``."""
     group.add_argument("--token-file", type=Path, metavar="FILE", help=summary)
 
 
 def token_of(arguments: Namespace) -> str | None:
-    """Returns the token in the file given by ``--token-file``; None if it was not given.
-
-    The token itself is not an argument, because all users of a machine can see the arguments of a
-    process.
-
-    Raises:
-        CommandError: The file can't be read, or does not contain one token.
-    """
+    """Returns the token in the file of ``--token-file``; None if it was not given."""
+    # The token itself is not an argument: all users of a machine can see a process's arguments.
     path: Path | None = arguments.token_file
     if path is None:
         return None
@@ -60,7 +58,6 @@ def token_of(arguments: Namespace) -> str | None:
 
 
 def add_init_arguments(parser: ArgumentParser) -> None:
-    """Adds ``--arg`` and ``--kwarg``, the init arguments of a class."""
     parser.add_argument(
         "--arg",
         action="append",
@@ -72,12 +69,10 @@ def add_init_arguments(parser: ArgumentParser) -> None:
 
 
 def add_kwarg_argument(parser: ArgumentParser, summary: str) -> None:
-    """Adds ``--kwarg``."""
     parser.add_argument("--kwarg", action="append", default=[], metavar="KEY=VALUE", help=summary)
 
 
 def add_option_argument(group: Any) -> None:
-    """Adds ``--option``, for options that have no argument of their own."""
     group.add_argument(
         "--option",
         action="append",
@@ -88,28 +83,24 @@ def add_option_argument(group: Any) -> None:
 
 
 def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
-    """Adds ``--plot`` and ``--json``."""
     output = parser.add_argument_group("output")
     output.add_argument("--plot", type=Path, metavar="FILE", help=f"save a plot: {shown}")
     output.add_argument("--json", action="store_true", help="print JSON, times in seconds")
 
 
 def tag(text: str) -> str:
-    """Parses the name of a server."""
     if not is_tag(text):
         raise ArgumentTypeError(f"{text!r} can't be a name: {TAG_FORM}")
     return text
 
 
 def count(text: str) -> int:
-    """Parses a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"want a whole number from 1 on, got {text!r}")
     return int(text)
 
 
 def more_than_0_seconds(text: str) -> float:
-    """Parses a time above 0 in seconds."""
     found = _number(text)
     # NaN fails this check, too. The wait of a thread can't be longer.
     if not 0 < found <= threading.TIMEOUT_MAX / 2:
@@ -118,7 +109,6 @@ def more_than_0_seconds(text: str) -> float:
 
 
 def more_than_0(text: str) -> float:
-    """Parses a number above 0."""
     number = _number(text)
     if not 0 < number < math.inf:
         raise ArgumentTypeError(f"want a number above 0, got {text!r}")
@@ -126,7 +116,6 @@ def more_than_0(text: str) -> float:
 
 
 def at_least_0(text: str) -> float:
-    """Parses a number of at least 0."""
     number = _number(text)
     if not 0 <= number < math.inf:
         raise ArgumentTypeError(f"want a number from 0 on, got {text!r}")
@@ -138,3 +127,85 @@ def _number(text: str) -> float:
         return float(text)
     except ValueError:
         return math.nan
+
+
+class CommandParser(ArgumentParser):
+    """Accepts options anywhere among positional arguments, and suggests for typos."""
+
+    # A plain `ArgumentParser` ends an argument with ``nargs="*"`` at the first option after it. In
+    # ``create small my:Code --arg 3 retries=1`` the last word would be an unknown argument.
+    _is_within = False
+
+    def parse_known_args(  # type: ignore[override]  # the base method is a set of overloads
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[Namespace, list[str]]:
+        if self._subparsers is not None:
+            self._check_first(args)
+            return super().parse_known_args(args, namespace)
+        if self._is_within:
+            return super().parse_known_args(args, namespace)
+        self._is_within = True  # the method below calls this one
+        try:
+            found, unknown = self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_within = False
+        if unknown:
+            # The parser of the command reports it, since it knows the command's options.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggestion(unknown)}")
+        return found, unknown
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        """Prints the error and points to ``--help``: a command's usage fills a screen."""
+        self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        # As in CPython from 3.11.4 on: a reader of the help may close the pipe.
+        with suppress(OSError):
+            super()._print_message(message, file)
+
+    def _check_first(self, args: Any) -> None:
+        # Otherwise the error would be that a command is missing, or that the option's value is not
+        # a command.
+        first = str(args[0]).partition("=")[0] if args else ""
+        known = [name for action in self._actions for name in action.option_strings]
+        if first.startswith("-") and first not in known:
+            hint = _did_you_mean(first, known) or "; write options after the command"
+            self.error(f"unrecognized arguments: {args[0]}{hint}")
+
+    @override
+    def _check_value(self, action: Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except ArgumentError as error:
+            hint = _did_you_mean(value, [str(one) for one in action.choices or ()])
+            raise ArgumentError(action, f"{error.message}{hint}") from None
+
+    def _suggestion(self, unknown: list[str]) -> str:
+        known = [name for action in self._actions for name in action.option_strings]
+        options = [one.partition("=")[0] for one in unknown if one.startswith("--")]
+        return _did_you_mean(options[0], known) if options else ""
+
+
+def _did_you_mean(given: object, known: list[str]) -> str:
+    near = nearest(given, known)
+    return "" if near is None else f"; did you mean {near!r}?"
+
+
+def add_family(parser: ArgumentParser, description: str, example: str) -> Any:
+    """Describes a family of commands; returns its subparsers."""
+    describe(parser, None, description, example)
+    return parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+
+def describe(
+    parser: ArgumentParser,
+    run: Callable[[Namespace], int] | None,
+    description: str,
+    example: str,
+) -> None:
+    parser.description = description
+    parser.epilog = f"examples:\n{example}"
+    parser.formatter_class = RawDescriptionHelpFormatter
+    if run is not None:
+        parser.set_defaults(run=run)

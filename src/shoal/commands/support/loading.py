@@ -1,4 +1,4 @@
-"""Loads what a command line names: ``my_module:app``, ``app.py``, ``app.toml``."""
+"""Loads the application or object that a command line names: ``my_module:app``, ``app.toml``."""
 
 from __future__ import annotations
 
@@ -25,20 +25,14 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
 
+# The argument's form, for help texts.
 APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.py|FILE.toml"
-"""The argument's form, for help texts."""
 
 
 def application_of(spec: str) -> ASGIApp:
-    """Imports an application, or creates the one that a file declares.
-
-    Modules in the current directory can be imported, as with ``python -m``, and those beside the
-    file.
-
-    Raises:
-        CommandError: It does not exist or is invalid. The other mistakes of a file, or the
-            traceback of a failed import, have been printed.
-    """
+    """Imports an application, or creates the one that a file declares."""
+    # Modules in the current directory can be imported, as with ``python -m``, and modules beside
+    # the file.
     if spec.endswith(".toml"):
         return _of_file(spec)
     found = _of_module_file(spec) if spec.endswith(".py") else named(spec, "my_module:app")
@@ -48,19 +42,7 @@ def application_of(spec: str) -> ASGIApp:
 
 
 def named(spec: str, example: str) -> Any:
-    """Imports a module and returns one of its attributes.
-
-    Modules in the current directory can be imported, as with ``python -m``.
-
-    Args:
-        spec: A module's dotted name or its file, a colon, and an attribute's name, which may be
-            dotted as well.
-        example: A correct one, for messages.
-
-    Raises:
-        CommandError: The name is malformed, the module or attribute does not exist, or the import
-            failed; the traceback of a failed import has been printed.
-    """
+    """Imports an attribute, after printing the traceback of a failed import."""
     if ":" not in spec:
         raise CommandError(f"{spec!r} is not an import path; write it like {example!r}")
     _add_directory(os.getcwd())
@@ -70,7 +52,7 @@ def named(spec: str, example: str) -> Any:
     try:
         return imported_unheld(spec)
     except Exception as error:
-        # An error before any code ran, such as a SyntaxError, has no frames of the user.
+        # An error before any code ran, such as a SyntaxError, has no frames of user code.
         shown = users_part(error.__traceback__)
         if shown is None and isinstance(error, ValueError):
             raise CommandError(str(error)) from None
@@ -80,7 +62,6 @@ def named(spec: str, example: str) -> Any:
 
 
 def empty_application() -> App:
-    """Returns an application without backends and endpoints."""
     from shoal.http.app.app import App
 
     _add_directory(os.getcwd())
@@ -88,7 +69,7 @@ def empty_application() -> App:
 
 
 def shoals_in(app: Any) -> App | None:
-    """Returns the application if it is a `shoal.App`, or the one its middleware wraps, or None."""
+    """Returns the `shoal.App`, which middleware may wrap; None for another application."""
     from shoal.http.app.app import App
     from shoal.http.app.middleware import within
 
@@ -96,10 +77,7 @@ def shoals_in(app: Any) -> App | None:
 
 
 def server_settings(app: Any) -> Mapping[str, Any]:
-    """Returns the settings of a server that an application has: those of its file, if it has one.
-
-    Else they are the hosts and the origins that a program has set.
-    """
+    """Returns the settings in an application's file, or the hosts and origins of a program."""
     from shoal.http.app.app import App
 
     if not isinstance(app, App):
@@ -111,14 +89,7 @@ def server_settings(app: Any) -> Mapping[str, Any]:
 
 
 def file_settings(spec: str) -> Mapping[str, Any]:
-    """Returns the server settings of an application's file, without loading the application.
-
-    Args:
-        spec: As for `application_of`; what is no file has no settings.
-
-    Raises:
-        CommandError: The file is invalid; its other mistakes have been printed.
-    """
+    """Returns the server settings of a file, without loading the application."""
     if not spec.endswith(".toml"):
         return {}
     from shoal.serving.app_file.file import read_app_file
@@ -130,15 +101,7 @@ def file_settings(spec: str) -> Mapping[str, Any]:
 
 
 def need(package: str, feature: str = "serving") -> ModuleType:
-    """Imports a package that only the extra ``serve`` installs.
-
-    Args:
-        package: The package.
-        feature: What needs it, as the user names it.
-
-    Raises:
-        CommandError: It is not installed.
-    """
+    """Imports a package that only the extra ``serve`` installs."""
     try:
         with needing(feature, "serve"):
             return importlib.import_module(package)
@@ -171,7 +134,7 @@ def _of_file(spec: str) -> ASGIApp:
 
 
 def _of_module_file(spec: str) -> object:
-    """Returns a module's `app`, or else the only `shoal.App` that it has, whatever its name."""
+    """Returns a module's `app`, or else its only `shoal.App`."""
     from shoal.http.app.app import App
 
     names: dict[str, object] = named(f"{spec}:__dict__", "my_module:app")
@@ -192,11 +155,7 @@ def _add_directory(directory: str) -> None:
 
 
 def _module_of(name: str) -> str:
-    """Returns the dotted name of a file's module, which becomes importable.
-
-    Raises:
-        CommandError: There is no such file, or its name is not that of a module.
-    """
+    """Returns the dotted name of a file's module, and makes it importable."""
     file = Path(name).resolve()
     if not file.is_file():
         raise CommandError(f"there is no file {name}")

@@ -1,4 +1,4 @@
-"""What commands tell their user on stderr: mistakes, failures and messages."""
+"""Messages of commands on stderr, and the escaping of text from others in them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,25 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.support.escaping import printable
-
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-# What a pipe, and a terminal, that nobody reads any more fails with.
+
+# The errors of a pipe or a terminal without a reader.
 _READER_IS_GONE: Final = frozenset({errno.EPIPE, errno.EIO})
 
 
 class CommandError(Exception):
-    """A command can't be carried out; its message is one line, which says how to correct a mistake.
-
-    Attributes:
-        exit_code: The exit code of the command: 2 for a mistake in the command, 1 for any other.
-    """
+    """An error of a command; its message is one line, which says how to correct a mistake."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # 2 for a mistake in the command, 1 for any other error
 
 
 @contextmanager
 def as_mistakes() -> Generator[None]:
-    """Reports what is wrong with a value, a `TypeError` or `ValueError`, as the user's mistake.
-
-    Raises:
-        CommandError: The block raised such an error.
-    """
+    """Converts a `TypeError` or `ValueError` to a `CommandError`."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -48,22 +39,14 @@ def in_one_line(error: BaseException) -> str:
 
 
 def say(line: str) -> None:
-    """Writes a line to stderr, in one write, so that no other process's output gets between.
-
-    Its control characters are escaped.
-
-    Does nothing if stderr can't be written, as when its terminal was closed.
-    """
+    """Writes a line to stderr, escaped, in one write; does nothing if stderr can't be written."""
     with suppress(OSError):
         sys.stderr.write(f"{printable(line)}\n")
         sys.stderr.flush()
 
 
 def drop_unread_output() -> None:
-    """Drops what stdout and stderr still hold for a reader that is gone.
-
-    At its end the interpreter would try again to write it, and would fail for that.
-    """
+    """Drops output for a reader that is gone, which would fail the interpreter's exit."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:  # pyright: ignore[reportUnnecessaryComparison] - it may be closed
             continue
@@ -74,3 +57,23 @@ def drop_unread_output() -> None:
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
                 os.close(nowhere)
+
+
+# Control characters except tab and line feed, line separators, and marks of text direction.
+_ESCAPED: Final = {
+    code: f"\\u{code:04x}"
+    for code in (
+        *(*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0)),
+        *(0x061C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)),
+    )
+}
+
+
+def printable(text: str) -> str:
+    """Escapes control characters except line feeds and tabs."""
+    return text if text.isascii() and text.isprintable() else text.translate(_ESCAPED)
+
+
+def indented(text: str) -> str:
+    """Escapes text, and indents its lines after the first, so that they forge no record."""
+    return printable(text).replace("\n", "\n  ")

@@ -1,4 +1,4 @@
-"""What commands print: results as JSON for programs, as tables and lines for people."""
+"""Output of commands: results as JSON for programs, as tables and lines for people."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.support.escaping import printable
-from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.mistake import CommandError, printable, say
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -25,11 +24,7 @@ _NONE: Final = "-"
 
 
 def print_out(text: str) -> None:
-    """Prints a result; its control characters are escaped, as JSON writes them.
-
-    Raises:
-        CommandError: It can't be written; without a message if the reader closed the pipe.
-    """
+    """Prints a result; raises `CommandError` without a message if the reader closed the pipe."""
     try:
         sys.stdout.write(f"{printable(text)}\n")
         sys.stdout.flush()
@@ -42,7 +37,6 @@ def print_out(text: str) -> None:
 
 
 def as_json(data: Any) -> str:
-    """Formats a result for programs."""
     return json.dumps(data, indent=2, ensure_ascii=False)
 
 
@@ -58,11 +52,7 @@ def confirm(arguments: Namespace, done: str) -> int:
 
 
 def save_plot(draw: Callable[[Path], None], path: Path) -> None:
-    """Draws a plot into a file, and reports it on stderr.
-
-    Raises:
-        CommandError: It can't be drawn or saved.
-    """
+    """Draws a plot into a file, and reports it on stderr."""
     try:
         draw(path)
     except ImportError as error:
@@ -75,10 +65,7 @@ def save_plot(draw: Callable[[Path], None], path: Path) -> None:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats a table, with columns of figures aligned to the right, all others to the left.
-
-    Without rows it is a line such as ``no backends``, by its first head.
-    """
+    """Formats a table, columns of figures aligned to the right; ``no backends`` without rows."""
     if not rows:
         return f"no {heads[0].lower()}s"
     laid_out: list[list[str]] = []
@@ -92,18 +79,15 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """Formats pairs of a name and a value, one per line."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"{name:{width}}  {value}".rstrip() for name, value in pairs)
 
 
 def keywords(options: Mapping[str, Any]) -> list[str]:
-    """Formats options as keyword arguments."""
     return [f"{name}={value!r}" for name, value in options.items()]
 
 
 def status_listed(status: Status) -> str:
-    """Returns the tables of a controller's backends, replicas and endpoints."""
     parts = [backends_listed(status.backends.values())]
     replicas = [
         (
@@ -129,7 +113,6 @@ def status_listed(status: Status) -> str:
 
 
 def _gpus_listed(status: Status) -> list[str]:
-    """Returns the table of GPUs, if there are any."""
     rows = [
         (
             gpu,
@@ -146,7 +129,6 @@ def _gpus_listed(status: Status) -> list[str]:
 
 
 def backends_listed(backends: Iterable[BackendStatus]) -> str:
-    """Returns the table of backends."""
     rows = [
         (
             one.tag,
@@ -167,7 +149,6 @@ def backends_listed(backends: Iterable[BackendStatus]) -> str:
 
 
 def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
-    """Returns the table of endpoints."""
     rows = [
         (
             one.name,
@@ -219,12 +200,11 @@ def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
 
 
 def config_listed(config: Mapping[str, Any]) -> str:
-    """Returns options, with a line for each."""
     return "\n".join(keywords(config)) or "all defaults"
 
 
 def routing(endpoint: EndpointStatus | EndpointDeclaration) -> tuple[str, str]:
-    """Returns an endpoint's traffic, and its shadow traffic, in the form of a table."""
+    """Returns an endpoint's traffic, and its shadow traffic, for a table."""
     shadows = {shadow.backend: shadow.proportion for shadow in endpoint.shadows}
     return weights(endpoint.traffic) or "held", weights(shadows) or _NONE
 

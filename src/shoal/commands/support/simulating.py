@@ -1,4 +1,4 @@
-"""What ``shoal simulate`` simulates: traffic under the options of one case after another."""
+"""The traffic and the cases that ``shoal simulate`` compares."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, table
-from shoal.commands.support.values import checked
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.simulate import simulate
 from shoal.planning.comparison import Case, rows_of
@@ -22,45 +21,28 @@ if TYPE_CHECKING:
     from shoal.planning.recorded import Item, Recording
 
 _NAMES: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# From this ratio to the largest measured batch on, the run time of a batch is a guess.
 _FAR: Final = 1.5
-"""How much larger than the largest measured batch one may be before its run time is a guess."""
 
 
 @dataclass(frozen=True)
-class Traffic:
-    """The traffic of a simulation.
-
-    Attributes:
-        trace: What arrives.
-        text: Its description.
-        recording: What it was read from; None if it was made.
-    """
-
+class SimulatedTraffic:
     trace: Sequence[float | Arrival] | ClosedLoop
     text: str
-    recording: Recording | None = None
+    recording: Recording | None = None  # the source of the trace, if it was not made
 
 
 class Comparison:
-    """The cases that are compared; the options that are given are the first one after today's.
-
-    Args:
-        traffic: The traffic.
-        handler: The run times.
-        pairs: The options that are given. Those that were recorded hold where none is.
-
-    Attributes:
-        cases: What was recorded, today's options, those given, and those that were added.
-        simulation: The simulation of the options that are given.
-        options: These options, as text.
-
-    Raises:
-        CommandError: The options can't be simulated.
-    """
+    """The compared cases: recorded, today's options, the given options, and added options."""
 
     def __init__(
-        self, traffic: Traffic, handler: Linear | MeasuredRunTimes, pairs: Mapping[str, Any]
+        self,
+        traffic: SimulatedTraffic,
+        handler: Linear | MeasuredRunTimes,
+        pairs: Mapping[str, Any],
     ) -> None:
+        # `pairs` are the given options; recorded options apply where none is given. Afterwards
+        # `simulation` and `options` are those of the given options.
         self.cases: list[Case] = []
         self._traffic = traffic
         self._handler = handler
@@ -87,11 +69,7 @@ class Comparison:
             self.simulation = self._simulate(next(self._letters), self._base, self.options)
 
     def add(self, pairs: Mapping[str, Any]) -> None:
-        """Simulates other options; where they say nothing, those given before hold.
-
-        Raises:
-            CommandError: They can't be simulated, or there are too many cases.
-        """
+        """Simulates other options, on top of the given options."""
         name = next(self._letters, None)
         if name is None:
             raise CommandError(f"at most {len(_NAMES)} cases can be compared")
@@ -99,7 +77,6 @@ class Comparison:
         self._simulate(name, {**self._base, **pairs}, options)
 
     def as_text(self) -> str:
-        """Returns a table of the cases, and what their options are."""
         rows = [(name, *texts) for name, texts in rows_of(self.cases)]
         options = [
             f"{case.name}: {case.options}" for case in self.cases if case.name not in _UNNAMED
@@ -110,7 +87,7 @@ class Comparison:
 
     @property
     def remarks(self) -> list[str]:
-        """What a reader of the result should know."""
+        """The caveats of the result."""
         remarks = list(self._remarks)
         handler = self._handler
         if isinstance(handler, MeasuredRunTimes) and self._largest > _FAR * handler.sizes[-1]:
@@ -121,11 +98,6 @@ class Comparison:
         return remarks
 
     def report(self, facts: Sequence[tuple[str, str]]) -> Report:
-        """Returns what is compared as a report.
-
-        Args:
-            facts: What it says beside the traffic.
-        """
         recording = self._traffic.recording
         batcher = None if recording is None else recording.batcher
         return Report(
@@ -142,8 +114,8 @@ class Comparison:
         pairs = dict(pairs)
         if self._traffic.recording is not None:
             _use_items(self._traffic.recording, pairs)
-        batch_options = checked(pairs)
         with as_mistakes():
+            batch_options = BatchOptions.of(pairs)
             found = simulate(self._traffic.trace, batch_options, self._handler)
         self.cases.append(Case.simulated(name, options, found))
         self._largest = max([self._largest, *(batch.size for batch in found.batches)])

@@ -1,7 +1,8 @@
-"""Parses what is written on a command line: ``placement=process autoscaling.max_replicas=4``.
+"""Parses values on a command line: ``placement=process autoscaling.max_replicas=4``.
 
-A value is written as in an application's file. A list or an object may also be JSON. A value that
+A value has the syntax of an application's file. A list or an object may also be JSON. A value that
 looks like neither is text, so words need no quotes. ``none`` is None, which TOML can't express.
+JSON items are converted to a handler's annotated types, as a server converts bodies.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import tomllib
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.commands.support.mistake import CommandError, as_mistakes
-from shoal.core.options.options import OPTIONS, BatchOptions, no_option
+from shoal.batching.handlers.list_types import is_unannotated
+from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
+from shoal.core.extras import advice
+from shoal.core.options.options import OPTIONS, no_option
 from shoal.core.simulation.results import Linear
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Mapping, Sequence
+    from inspect import Parameter, Signature
+
 
 _OPENING: Final = ("[", "{", '"', "'")
-# Other ways to write the values of a batcher's options, none of which is such a text.
+# Other spellings of values. No text option of a batcher has such a value.
 _WORDS: Final[Mapping[str, str]] = {
     "None": "none",
     "null": "none",
@@ -39,15 +44,7 @@ _FIXED: Final = re.compile(rf"({_NUMBER})s?")
 
 
 def config_of(texts: Sequence[str], form: str = _OPTION) -> dict[str, Any]:
-    """Parses options of the form KEY=VALUE; a dotted key names a value in a table.
-
-    Args:
-        texts: The options.
-        form: How one is written, for messages.
-
-    Raises:
-        CommandError: An option has another form, or is given twice.
-    """
+    """Parses KEY=VALUE options; a dotted key names a value in a table."""
     found: dict[str, Any] = {}
     for text in texts:
         key, value = _pair(text, form)
@@ -65,31 +62,15 @@ def config_of(texts: Sequence[str], form: str = _OPTION) -> dict[str, Any]:
 
 
 def kwargs_of(arguments: Namespace) -> dict[str, Any]:
-    """Parses the keyword arguments given by ``--kwarg``.
-
-    Raises:
-        CommandError: As `config_of`.
-    """
     return config_of(arguments.kwarg, _KWARG)
 
 
 def init_arguments_of(arguments: Namespace) -> tuple[list[Any], dict[str, Any]]:
-    """Parses the init arguments of a class, given by ``--arg`` and ``--kwarg``.
-
-    Raises:
-        CommandError: As `config_of`.
-    """
     return [value_of(text) for text in arguments.arg], kwargs_of(arguments)
 
 
 def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
-    """Parses options of a batcher of the form KEY=VALUE; of equal keys the last counts.
-
-    A list may be written without its brackets.
-
-    Raises:
-        CommandError: An option has another form, does not exist, or is a function.
-    """
+    """Parses KEY=VALUE options of a batcher; the last of equal keys applies."""
     pairs: dict[str, Any] = {}
     for text in texts:
         key, value = _pair(text, _BATCH_OPTION)
@@ -107,22 +88,8 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
     return pairs
 
 
-def checked(pairs: Mapping[str, Any]) -> BatchOptions:
-    """Returns the batching options, checked.
-
-    Raises:
-        CommandError: A value has the wrong type or is out of range, or two options conflict.
-    """
-    with as_mistakes():
-        return BatchOptions.of(pairs)
-
-
 def value_of(text: str) -> Any:
-    """Parses a value as in an application's file; words without quotes are text.
-
-    Raises:
-        CommandError: It begins like a TOML value, but is not one, nor JSON.
-    """
+    """Parses a value as in an application's file; words without quotes are text."""
     text = text.strip()
     if text == "none":
         return None
@@ -156,14 +123,7 @@ def _pair(text: str, form: str) -> tuple[str, str]:
 
 
 def weights_of(texts: Sequence[str]) -> dict[str, float]:
-    """Parses traffic of the form BACKEND=WEIGHT.
-
-    A weight is a share, as ``0.9``, or a percentage, as ``90%``. Numbers that sum to 100 are
-    percentages, too.
-
-    Raises:
-        CommandError: An option has another form, or is given twice.
-    """
+    """Parses BACKEND=WEIGHT; 90% is 0.9, and numbers that sum to 100 are percentages."""
     found: dict[str, float] = {}
     for text in texts:
         backend, equals, weight = text.rpartition("=")
@@ -181,11 +141,7 @@ def weights_of(texts: Sequence[str]) -> dict[str, float]:
 
 
 def proportion_of(text: str) -> float:
-    """Parses a proportion: a share from 0 to 1, as ``0.05``, or a percentage, as ``5%``.
-
-    Raises:
-        CommandError: It is neither.
-    """
+    """Parses a share from 0 to 1, as ``0.05``, or a percentage, as ``5%``."""
     value = _share(text)
     if value is None or not 0 <= value <= 1:
         raise CommandError(f"a proportion is a number from 0 to 1, or like 5%, not {text!r}")
@@ -193,7 +149,7 @@ def proportion_of(text: str) -> float:
 
 
 def _share(text: str) -> float | None:
-    """Returns a number, or the hundredth of a percentage; None if it is neither."""
+    """Returns a number, or the hundredth of a percentage; None for other text."""
     digits = text.strip().removesuffix("%")
     try:
         value = float(digits)
@@ -203,15 +159,7 @@ def _share(text: str) -> float | None:
 
 
 def json_of(text: str, name: str | None = None) -> Any:
-    """Parses a JSON value.
-
-    Args:
-        text: The value; without a name, ``-`` reads it from stdin.
-        name: What it is called in messages; None for the text itself, shortened.
-
-    Raises:
-        CommandError: It is not JSON.
-    """
+    """Parses JSON, or stdin for ``-``; a name is used in messages in place of the text."""
     if text == "-" and name is None:
         text = sys.stdin.read()
     try:
@@ -224,16 +172,7 @@ def json_of(text: str, name: str | None = None) -> Any:
 
 
 def run_time(text: str, *, jitter: float = 0.0, seed: int = 0) -> Linear:
-    """Parses a run time: seconds per batch, seconds for each of its n items, or their sum.
-
-    Args:
-        text: For example ``0.002+0.00005n``, ``0.1`` or ``0.0005n``.
-        jitter: As in `Linear`.
-        seed: As in `Linear`.
-
-    Raises:
-        CommandError: The text has another form, or the run time is 0.
-    """
+    """Parses the run time of a batch of n items, such as ``0.002+0.00005n``."""
     parts: dict[str, float] = {}
     # Not every "+" is a sum: 5e+3 is a number.
     for term in re.split(r"(?<![eE])\+", "".join(text.split())):
@@ -255,3 +194,70 @@ def _unreadable(text: str) -> CommandError:
     return CommandError(
         f"a run time is written like 0.002+0.00005n (seconds for a batch of n items), not {text!r}"
     )
+
+
+def as_annotated(signature: Signature, values: Sequence[Any], source: str) -> list[Any]:
+    """Returns the items for JSON values; without pydantic it returns the values."""
+    # For several parameters each value is an array, or an object, of arguments.
+    parameters = list(signature.parameters.values())
+    if all(is_unannotated(one.annotation) for one in parameters):
+        return list(values)
+    try:
+        import pydantic
+        import starlette
+    except ModuleNotFoundError as error:
+        say(
+            f"the items of {source} are passed as JSON has them: to convert them to the handler's "
+            f"annotations needs {error.name}: {advice('serve')}"
+        )
+        return list(values)
+    del pydantic, starlette
+    many = len(values) > 1
+    with as_mistakes():
+        maker = _Maker(parameters)
+    return [
+        maker.made(value, f"{source}, item {number}" if many else source)
+        for number, value in enumerate(values, 1)
+    ]
+
+
+class _Maker:
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        from shoal.http.requests.json_type import finite_validator
+        from shoal.http.requests.payload import fields_adapter
+
+        self._names = [one.name for one in parameters]
+        self._validator = finite_validator(fields_adapter(list(parameters)))
+
+    def made(self, value: Any, source: str) -> Any:
+        """Returns the item for a value: one argument, or a tuple or mapping of several."""
+        if len(self._names) == 1:
+            return self._arguments({self._names[0]: value}, source)[self._names[0]]
+        if isinstance(value, dict):
+            return self._arguments(cast("dict[str, Any]", value), source)
+        given: list[Any] = value if _is_array(value) else [value]
+        if len(given) > len(self._names):
+            raise CommandError(
+                f"{source} has {len(given)} arguments, and the handler takes {len(self._names)}: "
+                f"{', '.join(self._names)}"
+            )
+        return tuple(self._arguments(dict(zip(self._names, given, strict=False)), source).values())
+
+    def _arguments(self, given: dict[str, Any], source: str) -> dict[str, Any]:
+        from pydantic import ValidationError
+
+        try:
+            made: dict[str, Any] = self._validator.validate_json(json.dumps(given))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            where = ".".join(str(step) for step in first["loc"])
+            raise CommandError(
+                f"{source} does not fit the handler: {where}: {first['msg']}"
+            ) from None
+        except (ValueError, OverflowError) as error:
+            raise CommandError(f"{source} does not fit the handler: {in_one_line(error)}") from None
+        return made
+
+
+def _is_array(value: object) -> bool:
+    return isinstance(value, list)

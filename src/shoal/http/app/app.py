@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.asgi.http_options import AppKeywords
-    from shoal.asgi.security import SecurityRequirements
+    from shoal.asgi.option_checks import SecurityRequirements
     from shoal.http.app.served_endpoints import Phase
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords

@@ -10,9 +10,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.asgi.bad_request import BadRequest
 from shoal.asgi.extensions import DISCONNECT, GUARDED
-from shoal.asgi.guard import RequestGuard
+from shoal.asgi.guard import BadRequest, RequestGuard
 from shoal.http.requests.problem import Problem
 
 if TYPE_CHECKING:

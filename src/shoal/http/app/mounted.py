@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.asgi.lifespan import Lifespan
+from shoal.asgi.lifespan import AppLifespan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
@@ -31,7 +31,7 @@ class Mounted:
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self._lifespan: Lifespan | None = None
+        self._lifespan: AppLifespan | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls the application."""
@@ -42,7 +42,7 @@ class Mounted:
 
     async def start(self, tasks: TaskGroup) -> LifespanFailed | None:
         """Starts it; returns why it failed to start, or None."""
-        self._lifespan = lifespan = Lifespan(self.app)
+        self._lifespan = lifespan = AppLifespan(self.app)
         tasks.start_soon(lifespan.run)
         await lifespan.wait_started()
         return lifespan.failure

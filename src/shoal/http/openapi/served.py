@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.asgi.security import check_known, checked_requirements
+from shoal.asgi.option_checks import check_known, checked_requirements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

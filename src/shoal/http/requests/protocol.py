@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from shoal.asgi.protocol_names import PROTOCOLS
+from shoal.asgi.option_checks import PROTOCOLS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

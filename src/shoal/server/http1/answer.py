@@ -1,4 +1,4 @@
-"""The bytes of an HTTP/1.1 answer: its head, and the framing of its body."""
+"""The bytes of an HTTP/1.1 response: its head, and the framing of its body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.asgi.header_check import FRAMING, is_sendable, is_value, not_sendable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# With the phrases of RFC 9110, which Python has from 3.13 on.
+# These have the phrases of RFC 9110, which Python has from 3.13 on.
 _PHRASES: Final = {
     **{int(status): status.phrase for status in HTTPStatus if status >= 200},
     413: "Content Too Large",
@@ -21,14 +21,14 @@ _PHRASES: Final = {
 _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {phrase}".encode("ascii") for status, phrase in _PHRASES.items()
 }
-# The lines of headers that were checked, since most answers have the same few. Those that the
-# server reads, and long ones, are not among them.
+# The lines of checked headers, since most responses have the same few. Long lines, and headers that
+# the server reads, are not kept.
 _lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
 _MOST_LINES: Final = 512
 _LONGEST_LINE: Final = 256
 
+# The statuses of responses without a body.
 WITHOUT_BODY: Final = frozenset({204, 304})
-"""The statuses of answers that have no body."""
 END: Final = b"\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -37,34 +37,21 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 def answer_head(
     status: int, headers: Iterable[tuple[bytes, bytes]], date: bytes
 ) -> tuple[bytes, int | None, bool]:
-    """Returns the lines of an answer's head.
-
-    Args:
-        status: The status.
-        headers: The application's headers.
-        date: The line with the date, with a line break before it, for where they have none.
-
-    Returns:
-        The lines, which lines about the framing and `END` must follow; how many bytes the body has,
-        None if the application does not say; and whether it asks to close the connection after
-        this answer.
-
-    Raises:
-        ValueError: The status is not one of an answer, or a header would be read as something else.
-    """
+    """Returns the lines before framing and `END`, the Content-Length, and whether it closes."""
+    # Raises ValueError for an invalid status, or a header that could be read in another way.
     text = _STATUS_LINES.get(status) or status_line(status)
     length: int | None = None
     closes = False
     for header in headers:
         try:
             line = _lines.get(header)
-        except TypeError:  # a list, or one that has a bytearray
+        except TypeError:  # the header is a list, or contains a bytearray
             line = None
         if line is not None:
             text += line
             continue
         name, value = header
-        # First the two that differ from answer to answer.
+        # First the two that differ between responses.
         if name == b"content-length" and length is None and status != 204 and value.isdigit():
             length = int(value)
             text += b"\r\ncontent-length: " + value
@@ -101,11 +88,7 @@ def answer_head(
 
 
 def status_line(status: int) -> bytes:
-    """Returns the first line of an answer, without the line break.
-
-    Raises:
-        ValueError: The status is not one of an answer.
-    """
+    """Returns the first line without its line break; raises `ValueError` for a bad status."""
     known = _STATUS_LINES.get(status)
     if known is not None:
         return known
@@ -115,13 +98,7 @@ def status_line(status: int) -> bytes:
 
 
 def error_answer(status: int, text: str, date: bytes) -> bytes:
-    """Returns a whole answer, after which the connection ends.
-
-    Args:
-        status: The status.
-        text: The body.
-        date: See `answer_head`.
-    """
+    """Returns a whole response, after which the connection ends."""
     body = f"{text}\n".encode() if text else b""
     headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
     lines, _, _ = answer_head(status, headers, date)

@@ -1,7 +1,7 @@
-"""The body of an HTTP/1.1 request, found in the bytes after its head.
+"""The body of an HTTP/1.1 request, delimited in the bytes after its head.
 
-A chunked body is read here rather than by llhttp, which accepts chunk extensions: nobody uses them,
-and servers and proxies have disagreed on where they end.
+A chunked body is read here rather than by llhttp. llhttp accepts chunk extensions: nobody uses
+them, and servers and proxies have disagreed on where they end.
 """
 
 from __future__ import annotations
@@ -12,55 +12,38 @@ from typing import Final
 
 from typing_extensions import override
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.asgi.header_check import is_sendable
 
-# A size may have leading zeros; how many is bounded here.
+# A size may have leading zeros, up to a limit.
 _SIZE_LINE: Final = re.compile(rb"0{0,64}([0-9A-Fa-f]{1,15})\r\n")
 _START_OF_SIZE_LINE: Final = re.compile(rb"(?:0{0,64}[0-9A-Fa-f]{1,15}\r?)?")
+# The largest trailers of a request, in bytes.
 MAX_TRAILERS: Final = 2**13
-"""How long the trailers of a request may be, in bytes."""
 
 
 class BodyReader(ABC):
-    """Separates the body of one request from what follows it.
-
-    Attributes:
-        is_complete: Whether the body has ended.
-    """
+    """Separates the body of one request from the bytes after it."""
 
     is_complete: bool
 
     @abstractmethod
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Takes data.
-
-        Returns:
-            The part that belongs to the body, and what follows the body.
-
-        Raises:
-            BadRequest: The body is malformed.
-        """
+        """Returns the body's part of the data, and the rest; raises `BadRequest`."""
 
 
 class SizedBody(BodyReader):
-    """A body whose length is known.
-
-    Args:
-        length: Its length in bytes; more than 0.
-    """
-
     def __init__(self, length: int) -> None:
-        self._left = length
+        self._remaining = length  # more than 0
         self.is_complete = False
 
     @override
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        if len(data) < self._left:
-            self._left -= len(data)
+        if len(data) < self._remaining:
+            self._remaining -= len(data)
             return data, b""
         self.is_complete = True
-        return data[: self._left], data[self._left :]
+        return data[: self._remaining], data[self._remaining :]
 
 
 class ChunkedBody(BodyReader):
@@ -68,44 +51,44 @@ class ChunkedBody(BodyReader):
 
     def __init__(self) -> None:
         self.is_complete = False
-        self._kept = b""  # of a line that is incomplete
-        self._left = 0  # bytes of the current chunk
+        self._incomplete_line = b""  # an incomplete line
+        self._remaining = 0  # bytes of the current chunk
         self._needs_break = False  # the line break after a chunk comes next
-        self._trailers = -1  # how many bytes of them came; negative before the last chunk
+        self._trailers = -1  # bytes of trailers so far; negative before the last chunk
 
     @override
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        if self._kept:
-            data, self._kept = self._kept + data, b""
+        if self._incomplete_line:
+            data, self._incomplete_line = self._incomplete_line + data, b""
         pieces: list[bytes] = []
         at = 0
         while self._trailers < 0:
-            if self._left:
-                piece = data[at : at + self._left]
+            if self._remaining:
+                piece = data[at : at + self._remaining]
                 pieces.append(piece)
                 at += len(piece)
-                self._left -= len(piece)
-                if self._left:
+                self._remaining -= len(piece)
+                if self._remaining:
                     return b"".join(pieces), b""
                 self._needs_break = True
             if self._needs_break:
                 line_break = data[at : at + 2]
                 if line_break in (b"", b"\r"):
-                    self._kept = line_break
+                    self._incomplete_line = line_break
                     return b"".join(pieces), b""
                 if line_break != b"\r\n":
-                    raise BadRequest(400, "a chunk that is longer than it says")
+                    raise BadRequest(400, "a chunk longer than its size")
                 at += 2
                 self._needs_break = False
-            found = _SIZE_LINE.match(data, at)
-            if found is None:
-                self._kept = data[at:]
-                if not _START_OF_SIZE_LINE.fullmatch(self._kept):
+            size_line = _SIZE_LINE.match(data, at)
+            if size_line is None:
+                self._incomplete_line = data[at:]
+                if not _START_OF_SIZE_LINE.fullmatch(self._incomplete_line):
                     raise BadRequest(400, "a malformed chunk, or one with an extension")
                 return b"".join(pieces), b""
-            at = found.end()
-            self._left = int(found[1], 16)
-            if not self._left:
+            at = size_line.end()
+            self._remaining = int(size_line[1], 16)
+            if not self._remaining:
                 self._trailers = 0
         return b"".join(pieces), self._take_trailers(data, at)
 
@@ -113,8 +96,8 @@ class ChunkedBody(BodyReader):
         while True:
             end = data.find(b"\n", at)
             if end < 0:
-                self._kept = data[at:]
-                if self._trailers + len(self._kept) > MAX_TRAILERS:
+                self._incomplete_line = data[at:]
+                if self._trailers + len(self._incomplete_line) > MAX_TRAILERS:
                     raise BadRequest(431, "too many trailers")
                 return b""
             line = data[at : end + 1]
@@ -138,9 +121,4 @@ def check_trailer(name: bytes, value: bytes) -> None:
 
 
 def reader_of(length: int | None) -> BodyReader:
-    """Returns the reader for a body.
-
-    Args:
-        length: Its length; None if it is chunked.
-    """
     return ChunkedBody() if length is None else SizedBody(length)

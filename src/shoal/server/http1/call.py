@@ -1,8 +1,8 @@
-"""One request of a connection, and its answer: what the application is called with.
+"""One request of a connection and its response: the application's `receive` and `send`.
 
-`Call.receive` and `Call.send` are made for the common case, in which nothing has to be waited for:
-the body is there, and the kernel takes the answer at once. Then neither is a checkpoint, but now
-and then a `send`, so that a stream whose client keeps up does not hold the event loop.
+Both are made for the common case, in which nothing has to be waited for: the body is there, and the
+kernel takes the response at once. Then neither is a checkpoint, except for every 16th `send`, so
+that a stream whose client keeps up does not hold the event loop.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.asgi.header_check import WRONG_LENGTH
 from shoal.server.http1.answer import CONTINUE, END, LAST_CHUNK, WITHOUT_BODY, answer_head
 from shoal.server.http1.body import reader_of
@@ -23,81 +23,68 @@ from shoal.server.sockets.timeouts import Heartbeat, time_to_receive_s
 if TYPE_CHECKING:
     from starlette.types import Message
 
-    from shoal.server.change import Change
     from shoal.server.http1.body import BodyReader
     from shoal.server.http1.head import HeadParser
-    from shoal.server.shared import Shared
+    from shoal.server.shared import Change, Shared
 
 _SENDS_WITHOUT_CHECKPOINT: Final = 16
-_JOINED: Final = 2**16  # up to this size, the head and the first part of a body are sent together
+_JOINED: Final = 2**16  # the head and the first part of a body are sent together up to this size
 _CLOSE: Final = b"\r\nconnection: close"
 
 
-class Carrier(Protocol):
-    """What a call needs of its connection; see `Http1Connection`."""
+class CallConnection(Protocol):
+    """The part of a connection that a call uses."""
 
     received: bytes | bytearray
     shared: Shared
     changed: Change
 
     @property
-    def is_sending(self) -> bool:
-        """Whether the kernel has not taken all that was sent."""
-        ...
+    def is_sending(self) -> bool: ...
 
     def send(self, data: bytes) -> bool:
         """Sends bytes; returns whether the kernel has taken all of them."""
         ...
 
     def awaits(self, awaited: str, limit_s: float) -> bool:
-        """Lets the client send what comes next; returns whether to wait for it."""
+        """Lets the client send its next bytes; returns whether to wait for them."""
         ...
 
     def refuse(self, error: BadRequest) -> None:
-        """Ends the connection of a client that sends what is no request."""
+        """Ends the connection of a client that sends a malformed request."""
         ...
 
-    async def go_on_without(self, call: Any) -> None:
-        """Goes on without the application soon, unless it has returned: its answer is complete."""
+    async def continue_without(self, call: Any) -> None:
+        """Continues without waiting for the application, once its response is complete."""
         ...
 
 
-class Call(ServedCall):
-    """One request, its answer, and the application's end of both.
-
-    It does not refer to its scope, which refers to it: a circle would be left by each request for
-    the garbage collector.
-
-    Args:
-        connection: The connection.
-        parser: What the head of the request says.
-
-    Attributes:
-        line: The request line.
-        keeps_alive: Whether the client may send another request on the connection.
-        is_left_behind: Whether the connection goes on without waiting for the application, or after
-            it.
-    """
+class Http1Call(ServedCall):
+    """One request, its response, and the application's side of both."""
 
     offered = (*ServedCall.offered, "heartbeat", "send", "has_room", "put")
 
     _shared: Shared
-    # Few requests change these. What each one reads is set by `__init__`: it is found sooner there.
-    _expects = _gave_disconnect = _is_chunked = False
+    # Few requests change these. `__init__` sets the attributes that each request reads, since
+    # attributes of instances are found sooner.
+    _expects = _has_sent_disconnect = _is_chunked = False
     _received = _sends = 0
     _waited_s = 0.0  # for the body
-    _to_send: int | None = None  # how many bytes of the body are left, if it has a length
-    # What was taken of the body, and the application has not been given; None after its end.
+    _to_send: int | None = None  # the bytes of the body that are left, if it has a length
+    # The part of the body that the application has not received; None after its end.
     _unread: bytes | None = b""
 
-    def __init__(self, connection: Carrier, parser: HeadParser) -> None:
+    # A call does not refer to its scope, which refers to the call: each request would leave a
+    # reference cycle for the garbage collector.
+    def __init__(self, connection: CallConnection, parser: HeadParser) -> None:
         self._connection = connection
         self._shared = connection.shared
         self.line = parser.line
         self.keeps_alive = parser.keeps_alive
+        # `is_left_behind`: the connection continues without waiting for the application.
         self.is_over = self.is_complete = self.has_begun = self.is_left_behind = False
         self._is_cut_off = False
-        # What `answer_head` returns, once the application has begun its answer.
+        # The result of `answer_head`, once the application has begun its response.
         self._head: tuple[bytes, int | None, bool] | None = None
         self._sends_body = True
         self._body: BodyReader | None = None  # while more of the body is to come
@@ -113,11 +100,10 @@ class Call(ServedCall):
     # The application's side.
 
     async def receive(self) -> Message:
-        """Returns the next part of the body, or that the client has left; see ASGI."""
         # Not a checkpoint if a message is there: Starlette's `Request.is_disconnected` calls it in
-        # a cancelled scope, where a checkpoint would always result in "nothing".
+        # a cancelled scope, where a checkpoint would always report "no message".
         if self._body is not None:
-            await self._some_body()
+            await self._wait_for_body()
         body = self._unread
         if body is not None:
             if self._body is None:
@@ -126,16 +112,16 @@ class Call(ServedCall):
             if body:
                 self._unread = b""
                 return {"type": "http.request", "body": body, "more_body": True}
-        if self._gave_disconnect:
+        if self._has_sent_disconnect:
             # An application that ignores the disconnect must not block the event loop.
             await anyio.lowlevel.checkpoint()
         while not (self.is_over or self.is_complete):
             await self._connection.changed.wait()
-        self._gave_disconnect = True
+        self._has_sent_disconnect = True
         return {"type": "http.disconnect"}
 
-    async def _some_body(self) -> None:
-        """Waits until a part of the body or its end has come, or no more of it can come."""
+    async def _wait_for_body(self) -> None:
+        """Waits for a part of the body, its end, or the end of the request."""
         connection, now = self._connection, self._shared.timeouts.now
         while not (self.is_over or self.is_complete):
             try:
@@ -157,15 +143,7 @@ class Call(ServedCall):
             self._waited_s += now() - began
 
     async def send(self, message: Message) -> None:
-        """Sends the next part of the answer; see ASGI.
-
-        Raises:
-            RuntimeError: The message does not come next, or the body has another length than the
-                head says.
-            ValueError: A header can't be sent.
-
-        Cancellation: The message is sent whole, or not at all.
-        """
+        """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
         if self.is_over:
             await anyio.lowlevel.checkpoint()
             return
@@ -179,14 +157,14 @@ class Call(ServedCall):
                 self._sends_body = False
             return
         if kind != "http.response.body" or head is None:
-            raise RuntimeError(f"{kind!r} is not a message that can come here")
+            raise RuntimeError(f"{kind!r} is not a message that is allowed here")
         data, is_last = message.get("body", b""), not message.get("more_body", False)
         if type(data) is not bytes:
             data = bytes(memoryview(data))  # raises before anything has changed
         if self.has_begun:
             if self.is_complete:
                 raise RuntimeError("the answer is complete already")
-            if not await self._has_caught_up():
+            if not await self._has_sent_all():
                 return
             lines, data = b"", self._part(data, is_last=is_last)
         elif not is_last:
@@ -210,7 +188,7 @@ class Call(ServedCall):
             if self._heartbeat is not None:
                 self._end_heartbeat()
             if connection.received or not self.keeps_alive:
-                self._shared.tasks.start_soon(connection.go_on_without, self)
+                self._shared.tasks.start_soon(connection.continue_without, self)
         if len(data) <= _JOINED:
             data = lines + data
         elif lines:
@@ -218,18 +196,18 @@ class Call(ServedCall):
         if data and not connection.send(data):
             await self._sent()
 
-    # What it offers beyond ASGI.
+    # Extensions of ASGI.
 
     def heartbeat(self, after_s: float, data: bytes) -> None:
-        """Sends data whenever the answer was silent for a time."""
+        """Sends data whenever the response was silent for a time."""
         self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
 
     def has_room(self) -> bool:
-        """Whether the client takes a part of the body at once."""
+        """Returns whether the client takes a part of the body at once."""
         return not self._connection.is_sending
 
     def put(self, data: bytes) -> None:
-        """Sends a part of a body at once; does nothing unless it has begun and is not complete."""
+        """Sends a part of a body at once; does nothing before its begin and after its end."""
         if self.has_begun and not self.is_complete:
             self._connection.send(self._part(data, is_last=False))
 
@@ -237,34 +215,27 @@ class Call(ServedCall):
 
     @property
     def reads_body(self) -> bool:
-        """Whether more of the body is to come."""
         return self._body is not None
 
-    def leave(self) -> None:
-        """Handles that the client is gone."""
+    def disconnected(self) -> None:
         self.is_over = True
         self._end_heartbeat()
         self._call_back()
 
     def refuse(self, status: int, size: int) -> None:
-        """Handles that the server has answered in place of the application."""
         self.refusal = status
         self.refused_size = size
-        self.leave()
+        self.disconnected()
 
     def end_early(self) -> bool:
-        """Asks the application to end its answer.
-
-        Returns:
-            Whether it was asked, or has begun the answer; else the server may answer in its place.
-        """
+        """Asks the application to end its response; returns False if it can't be asked."""
         self._is_cut_off = True
         return self._call_back() or self.has_begun
 
     # Both.
 
     def _take_body(self) -> None:
-        """Takes what has come of the body; raises `BadRequest` if it is malformed."""
+        """Takes the received part of the body; raises `BadRequest` if it is malformed."""
         body, connection = self._body, self._connection
         data, connection.received = bytes(connection.received), b""
         if body is not None and data:
@@ -276,9 +247,9 @@ class Call(ServedCall):
                 connection.received = rest
 
     def _last_line(self, *, closes: bool) -> bytes:
-        """Returns the line of a head after which no request is read; empty if one is."""
-        # An answer before the end of the request is the last one. A client that is not told so
-        # would send its next request, and lose it.
+        """Returns the header line that ends the connection; empty if it goes on."""
+        # A response before the end of the request is the last one. Without "Connection: close" its
+        # client would send its next request, and lose it.
         if self._body is not None:
             with suppress(BadRequest):  # the application has not asked for it
                 self._take_body()
@@ -288,7 +259,7 @@ class Call(ServedCall):
         return b"" if self.keeps_alive else _CLOSE
 
     def _part(self, data: bytes, *, is_last: bool) -> bytes:
-        """Returns a part of a longer body, as it is sent."""
+        """Returns the bytes that send a part of a longer body."""
         if self._to_send is not None:
             self._to_send -= len(data)
             if self._to_send < 0 or (is_last and self._to_send):
@@ -302,7 +273,7 @@ class Call(ServedCall):
         return data if self._sends_body else b""
 
     def _framed_head(self, lines: bytes, length: int | None, closes: bool) -> bytes:
-        """Returns the head of an answer whose body comes in parts, and decides on its framing."""
+        """Returns the head of a response with a body in parts, and decides on its framing."""
         if not self._sends_body:
             pass
         elif length is not None:
@@ -323,8 +294,8 @@ class Call(ServedCall):
             self._heartbeat.close()
             self._heartbeat = None
 
-    async def _has_caught_up(self) -> bool:
-        """Waits until the kernel has taken what was sent; returns whether to send more."""
+    async def _has_sent_all(self) -> bool:
+        """Waits until the kernel has taken all data; returns whether to send more."""
         if self._connection.is_sending:
             return await self._sent()
         self._sends += 1
@@ -333,9 +304,9 @@ class Call(ServedCall):
         return True
 
     async def _sent(self) -> bool:
-        """Waits until the kernel has taken all; returns False if the client is gone."""
+        """Waits until the kernel has taken all data; returns False if the client is gone."""
         connection = self._connection
-        # The connection may be sending the next answer already when this task runs.
+        # The connection may be sending the next response already when this task runs.
         while connection.is_sending and not (self.is_over or self.is_left_behind):
             await connection.changed.wait()
         return not self.is_over

@@ -1,38 +1,36 @@
 """A connection that speaks HTTP/1.1: one task, which answers one request after the other.
 
-The task reads the head of a request, calls the application, and reads the next head. What arrives
-is put into one buffer by the server's poller, and taken from it by the task, or by the application
-as the body of its request. So what a client sends beyond the request that is being answered stays
-where it is, and at most `_MOST_HELD` bytes of it leave the kernel.
+The task reads the head of a request, calls the application, and reads the next head. The server's
+poller puts the received bytes into one buffer. The task takes heads from it, and the application
+the body of its request. Pipelined requests stay in the buffer, and at most `_MOST_HELD` bytes of
+them leave the kernel.
 
-Whatever is waited for has a deadline: a head, a body, the next request of an idle connection, the
-client's reading of an answer, and its end, when the server has ended its side. They are timers of
-the server and not cancel scopes, of which each request would enter three: see `timeouts`.
+Every wait has a deadline: for a head, a body, the next request of an idle connection, the client's
+reading of a response, and the client's end after the server has ended its side. The deadlines are
+timers of the server (`timeouts`). Cancel scopes would cost more: each request would enter three.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from shoal.asgi.bad_request import BadRequest
 from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
+from shoal.asgi.guard import BadRequest
 from shoal.server.access_log import AccessLog
-from shoal.server.change import Change
 from shoal.server.connection_task import TaskState, run_contained
 from shoal.server.http1.answer import error_answer
-from shoal.server.http1.call import Call
-from shoal.server.http1.head import HeadParser, find_end
-from shoal.server.http1.scope import scope_at, scope_of_refused
+from shoal.server.http1.call import Http1Call
+from shoal.server.http1.head import HeadParser, find_end, scope_at, scope_of_refused
 from shoal.server.listeners import host_and_port
 from shoal.server.log_errors import log_failure
+from shoal.server.shared import Change
 from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from starlette.types import Scope
 
     from shoal.server.shared import Shared
@@ -45,41 +43,19 @@ _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 _MOST_HELD: Final = 2**16
 
 
-class Switch(Protocol):
-    """Continues with a connection that speaks another protocol, at the same transport."""
-
-    def switch_to_http2(self, received: bytes) -> None:
-        """Goes on with HTTP/2, after what was received."""
-        ...
-
-    def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None:
-        """Goes on with WebSocket, after a request to upgrade and what was received after it."""
-        ...
+# Continues on the same transport: with WebSocket for a request to upgrade, with HTTP/2 for None.
+SwitchProtocol: TypeAlias = Callable[
+    ["Shared", "Transport | TlsTransport", Callable[[], object], bytes, "HeadParser | None"], None
+]
 
 
 class Http1Connection(Receiver):
-    """Serves one client until either side closes the connection.
-
-    Args:
-        shared: The state of the address.
-        transport: The client's socket.
-        released: Called once, when the connection is closed and no call of it is running.
-        client: Continues with another protocol.
-
-    Attributes:
-        shared: As above.
-        received: What has arrived, and was neither parsed nor taken by a call.
-        changed: Signals that something has arrived, that the kernel has room, or an end.
-        waiter: That of the connection's task, once it has waited for a head.
-
-    Raises:
-        OSError: The client is gone.
-    """
+    """Serves one client until either side closes the connection."""
 
     __slots__ = (
-        *("_awaited", "_began_at", "_call", "_client", "_is_closed", "_is_ending"),
-        *("_known_host", "_name", "_parser", "_peer", "_released", "_scope", "_tasks"),
-        *("_timeout", "_transport", "changed", "received", "shared", "waiter"),
+        *("_awaited", "_began_at", "_call", "_is_closed", "_is_ending", "_known_host", "_name"),
+        *("_parser", "_peer", "_released", "_scope", "_switch_protocol", "_tasks", "_timeout"),
+        *("_transport", "changed", "received", "shared", "waiter"),
     )
 
     def __init__(
@@ -87,37 +63,36 @@ class Http1Connection(Receiver):
         shared: Shared,
         transport: Transport | TlsTransport,
         released: Callable[[], object],
-        client: Switch,
+        switch_protocol: SwitchProtocol,
     ) -> None:
         self.shared = shared
         self._transport = transport
         self._released: Callable[[], object] | None = released
-        self._client = client
-        self.changed = Change(shared)
-        self.waiter: Any = None
+        self._switch_protocol = switch_protocol
+        self.changed = Change(shared)  # data has arrived, the kernel has room, or an end
+        self.waiter: Any = None  # of the connection's task, once it has waited for a head
         self._parser = HeadParser(shared.options)
-        self.received: bytes | bytearray = b""
+        self.received: bytes | bytearray = b""  # neither parsed nor taken by a call
         self._known_host: bytes | None = None  # of a request that the guard has allowed
-        self._call: Call | None = None  # the last one, until the next head is waited for
+        self._call: Http1Call | None = None  # the last call, until the task waits for the next head
         self._tasks = 0
-        self._awaited = ""  # what the client is to send until the deadline; empty for nothing
-        self._began_at = 0.0  # when the head did that was read last
+        self._awaited = ""  # the input that the deadline is for; empty for none
+        self._began_at = 0.0  # of the last head
         self._is_ending = False  # the server's side is about to end, or has ended
         self._is_closed = False
         self._timeout = Timeout(shared.timeouts, self._expire)
-        self._scope: Scope = {}  # what `scope_at` says of the last request
+        self._scope: Scope = {}  # the result of `scope_at` for the last request
         self._peer = host_and_port(transport.peer)
         self._name = host_and_port(transport.name)
 
     def start(self) -> None:
-        """Begins to serve."""
         self.shared.connections.add(self)
         self._transport.receiver = self
         self._transport.start()
         self._start_task()
 
     def drain(self) -> None:
-        """Closes after the current answer, or after a request that arrives very soon."""
+        """Closes after the current response, or after a request that arrives very soon."""
         call = self._call
         if call is None and not self._is_ending:
             self._timeout.set(self.shared.late_request_s)
@@ -125,7 +100,7 @@ class Http1Connection(Receiver):
             self._leave_behind(call)
 
     def end_early(self) -> None:
-        """Asks for the end of the answer; answers 503 where the application can't be asked."""
+        """Asks the application to end its response, or answers 503."""
         if self._call is not None and not self._call.end_early():
             self._answer_with_error(503)
 
@@ -134,10 +109,9 @@ class Http1Connection(Receiver):
         self._transport.abort()
         self._close()
 
-    # What the transport reports.
+    # Reports of the transport.
 
     def data_received(self, data: bytes) -> None:
-        """Handles bytes from the client."""
         if self._is_ending:
             return
         self._awaited = ""
@@ -158,28 +132,24 @@ class Http1Connection(Receiver):
             self.shared.wake(self.waiter)
 
     def client_ended(self) -> None:
-        """Handles that the client has ended its side: it counts as gone."""
+        """Treats a client that has ended its side as gone."""
         call = self._call
         if call is None or not (self._transport.is_paused and call.reads_body):
             self._close()
 
     def all_sent(self) -> None:
-        """Handles that the kernel has taken all that was sent."""
         self.changed.signal()
 
     def connection_lost(self) -> None:
-        """See `Receiver`."""
         self._close()
 
-    # What a call uses.
+    # Methods for a call.
 
     @property
     def is_sending(self) -> bool:
-        """Whether the kernel has not taken all that was sent."""
         return bool(self._transport.unsent)
 
     def send(self, data: bytes) -> bool:
-        """Sends bytes; returns whether the kernel has taken all of them."""
         if self._transport.send(data):
             return True
         size = len(self._transport.unsent)
@@ -187,15 +157,7 @@ class Http1Connection(Receiver):
         return False
 
     def awaits(self, awaited: str, limit_s: float) -> bool:
-        """Lets the client send what comes next.
-
-        Args:
-            awaited: What that is: "a head" or "a body".
-            limit_s: How long it may take, in seconds.
-
-        Returns:
-            Whether to wait for it. Over TLS, something may have come at once.
-        """
+        """Waits for "a head" or "a body"; False if input has come at once (over TLS)."""
         self._awaited = awaited
         if not self._transport.unsent:  # else the deadline is that of the send
             self._timeout.set(limit_s)
@@ -204,27 +166,26 @@ class Http1Connection(Receiver):
         return bool(self._awaited)
 
     def refuse(self, error: BadRequest) -> None:
-        """Ends the connection of a client that sends what is no request."""
+        """Ends the connection of a client that sends a malformed request."""
         if self._call is not None and self._call.has_begun:
             self.abort()
         else:
             self._answer_with_error(error.status, str(error))
 
-    async def go_on_without(self, call: Call) -> None:
-        """Goes on without the application soon, unless it has returned: its answer is complete."""
+    async def continue_without(self, call: Http1Call) -> None:
+        """Continues without waiting for the application, unless it returns soon."""
         await self.shared.parking.checkpoint()  # most applications have returned after it
         if call is self._call:
             self._leave_behind(call)
 
-    # The tasks: one, and those of applications that go on after their answers.
+    # The tasks: one, and one for each application that goes on after its response.
 
     def _start_task(self) -> None:
         self._tasks += 1
-        # Not in the context of the application, which may have changed that of its task.
+        # Not in the context of the application, which may have changed its task's context.
         self.shared.context.run(self.shared.tasks.start_soon, run_contained, self)
 
     async def run(self) -> bool:
-        """Serves the client, one request after the other; see `run_contained`."""
         shared, parser, transport = self.shared, self._parser, self._transport
         before = TaskState(shared.parking)
         await self._end_last()
@@ -233,17 +194,17 @@ class Http1Connection(Receiver):
                 self._awaited = "a request"
                 self._timeout.set(shared.idle_s)
                 if transport.is_paused:
-                    transport.resume()  # over TLS, something may come at once
+                    transport.resume()  # over TLS, data may come at once
                 else:
                     await shared.parking.park(self)
-            # No variable refers to what was received, which would be kept while this task waits.
+            # No variable refers to the received bytes, so that a waiting task does not keep them.
             if parser.last and self.received.startswith(parser.last):
                 self.received = self.received[len(parser.last) :]
             else:
                 await self._read_head()
             if self._is_ending:
                 break
-            self._call = call = Call(self, parser)
+            self._call = call = Http1Call(self, parser)
             scope: Scope = {
                 **self._scope,
                 "headers": list(parser.headers),
@@ -267,11 +228,11 @@ class Http1Connection(Receiver):
                 shared.finished += 1
                 if not (call.is_complete or call.is_over):
                     if call.has_begun:
-                        self.abort()  # the client must not take it for the whole answer
+                        self.abort()  # the client must not take it for the whole response
                     else:
                         self._answer_with_error(503 if call.is_cut_off() else 500)
             if call.is_left_behind:
-                return True  # another task has gone on since
+                return True  # another task has continued
             if not before.is_unchanged():
                 call.is_left_behind = True
                 return False
@@ -285,7 +246,6 @@ class Http1Connection(Receiver):
         return True
 
     def ended(self, *, is_reusable: bool) -> None:
-        """Handles that a task has ended; see `run_contained`."""
         self._tasks -= 1
         if not is_reusable:
             self._start_task()
@@ -295,14 +255,14 @@ class Http1Connection(Receiver):
             if self._released is not None:
                 self._released()
 
-    def _leave_behind(self, call: Call) -> None:
-        """Goes on without the application, which has answered and may take long to return."""
+    def _leave_behind(self, call: Http1Call) -> None:
+        """Continues without the application, which has sent its response."""
         if not call.is_left_behind:
             call.is_left_behind = True
             self._start_task()
 
     async def _end_last(self) -> None:
-        """Waits for the end of the last answer; ends the connection if no other one may follow."""
+        """Waits until the last response is sent; ends the connection if it must."""
         last = self._call
         if last is not None:
             last.is_left_behind = True  # whether it has returned or not
@@ -311,11 +271,11 @@ class Http1Connection(Receiver):
         self._call = None
         if last is not None and not last.keeps_alive:
             await self._finish(is_client_done=not last.reads_body)
-        elif self.received:  # the client did not wait for the last answer
+        elif self.received:  # the client did not wait for the last response
             await self.shared.parking.checkpoint()
 
     async def _read_head(self) -> None:
-        """Waits for the rest of a head that is not the same as the last one, and parses it."""
+        """Waits for the rest of a head that differs from the last, and parses it."""
         shared, parser = self.shared, self._parser
         parser.forget()
         self._began_at = shared.timeouts.now()
@@ -335,16 +295,10 @@ class Http1Connection(Receiver):
             self.refuse(error)
 
     def _take_head(self, data: bytes, end: int) -> None:
-        """Parses the head that is the data up to `end`; another protocol may go on with it.
-
-        A head that is the same as the last one passes again, so it is not given to this method.
-
-        Raises:
-            BadRequest: It is malformed, or is refused by its host or origin.
-        """
+        # A head that equals the last one needs no check and is not passed to this method.
         shared, parser = self.shared, self._parser
         if not self._scope and data.startswith(_HTTP2_PREFACE):
-            self._switch(self._client.switch_to_http2, data)
+            self._switch(data)
             return
         parser.parse(data[:end])
         self.received = data[end:]
@@ -355,21 +309,23 @@ class Http1Connection(Receiver):
             if origin is None:
                 self._known_host = host
         if is_websocket:
-            self._switch(self._client.switch_to_websocket, parser, bytes(self.received))
+            self._switch(bytes(self.received), parser)
             return
         line = parser.line
         version = "1.1" if line.is_http_1_1 else "1.0"
         self._scope = scope_at(shared, self._peer, self._name, "http", version, line)
 
-    def _switch(self, switch: Callable[..., None], *given: object) -> None:
-        """Hands the transport over to a connection that speaks another protocol."""
+    def _switch(self, received: bytes, parser: HeadParser | None = None) -> None:
+        """Passes the transport to a connection that speaks another protocol."""
+        released = self._released
+        assert released is not None
         try:
-            switch(*given)
+            self._switch_protocol(self.shared, self._transport, released, received, parser)
         except OSError:  # the client is gone
             self._close()
         else:
             self._leave_transport()
-            self._released = None  # it keeps its place
+            self._released = None  # the other connection keeps the permit
 
     # Ends.
 
@@ -392,14 +348,14 @@ class Http1Connection(Receiver):
         self._signal()
 
     async def _finish(self, is_client_done: bool) -> None:
-        """Ends the connection once all was sent."""
+        """Ends the connection once all data was sent."""
         self._is_ending = True
         self.received = b""
         self._transport.resume()
         while self._transport.unsent and not self._is_closed:
             await self.changed.wait()
-        # Closing at once while there is unread input would make the kernel discard the answer, so
-        # that a client whose upload is refused would not see why.
+        # If it closed at once while input is unread, the kernel would discard the response, and a
+        # client whose upload is refused would not see why.
         if not self._is_closed and (not is_client_done or self._transport.has_unread()):
             self._transport.end_sending()
             self._timeout.set(self.shared.linger_s)
@@ -408,18 +364,16 @@ class Http1Connection(Receiver):
         self._close()
 
     def _close(self) -> None:
-        """Closes the socket, and tells the call that is being answered that the client is gone."""
         if self._is_closed:
             return
         self._transport.close()
         self._leave_transport()
         call, self._call = self._call, None
         if call is not None:
-            call.leave()
+            call.disconnected()
         self._signal()
 
     def _leave_transport(self) -> None:
-        """Ends what refers to the transport."""
         self._is_ending = self._is_closed = True
         self._awaited = ""
         self.received = b""
@@ -427,7 +381,6 @@ class Http1Connection(Receiver):
         self.shared.remove(self)
 
     def _expire(self) -> None:
-        """Handles that the deadline has passed."""
         if self._transport.unsent:
             _log.info("closed a connection by force: its client does not read")
             self.abort()
@@ -435,7 +388,7 @@ class Http1Connection(Receiver):
             self._close()
         elif self._awaited:
             if self._transport.has_unread():
-                # A busy event loop may not have read yet what arrived before the deadline.
+                # A busy event loop may not have read data that arrived before the deadline.
                 self._transport.read_now()
             if self._awaited == "a request":
                 self._close()
@@ -443,7 +396,6 @@ class Http1Connection(Receiver):
                 self.refuse(BadRequest(408, f"an incomplete {self._awaited[2:]}"))
 
     def _signal(self) -> None:
-        """Wakes all that wait: the task of the connection, and those of the application."""
         if self.waiter is not None:
             self.shared.wake(self.waiter)
         self.changed.signal()

@@ -1,9 +1,8 @@
-"""The head of an HTTP/1.1 request: parsed by llhttp, and checked for what could be read two ways.
+"""The head of an HTTP/1.1 request: parsed by llhttp, and checked for ambiguous syntax.
 
-llhttp parses one head at a time, and never sees a body: bodies are delimited here (see `body`), so
-that what is refused is decided in one place. What other servers and proxies might read differently
-is refused, since a request that two of them delimit differently can hide another one: see
-`HeadParser.parse`.
+llhttp parses one head at a time and never sees a body. Bodies are delimited in `body`, so that one
+place decides which requests are refused. A request that other servers or proxies might read
+differently is refused, since it can hide another request from one of them.
 
 Many clients repeat the head of their last request: polls, calls without a body or with one of a
 fixed size. Such a head is not parsed again, which saves a tenth of a small request. A head that
@@ -19,18 +18,21 @@ from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from shoal.asgi.bad_request import BadRequest
-from shoal.server.http1.target import in_origin_form
+from shoal.asgi.guard import BadRequest
 
 if TYPE_CHECKING:
+    from starlette.types import Scope
+
     from shoal.asgi.http_options import HttpOptions
+    from shoal.server.shared import Shared
+
 
 _SLASH: Final = ord("/")
-# The last head of each connection is kept, if it is no longer than this.
+# The last head of each connection is kept up to this size.
 _LONGEST_KEPT: Final = 2**11
 END: Final = b"\r\n\r\n"
 
-# llhttp knows some methods only, and treats a few of those in a special way.
+# llhttp knows only some methods, and treats a few of them in a special way.
 _PLAIN_METHODS: Final = {
     name.encode("ascii"): name for name in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 }
@@ -55,59 +57,31 @@ _SPECIAL: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RequestLine:
-    """What the first line of a head says.
-
-    Attributes:
-        method: The method, as sent.
-        target: The path and query, as sent.
-        path: The path, with what is percent-encoded in it decoded.
-        raw_path: The path, as sent.
-        query: The query, as sent.
-        is_http_1_1: Whether the version is 1.1; it is 1.0 otherwise.
-    """
-
     method: str
-    target: bytes
-    path: str
+    target: bytes  # the path and query, as sent
+    path: str  # percent-decoded
     raw_path: bytes
     query: bytes
-    is_http_1_1: bool
+    is_http_1_1: bool  # else the version is 1.0
 
 
+# The request line of a head without a readable one.
 NO_LINE: Final = RequestLine("", b"", "", b"", b"", is_http_1_1=True)
-"""The request line of a head that has none, or none that can be read."""
 
-# The request lines that llhttp takes as they are. Most requests have one of a few.
+# The request lines that llhttp accepts as they are. Most requests have one of a few.
 _request_lines: Final[dict[bytes, RequestLine]] = {}
 _MOST_LINES: Final = 512
 _LONGEST_LINE: Final = 256
 
 
 class HeadParser:
-    """Parses the heads of one connection's requests, one at a time.
-
-    Args:
-        options: The options of the server, which limit a head.
-
-    Attributes:
-        options: As above.
-        last: The head that the other attributes describe; empty if it is not kept.
-        line: The request line; `NO_LINE` if it could not be read.
-        headers: The names, in lower case, and the values of the headers. Requests with the same
-            head share it, so nobody may change it.
-        host: The host that the request is for.
-        origin: The origin of the page that sends it; None if it does not say.
-        length: How many bytes the body has; None if it is chunked.
-        keeps_alive: Whether the client may send another request after this one.
-        expects: Whether the client waits to be asked for its body.
-        upgrade: The protocol that the client wants to switch to, in lower case; empty for none.
-    """
+    """Parses the heads of one connection's requests, one at a time."""
 
     __slots__ = (
         "_allowed_host",
         "_hosts",
-        "_is_spent",
         "_long",
+        "_needs_new_parser",
         "_parser",
         "expects",
         "headers",
@@ -121,10 +95,10 @@ class HeadParser:
         "upgrade",
     )
 
-    last: bytes
+    last: bytes  # the head that the other attributes describe; empty if it is not kept
     line: RequestLine
-    headers: list[tuple[bytes, bytes]]
-    length: int | None
+    headers: list[tuple[bytes, bytes]]  # in lower case; requests with one head share it
+    length: int | None  # of the body; None if it is chunked
     _hosts: int
     origin: bytes | None
 
@@ -137,25 +111,17 @@ class HeadParser:
         self.forget()
 
     def forget(self) -> None:
-        """Forgets the last head, since the next one comes in parts."""
         self.last = b""
         self.line = NO_LINE
 
     def parse(self, head: bytes) -> None:
-        """Parses a head.
-
-        Args:
-            head: From the request line to the empty line.
-
-        Raises:
-            BadRequest: It is malformed, too long, or others may read it differently.
-        """
+        """Parses a whole head; raises `BadRequest` if it is malformed, long or ambiguous."""
         if head == self.last:
             return
         self.last = b""
         self.headers = []
         self.length = self._hosts = 0
-        self.expects = self._is_spent = False
+        self.expects = self._needs_new_parser = False
         self.host = self.upgrade = b""
         self.origin = None
         text = head[: head.find(b"\r\n")]
@@ -169,35 +135,34 @@ class HeadParser:
         self._check_hosts()
         if len(head) > self._long:
             self._check_size()
-        if self.length != 0 or self._is_spent or not self.keeps_alive:
-            self._parser = None  # it waits for the body, or may take no further request
+        if self.length != 0 or self._needs_new_parser or not self.keeps_alive:
+            self._parser = None  # it waits for the body, or accepts no further request
             self._check_length()
         if len(head) <= _LONGEST_KEPT:
             self.last = head
 
     def _parse_unknown(self, text: bytes, head: bytes) -> None:
-        """Parses a head whose request line is not known."""
         self.line = NO_LINE
         # llhttp accepts more request lines: with two spaces, after empty lines, of other versions.
         try:
-            given, target, version = text.split(b" ")
+            name, target, version = text.split(b" ")
         except ValueError:
             raise BadRequest(400, "a malformed request line") from None
-        method = _PLAIN_METHODS.get(given)
+        method = _PLAIN_METHODS.get(name)
         is_plain = method is not None
         if method is None:
-            if not _METHOD.fullmatch(given):
+            if not _METHOD.fullmatch(name):
                 raise BadRequest(400, "a malformed method")
-            method = given.decode("ascii")
-            # ASGI has methods in capitals, but "head" is not "HEAD": whoever sent it may expect
-            # another framing of the answer.
+            method = name.decode("ascii")
+            # ASGI has methods in capitals, but "head" is not "HEAD": its sender may expect another
+            # framing of the response.
             if method != method.upper():
                 raise BadRequest(501, "a method in small letters")
-            head = b"POST" + head[len(given) :]
+            head = b"POST" + head[len(name) :]
         if b"\n" in target or b"\r" in target:
             raise BadRequest(400, "a line break in the request line")
         if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-            raise BadRequest(400, "another version than HTTP/1.1 or HTTP/1.0")
+            raise BadRequest(400, "a version other than HTTP/1.1 or HTTP/1.0")
         self.keeps_alive = is_http_1_1 = version == b"HTTP/1.1"
         self.line = _line(method, target, is_http_1_1=is_http_1_1)
         self._feed(head)
@@ -211,7 +176,6 @@ class HeadParser:
             _request_lines[text] = self.line
 
     def _feed(self, head: bytes) -> None:
-        """Has llhttp parse a head."""
         parser = self._parser
         if parser is None:
             self._parser = parser = HttpRequestParser(self)
@@ -220,30 +184,25 @@ class HeadParser:
         except HttpParserUpgrade:
             self._parser = None
         except HttpParserError as error:
-            self._parser = None  # HTTP/2 goes on after it
+            self._parser = None  # HTTP/2 continues after an error
             if isinstance(error.__context__, BadRequest):
                 raise error.__context__ from None
             raise BadRequest(400, str(error)) from None
 
     def is_websocket(self) -> bool:
-        """Returns whether the request is one to speak WebSocket.
-
-        Raises:
-            BadRequest: Its handshake is malformed.
-        """
+        """Returns whether it asks for a WebSocket; raises `BadRequest`."""
         if self.upgrade != b"websocket" or self.line.method != "GET" or self.length != 0:
             return False
         self.check_handshake()
         return self.line.is_http_1_1
 
     def check_handshake(self) -> None:
-        """Checks the headers of a WebSocket's handshake; raises `BadRequest`."""
         for name, value in self.headers:
             if name in _HANDSHAKE and not value.isascii():
                 raise BadRequest(400, "a WebSocket handshake that is not ASCII")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Takes a header from llhttp."""
+        """Called by llhttp."""
         name = name.lower()
         value = value.rstrip(b" \t")
         self.headers.append((name, value))
@@ -278,16 +237,16 @@ class HeadParser:
             case b"content-length":  # llhttp refuses a second one
                 try:
                     self.length = int(value)
-                except ValueError:  # of thousands of zeros
+                except ValueError:  # it has thousands of zeros
                     raise BadRequest(400, "a Content-Length of too many digits") from None
             case b"connection":
-                # HTTP/1.0 clients that want to keep the connection are not supported.
-                self._is_spent = self._is_spent or value != b"keep-alive"
-                if b"close" in _tokens(value):
+                # Keep-alive of HTTP/1.0 is not supported.
+                self._needs_new_parser = self._needs_new_parser or value != b"keep-alive"
+                if b"close" in [token.strip(b" \t") for token in value.lower().split(b",")]:
                     self.keeps_alive = False
             case b"proxy-connection":
                 # llhttp reads it as Connection. It is not one: RFC 9112, C.2.2.
-                self._is_spent = True
+                self._needs_new_parser = True
             case b"transfer-encoding":
                 # llhttp refuses it beside a Content-Length.
                 if value.lower() != b"chunked" or self.length is None:
@@ -303,28 +262,17 @@ class HeadParser:
 
 def _line(method: str, target: bytes, *, is_http_1_1: bool) -> RequestLine:
     raw_path, _, query = target.partition(b"?")
-    # What is not ASCII is refused by llhttp.
+    # llhttp refuses bytes that are not ASCII.
     path = raw_path.decode("latin-1")
     return RequestLine(
         method, target, unquote(path) if "%" in path else path, raw_path, query, is_http_1_1
     )
 
 
-def _tokens(value: bytes) -> list[bytes]:
-    return [token.strip(b" \t") for token in value.lower().split(b",")]
-
-
 def find_end(data: bytes | bytearray, longest: int, searched: int = 0) -> int:
-    """Returns where a head ends in data, after its empty line; -1 if it does not.
-
-    Args:
-        data: The data.
-        longest: How long a head may be, in bytes.
-        searched: How many of its bytes have been searched in vain.
-
-    Raises:
-        BadRequest: The head is too long already, or can't be one.
-    """
+    """Returns the index after a head's empty line; -1 if the data has no whole head."""
+    # The first `searched` bytes contain no end. Raises BadRequest if the head is too long already,
+    # or can't become valid.
     end = data.find(END, max(0, searched - 3))
     if 0 <= end < longest:
         return end + 4
@@ -333,10 +281,72 @@ def find_end(data: bytes | bytearray, longest: int, searched: int = 0) -> int:
         if line < 0:
             raise BadRequest(414, f"a request line of more than {longest} bytes")
         raise BadRequest(431, f"a head of more than {longest} bytes")
-    # A line break may have been torn in two.
+    # A line break may be split between two reads.
     new = data[searched - data.endswith(b"\r", 0, searched) :] if searched else data
     if new.count(b"\n") > new.count(b"\r\n"):
         raise BadRequest(400, "a line that ends without a carriage return")
     if not _METHOD.match(data):
         raise BadRequest(400, "a malformed method")
     return -1
+
+
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+# A server must accept a whole URL, as sent to a proxy, and use the URL's host in place of the
+# `Host` header (RFC 9112, section 3.2.2). Otherwise the guard would check another host than the
+# requested one.
+def in_origin_form(method: str, target: bytes, headers: Headers) -> tuple[bytes, Headers]:
+    """Returns path and query, and headers with the URL's host; raises `BadRequest`."""
+    if target == b"*":
+        return target, headers
+    match = _ABSOLUTE.fullmatch(target)
+    if match is None or method == "CONNECT":
+        raise BadRequest(400, "a target that is neither a path nor a URL")
+    host, path = match.groups()
+    if not host or host.startswith(b":") or b"@" in host:
+        raise BadRequest(400, "a target without a host, or with a user")
+    if not path.startswith(b"/"):
+        path = b"*" if method == "OPTIONS" and not path else b"/" + path
+    return path, [(b"host", host), *(header for header in headers if header[0] != b"host")]
+
+
+def scope_at(
+    shared: Shared,
+    peer: tuple[str, int] | None,
+    name: tuple[str, int] | None,
+    kind: str,
+    version: str,
+    line: RequestLine,
+) -> Scope:
+    """Returns the part of a scope that requests with the same head share."""
+    return {
+        "type": kind,
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": version,
+        "method": line.method,
+        "scheme": shared.scheme,
+        "path": line.path,
+        "raw_path": line.raw_path,
+        "query_string": line.query,
+        "root_path": "",
+        "client": peer,
+        "server": name,
+    }
+
+
+def scope_of_refused(parser: HeadParser, peer: tuple[str, int] | None) -> Scope:
+    """Returns the known part of a refused request's scope; method and path may be None."""
+    line = parser.line
+    return {
+        "type": "http",
+        "http_version": "1.1" if line.is_http_1_1 else "1.0",
+        "method": line.method or None,
+        "path": line.path or None,
+        "raw_path": line.raw_path,
+        "headers": parser.headers if line.method else [],
+        "client": peer,
+        "scheme": "http",
+    }

@@ -1,1 +1,1 @@
-"""Sockets and timeouts of a server, alike on trio and asyncio."""
+"""Sockets and time-outs of a server, with the same code on trio and asyncio."""

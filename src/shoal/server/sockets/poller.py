@@ -1,10 +1,9 @@
-"""Reports what happens at the sockets of a server, on either event loop.
+"""Reports events at the sockets of a server, on either event loop.
 
-All sockets of a server are in one epoll object of its own, and the event loop watches that object
-only. So a request costs no registration, no task and no wake-up of the loop for its own: one report
-of the loop is for all sockets at which something has happened meanwhile. Compared with a task for
-each connection that waits for its socket, a server does a third more requests (see
-`benchmarks/http.py`).
+All sockets of a server are in one epoll object, and the event loop watches only that object. A
+request costs no registration, no task and no wake-up of its own: one report of the loop covers all
+sockets with events. A server answers a third more requests than with a task for each connection
+that waits for its socket (`benchmarks/http.py`).
 """
 
 from __future__ import annotations
@@ -32,15 +31,11 @@ _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLER
 
 
 class EpollPoller(Poller):
-    """Watches all sockets by one epoll object, which the event loop watches.
-
-    Args:
-        parking: The event loop's way to wait.
-    """
+    """Watches all sockets with one epoll object, which the event loop watches."""
 
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
-        # Not a constant of the module: other platforms do not have the names.
+        # Not constants of the module: other platforms lack the names.
         self._reading = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
         self._sending_too = self._reading | select.EPOLLOUT
         self._epoll = select.epoll()
@@ -53,7 +48,7 @@ class EpollPoller(Poller):
 
     @override
     def remove(self, transport: Transport) -> None:
-        # The kernel removes a socket that is closed.
+        # The kernel removes a closed socket.
         self._transports.pop(transport.fd, None)
 
     @override
@@ -74,7 +69,7 @@ class EpollPoller(Poller):
             self._epoll.close()
 
     def _watch(self, transport: Transport, *, is_sending: bool) -> None:
-        if not self._epoll.closed:  # the server was cancelled, and an application still sends
+        if not self._epoll.closed:  # it is once the server was cancelled
             self._epoll.modify(transport.fd, self._sending_too if is_sending else self._reading)
 
     def _report(self) -> None:
@@ -89,16 +84,14 @@ class EpollPoller(Poller):
 
 
 class TaskPoller(Poller):
-    """Watches each socket by a task of its own, for platforms without epoll.
-
-    While reading is paused, it does not notice that a client leaves.
-    """
+    """Watches each socket with a task, for platforms without epoll."""
 
     def __init__(self) -> None:
+        # While reading is paused, it does not notice that a client disconnects.
         self._tasks: TaskGroup | None = None
-        # Wakes a transport's task where it waits for something else than input.
+        # Wakes a transport's task if it waits for something other than input.
         self._again: dict[Transport, anyio.Event] = {}
-        # The transports for whose sockets a task waits to take more data. There is one such task at
+        # The transports with a task that waits until their socket is writable. Each has one task at
         # most, since an event loop lets only one task wait for a socket to be writable.
         self._sending: set[Transport] = set()
 
@@ -159,7 +152,7 @@ class TaskPoller(Poller):
             events = _events_at(transport.fd)
             transport.ready(events)
             if events & _ENDED:
-                # The end stays readable. It is reported once, or again when that is asked for.
+                # The end stays readable. It is reported once, and again only on request.
                 await again.wait()
 
     async def _watch_sending(self, transport: Transport) -> None:
@@ -172,22 +165,16 @@ class TaskPoller(Poller):
 
 
 def _events_at(fd: int) -> int:
-    """Returns what there is to report about reading from a socket."""
     poll = select.poll()
     poll.register(fd, select.POLLIN | _ENDED)
     return next((events for _, events in poll.poll(0)), 0)
 
 
 def _contain(transport: Transport, error: Exception) -> None:
-    """Ends a connection in which this package makes a mistake, so that the server goes on."""
+    """Ends a connection after a mistake of this package, so that the server continues."""
     _log.error("an error ended a connection", exc_info=error)
     transport.lose()
 
 
 def new_poller(parking: Parking) -> Poller:
-    """Returns the poller for this platform.
-
-    Args:
-        parking: The event loop's way to wait.
-    """
     return EpollPoller(parking) if hasattr(select, "epoll") else TaskPoller()

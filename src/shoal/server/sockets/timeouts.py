@@ -1,7 +1,7 @@
 """The timeouts of a server's connections: one set of timers, and one task that sleeps.
 
 A connection has one deadline at a time, and moves it with each request. Moving it costs an
-assignment: its timer stays where it is, and when it expires before the deadline, it is set again.
+assignment: its timer stays, and is set again if it expires before the deadline.
 """
 
 from __future__ import annotations
@@ -23,37 +23,23 @@ if TYPE_CHECKING:
 
 _BYTES_PER_SEND_TIMEOUT: Final = 2**18
 _BYTES_PER_BODY_TIMEOUT: Final = 2**14
-# Clients that came together run out of time together. To end them takes a while, for which others
+# Clients that connected together time out together. Ending them takes a while, and other tasks
 # would have to wait.
 _EXPIRED_AT_ONCE: Final = 16
 
 
 def time_to_send_s(size: int, send_timeout_s: float) -> float:
-    """Returns how long a client may take to receive `size` bytes.
-
-    It is the timeout, once for each 256 KiB begun. A fixed deadline would disconnect a client that
-    fetches a large answer over a slow connection.
-    """
+    """Returns the time-out multiplied by the 256 KiB units begun, for slow connections."""
     return send_timeout_s * (1 + size // _BYTES_PER_SEND_TIMEOUT)
 
 
 def time_to_receive_s(received: int, body_timeout_s: float) -> float:
-    """Returns how long the client may take for a body, `received` bytes of which have arrived.
-
-    It is the timeout, once for each 16 KiB begun, so a body must arrive at least that fast.
-    """
+    """Returns the time-out multiplied by the 16 KiB units begun, a least rate."""
     return body_timeout_s * (1 + received // _BYTES_PER_BODY_TIMEOUT)
 
 
 class Timeouts:
-    """All timeouts of a server.
-
-    Args:
-        parking: The event loop's way to wait.
-
-    Attributes:
-        now: The event loop's clock.
-    """
+    """All time-outs of a server."""
 
     def __init__(self, parking: Parking) -> None:
         self.now = parking.now
@@ -62,18 +48,15 @@ class Timeouts:
         self._asleep_until = math.inf
 
     def add(self, at: float, timeout: Timeout) -> Timer:
-        """Starts a timer."""
         timer = self._timers.add(at, timeout)
         if at < self._asleep_until:
             self._bell.ring()
         return timer
 
     def forget(self, timer: Timer) -> None:
-        """Ends a timer."""
         self._timers.forget(timer)
 
     async def run(self) -> None:
-        """Calls what has timed out, until it is cancelled."""
         while True:
             now = self.now()
             for count, timeout in enumerate(tuple(self._timers.due(now)), 1):
@@ -86,14 +69,7 @@ class Timeouts:
 
 
 class Timeout:
-    """The deadline of one connection.
-
-    Args:
-        timeouts: Those of the server.
-        call: Called when the deadline has passed.
-
-    Invariant: while the deadline is finite, there is a timer that expires no later.
-    """
+    """The deadline of one connection."""
 
     __slots__ = ("_call", "_deadline", "_now", "_timeouts", "_timer", "_timer_at")
 
@@ -102,21 +78,20 @@ class Timeout:
         self._now = timeouts.now
         self._call: Callable[[], object] | None = call
         self._deadline = math.inf
+        # Invariant: while the deadline is finite, there is a timer that expires no later.
         self._timer: Timer | None = None
         self._timer_at = math.inf
 
     def set(self, seconds: float) -> None:
-        """Sets the deadline, from now on; infinity for none."""
         self._deadline = deadline = self._now() + seconds
         if deadline < self._timer_at:
             self._start(deadline)
 
     def stop(self) -> None:
-        """Removes the deadline."""
         self._deadline = math.inf
 
     def close(self) -> None:
-        """Removes the deadline for ever, and refers to nothing any more."""
+        """Removes the deadline for ever, and drops all references."""
         self._deadline = -math.inf
         self._call = None
         if self._timer is not None:
@@ -124,7 +99,6 @@ class Timeout:
             self._timer = None
 
     def expire(self, now: float) -> None:
-        """Handles that its timer has expired."""
         self._timer = None
         self._timer_at = math.inf
         if self._deadline > now:
@@ -144,15 +118,7 @@ class Timeout:
 
 
 class BodyTimeout:
-    """The deadline of one body.
-
-    Time in which the application does not read, so that the client can't send, does not count.
-
-    Args:
-        timeouts: Those of the server.
-        timeout_s: The time-out, in seconds.
-        call: Called when the deadline has passed.
-    """
+    """The deadline of a body; time in which the application does not read is not counted."""
 
     __slots__ = ("_began_at", "_call", "_received", "_timeout", "_timeout_s", "_timeouts")
 
@@ -164,23 +130,20 @@ class BodyTimeout:
         self.resume()
 
     def received(self, size: int, *, is_last: bool) -> None:
-        """Notes that a part of the body has arrived."""
         self._received += size
         if is_last:
             self.close()
 
     def pause(self) -> None:
-        """Stops the time."""
         self._timeout.stop()
 
     def resume(self) -> None:
-        """Starts the time anew."""
+        """Starts the time again from zero."""
         self._received = 0
         self._began_at = self._timeouts.now()
         self._timeout.set(self._timeout_s)
 
     def close(self) -> None:
-        """Ends the deadline, and refers to nothing any more."""
         self._timeout.close()
         self._call = None
 
@@ -199,28 +162,18 @@ class BodyTimeout:
 
 
 class Heartbeat:
-    """Calls a function whenever something was silent for a time.
-
-    Args:
-        timeouts: Those of the server.
-        after_s: The longest silence, in seconds.
-        call: Called after a silence of half of that to all of it.
-
-    Attributes:
-        is_silent: Set to False whenever the silence is broken; that is all that it costs.
-    """
+    """Calls a function after a silence of between half of `after_s` and all of it."""
 
     __slots__ = ("_call", "_half_s", "_timeout", "is_silent")
 
     def __init__(self, timeouts: Timeouts, after_s: float, call: Callable[[], object]) -> None:
-        self.is_silent = True
+        self.is_silent = True  # set it to False whenever something is sent
         self._call = call
         self._half_s = after_s / 2
         self._timeout = Timeout(timeouts, self._expire)
         self._timeout.set(self._half_s)
 
     def close(self) -> None:
-        """Ends it."""
         self._timeout.close()
 
     def _expire(self) -> None:

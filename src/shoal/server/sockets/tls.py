@@ -1,6 +1,6 @@
-"""TLS between a transport and its receiver, without I/O of its own, so alike on both event loops.
+"""TLS between a transport and its receiver, without I/O, so the same on both event loops.
 
-The receiver uses it as it would use the transport itself. The handshake is driven by what arrives.
+The receiver uses it like the transport itself. Received data drives the handshake.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import ssl
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
@@ -26,11 +26,7 @@ _CIPHERS: Final = "ECDHE+AESGCM"
 
 
 def tls_of(options: HttpOptions) -> ssl.SSLContext | None:
-    """Returns the TLS configuration of the certificate of the options; None without one.
-
-    Raises:
-        OSError: A file can't be read, or is not what it should be.
-    """
+    """Returns the TLS configuration of a certificate, if any; raises `OSError` for a bad file."""
     if options.certfile is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -40,23 +36,14 @@ def tls_of(options: HttpOptions) -> ssl.SSLContext | None:
     keyfile = options.keyfile or options.certfile
     try:
         context.load_cert_chain(options.certfile, keyfile)
-    except OSError as error:  # SSLError is one too, and names no file
+    except OSError as error:  # also SSLError, which names no file
         files = " and ".join(dict.fromkeys((options.certfile, keyfile)))
         raise OSError(error.errno, error.strerror or str(error), files) from error
     return context
 
 
 class TlsTransport(Receiver):
-    """The server's side of a TLS connection.
-
-    Args:
-        below: The socket.
-        context: The certificate and the accepted protocols.
-
-    Attributes:
-        receiver: See `Transport`; it is set before `start`.
-        is_paused: Whether reading is paused.
-    """
+    """The server's side of a TLS connection, with the interface of a `Transport`."""
 
     receiver: Receiver
 
@@ -67,58 +54,35 @@ class TlsTransport(Receiver):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._is_ready = False
         self.is_paused = False
-
-    @property
-    def name(self) -> Any:
-        """See `Transport.name`."""
-        return self._below.name
-
-    @property
-    def peer(self) -> Any:
-        """See `Transport.peer`."""
-        return self._below.peer
+        self.name, self.peer = below.name, below.peer
+        self.start, self.read_now, self.has_room = below.start, below.read_now, below.has_room
 
     @property
     def is_open(self) -> bool:
-        """See `Transport.is_open`."""
         return self._below.is_open
 
     @property
     def unsent(self) -> memoryview | bytes:
-        """See `Transport.unsent`; encrypted."""
         return self._below.unsent
 
     @property
     def is_blocked(self) -> bool:
-        """See `Transport.is_blocked`."""
         return self._below.is_blocked
 
-    def start(self) -> None:
-        """See `Transport.start`."""
-        self._below.start()
-
     def pause(self) -> None:
-        """See `Transport.pause`."""
         self.is_paused = True
         self._below.pause()
 
     def resume(self) -> None:
-        """See `Transport.resume`."""
         if self.is_paused:
             self.is_paused = False
             self._below.resume()
             self._pass_on()
 
-    def read_now(self) -> None:
-        """See `Transport.read_now`."""
-        self._below.read_now()
-
     def has_unread(self) -> bool:
-        """See `Transport.has_unread`."""
         return bool(self._incoming.pending) or self._below.has_unread()
 
     def send(self, data: bytes) -> bool:
-        """See `Transport.send`."""
         try:
             left = memoryview(data)
             while left:
@@ -128,23 +92,16 @@ class TlsTransport(Receiver):
             return True
         return self._flush()
 
-    def has_room(self) -> bool:
-        """See `Transport.has_room`."""
-        return self._below.has_room()
-
     def end_sending(self) -> None:
-        """See `Transport.end_sending`; the client is told that no more is sent."""
-        self._say_end()
+        self._send_close()
         self._below.end_sending()
 
     def close(self) -> None:
-        """See `Transport.close`."""
-        self._say_end()
+        self._send_close()
         self._below.close()
         self.receiver = NOBODY
 
     def abort(self) -> None:
-        """See `Transport.abort`."""
         self._below.abort()
         self.receiver = NOBODY
 
@@ -179,7 +136,6 @@ class TlsTransport(Receiver):
         receiver.connection_lost()
 
     def _pass_on(self) -> None:
-        """Passes decrypted data on, while reading is not paused."""
         while self._is_ready and not self.is_paused and self.is_open:
             try:
                 data = self._tls.read(_READ_SIZE)
@@ -201,15 +157,15 @@ class TlsTransport(Receiver):
         encrypted = self._outgoing.read()
         return self._below.send(encrypted) if encrypted else not self._below.unsent
 
-    def _say_end(self) -> None:
+    def _send_close(self) -> None:
         if self._is_ready and self.is_open:
-            # It wants the client's answer, which is not waited for.
+            # It expects the client's reply, which is not awaited.
             with suppress(ssl.SSLError):
                 self._tls.unwrap()
             self._flush()
 
     def _break(self) -> None:
-        """Ends the connection after a violation of TLS, of which the client is told."""
+        """Ends the connection after a violation of TLS, and sends the client an alert."""
         self._flush()
         self._below.close()
         self.connection_lost()

@@ -1,12 +1,12 @@
-"""A client's connected socket: passes on what arrives, sends at once, and keeps what is left over.
+"""A client's connected socket: forwards received data, sends at once, and keeps unsent data.
 
-There is no task for it. The server's `Poller` calls `ready` when the kernel reports something, and
-the transport reads and passes the data to its `Receiver`. A send goes to the kernel at once; what
-the kernel does not take is kept, and sent when it can be. The owner waits for that before it sends
-more, so at most one message is kept.
+It has no task. The server's `Poller` calls `ready` when the kernel reports an event, and the
+transport reads and passes the data to its `Receiver`. A send goes to the kernel at once. Data that
+the kernel does not take is kept and sent later. The owner waits for that before it sends more, so
+at most one message is kept.
 
-The kernel reports each change once (edge-triggered). So a transport that may not have read all asks
-for another report.
+The kernel reports each change once (edge-triggered). Therefore a transport that may not have read
+all data asks for another report.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _TCP_NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _READ_SIZE: Final = 2**16
-# How much the kernel takes that it can't send yet. It would take megabytes for each client that
-# does not read, and filling them holds up the others.
+# How much unsent data the kernel takes. By default it would take megabytes for each client that
+# does not read, and filling its buffer holds up other clients.
 _MOST_NOT_SENT: Final = 2**17
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class Receiver(ABC):
-    """Handles what happens at a transport. No method may wait, or raise for a client's mistake."""
+    """Handles events at a transport. No method may wait, or raise for a client's mistake."""
 
     @abstractmethod
     def data_received(self, data: bytes) -> None:
@@ -41,14 +41,11 @@ class Receiver(ABC):
 
     @abstractmethod
     def client_ended(self) -> None:
-        """Handles that the client has ended its side. All that it had sent was passed on.
-
-        If reading is paused, there may be more to read; it is passed on after `Transport.resume`.
-        """
+        """Handles the client's end, after all its data; or paused, with data to come."""
 
     @abstractmethod
     def all_sent(self) -> None:
-        """Handles that the kernel has taken what was left over from a send, and has room again."""
+        """Handles that the kernel has taken all unsent data, and has room again."""
 
     @abstractmethod
     def connection_lost(self) -> None:
@@ -56,7 +53,7 @@ class Receiver(ABC):
 
 
 class _Nobody(Receiver):
-    """The receiver of a transport that is closed."""
+    """The receiver of a closed transport."""
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -75,51 +72,37 @@ class _Nobody(Receiver):
         pass
 
 
+# The receiver of closed transports. A transport and its receiver refer to each other, and would
+# otherwise stay until the garbage collector runs.
 NOBODY: Final = _Nobody()
-"""What a closed transport has as its receiver.
-
-A transport and its receiver refer to each other, and would stay until the garbage collector runs.
-"""
 
 
 class Poller(ABC):
-    """Calls `Transport.ready` when something has happened at a transport's socket."""
+    """Calls `Transport.ready` after events at a transport's socket."""
 
     @abstractmethod
     def add(self, transport: Transport) -> None:
-        """Begins to report on a transport."""
+        pass
 
     @abstractmethod
     def remove(self, transport: Transport) -> None:
-        """Ends reporting on a transport, whose socket is still open."""
+        """Stops watching a transport, which still has its socket open."""
 
     @abstractmethod
     def report_again(self, transport: Transport) -> None:
-        """Reports what there is at a transport now, though it may have been reported before."""
+        """Reports the current state of a transport, even if it was reported before."""
 
     @abstractmethod
     def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
-        """Sets whether it is reported that a transport's socket can take more data."""
+        """Sets whether it is reported that a socket can take more data."""
 
     @abstractmethod
     async def run(self) -> None:
-        """Reports until it is cancelled, as a task."""
+        pass
 
 
 class Transport:
-    """A connected stream socket, which this object owns from now on.
-
-    Args:
-        connected: The socket.
-        poller: Reports what happens at it.
-        counts: Counts the connection; None for nothing.
-
-    Attributes:
-        receiver: Handles what happens; set it before `start`.
-        is_open: Whether the socket is open.
-        is_paused: Whether reading is paused.
-        unsent: What is left over from a send; empty if nothing is.
-    """
+    """A connected stream socket, which this object owns."""
 
     __slots__ = (
         "_awaits_room",
@@ -134,7 +117,7 @@ class Transport:
         "unsent",
     )
 
-    receiver: Receiver
+    receiver: Receiver  # to be set before `start`
 
     def __init__(
         self,
@@ -151,45 +134,35 @@ class Transport:
         self.fd = connected.fileno()
         self.is_open = True
         self.unsent: memoryview | bytes = b""
-        self._later = b""  # what was sent after that
+        self._later = b""  # data that was sent after `unsent`
         self._awaits_room = False
         self.is_paused = False
         with suppress(OSError):  # a UNIX socket does not have the option
-            # Otherwise an answer in two parts waits for the client's delayed acknowledgement of
-            # the first one, some 40 ms.
+            # Otherwise a response in two parts waits some 40 ms for the client's delayed
+            # acknowledgement of the first part.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
             if _TCP_NOTSENT_LOWAT is not None:
                 connected.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _MOST_NOT_SENT)
 
     @property
     def name(self) -> Any:
-        """The server's address.
-
-        Raises:
-            OSError: The connection is gone.
-        """
+        """The server's address; raises `OSError` if the connection is gone."""
         return self._socket.getsockname()
 
     @property
     def peer(self) -> Any:
-        """The client's address.
-
-        Raises:
-            OSError: The client is gone.
-        """
+        """The client's address; raises `OSError` if the client is gone."""
         return self._socket.getpeername()
 
     @property
     def is_blocked(self) -> bool:
-        """Whether something is unsent, or `has_room` was false; `all_sent` tells the end of it."""
+        """Whether data is unsent or `has_room` was false; `all_sent` reports the end."""
         return bool(self.unsent) or self._awaits_room
 
     def start(self) -> None:
-        """Starts to read."""
         self._poller.add(self)
 
     def ready(self, events: int) -> None:
-        """Handles a report of the poller."""
         if events & select.POLLOUT and self.is_blocked:
             self._send_rest()
         if not self.is_paused:
@@ -210,26 +183,21 @@ class Transport:
             if self.is_open and events & _ENDED:
                 self.receiver.client_ended()
         elif self.is_open:
-            # The rest is read in the next pass, after the others.
+            # The rest is read in the next pass, after other transports.
             self._poller.report_again(self)
 
     def pause(self) -> None:
-        """Stops reading; further input stays in the kernel, but its end is still noticed."""
+        """Stops reading; input stays in the kernel, but its end is still noticed."""
         self.is_paused = True
 
     def resume(self) -> None:
-        """Reads again."""
         if self.is_paused:
             self.is_paused = False
             if self.is_open:
                 self._poller.report_again(self)
 
     def send(self, data: bytes) -> bool:
-        """Sends data, after what is left over from before.
-
-        Returns:
-            Whether the kernel has taken all of it. If not, the receiver is told when it has.
-        """
+        """Sends data; returns False if some is kept, and `all_sent` then reports the end."""
         if self.unsent:
             self._later += data
             return False
@@ -244,17 +212,13 @@ class Transport:
             return True
         if sent == len(data):
             return True
-        # `bytes` copies what the application may change later, and nothing else.
+        # `bytes` copies only objects that the application may change later.
         self.unsent = memoryview(bytes(data))[sent:]
         self._poller.watch_sending(self, is_wanted=True)
         return False
 
     def has_room(self) -> bool:
-        """Returns whether the kernel takes more data, so that little or nothing would be left over.
-
-        If not, the receiver is told when it does, by `Receiver.all_sent`. A connection that is
-        closed has room.
-        """
+        """Returns whether the kernel takes more data; if not, `all_sent` reports when."""
         if self.is_open and not self.is_blocked:
             poll = select.poll()
             poll.register(self.fd, select.POLLOUT)
@@ -264,16 +228,14 @@ class Transport:
         return not self.is_blocked
 
     def end_sending(self) -> None:
-        """Shuts down the sending side; the client sees the end of the data."""
         with suppress(OSError):  # the client is gone
             self._socket.shutdown(socket.SHUT_WR)
 
     def read_now(self) -> None:
-        """Reads what there is, without waiting for a report."""
         self.ready(0)
 
     def has_unread(self) -> bool:
-        """Returns whether there is something to read, or the client has closed its side."""
+        """Returns whether there is data to read, or the client has closed its side."""
         if not self.is_open:
             return False
         poll = select.poll()
@@ -281,7 +243,7 @@ class Transport:
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Closes the socket; what the kernel has taken is still delivered. Idempotent."""
+        """Closes the socket; data that the kernel has taken is still delivered. Idempotent."""
         if self.is_open:
             self.is_open = False
             self.unsent = self._later = b""
@@ -317,7 +279,7 @@ class Transport:
         self.receiver.all_sent()
 
     def lose(self) -> None:
-        """Closes the socket, and tells the receiver."""
+        """Closes the socket, and notifies the receiver."""
         receiver = self.receiver
         self.abort()
         receiver.connection_lost()

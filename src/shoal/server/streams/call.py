@@ -1,7 +1,7 @@
 """One call of the application on an HTTP/2 stream or a WebSocket: plain ASGI over a `Wire`.
 
-The server's side is made of functions that don't wait, so nothing that a client does can stop in
-the middle of a step. Only `receive` and `send` of the application wait.
+The server's side consists of functions that do not wait, so that no action of a client can
+interrupt a step. Only `receive` and `send` of the application wait.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from shoal.asgi.connections import SERVER
 from shoal.asgi.extensions import DISCONNECT
 from shoal.asgi.header_check import FRAMING, WRONG_LENGTH, length_of
 from shoal.server.access_log import AccessLog
-from shoal.server.change import Change
 from shoal.server.http1.answer import status_line
-from shoal.server.http1.scope import scope_at
+from shoal.server.http1.head import scope_at
 from shoal.server.log_errors import contained
 from shoal.server.served_call import ServedCall
+from shoal.server.shared import Change
 
 if TYPE_CHECKING:
     from starlette.types import Message, Scope
@@ -34,38 +34,27 @@ _SENDS_WITHOUT_CHECKPOINT: Final = 16
 
 
 class Wire(Protocol):
-    """What carries one call: a stream of HTTP/2, or a whole connection.
+    """Carries one call: an HTTP/2 stream or a connection. After its end, methods do nothing."""
 
-    Once it has ended, its methods do nothing.
-
-    Attributes:
-        accepts_with: The status that accepts a WebSocket.
-    """
-
-    accepts_with: int
+    accepts_with: int  # the status that accepts a WebSocket
 
     @property
-    def connection(self) -> StreamConnection:
-        """The connection."""
-        ...
+    def connection(self) -> StreamConnection: ...
 
     def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
-        """Sends the head of the response, with what `send` is given next unless it is the last."""
+        """Sends the head of a response, with the next `send` unless it is the last."""
         ...
 
     async def ready(self) -> None:
-        """Waits until what was sent before is on its way."""
+        """Waits until the data that was sent before is on its way."""
         ...
 
     async def send(self, data: bytes, *, is_last: bool = False) -> None:
-        """Sends data, and an end mark if it is the last; waits until it is on its way.
-
-        Cancellation: It is sent all the same.
-        """
+        """Sends data and waits until it is on its way; a cancelled `send` sends it as well."""
         ...
 
     def post(self, frame: bytes, *, is_last: bool = False) -> None:
-        """Sends a control frame soon. If it must wait, a later one may replace it."""
+        """Sends a control frame soon. While it waits, a later one may replace it."""
         ...
 
     def reset(self, *, is_clients_fault: bool = False) -> None:
@@ -73,23 +62,15 @@ class Wire(Protocol):
         ...
 
     def taken(self, size: int) -> None:
-        """Lets the client send so many bytes more."""
+        """Lets the client send `size` more bytes."""
         ...
 
 
 class AppCall(ServedCall):
-    """One call of the application.
-
-    Args:
-        wire: Carries its messages.
-        method: The method of the request.
-        disconnect: The message that tells the application of the end, unless there is a better one.
-    """
-
     _shared: Shared
-    _gave_disconnect = _has_returned = _has_sent_head = False
+    _has_sent_disconnect = _has_returned = _has_sent_head = False
     _head: tuple[int, Fields] | None = None
-    _length: int | None = None  # of the rest of the body, if that is known
+    _length: int | None = None  # of the rest of the body, if it is known
     _not_acknowledged = 0
     _sends = 0
 
@@ -102,7 +83,7 @@ class AppCall(ServedCall):
         self._changed = Change(shared)
 
     async def run(self, scope: Scope) -> None:
-        """Calls the application, as a task; ends what it has not ended itself."""
+        """Calls the application, as a task; ends the response if the application does not."""
         shared = self._shared
         if shared.proxies is not None:
             shared.proxies.complete(scope)
@@ -117,7 +98,7 @@ class AppCall(ServedCall):
             with contained(failed, scope["raw_path"], has_left=lambda: self.was_left):
                 await app(scope, self.receive, self.send)
         except BaseException:
-            # The server is cancelled: the client must not be told that the call failed.
+            # The server is cancelled: the client must not receive an error of the call.
             self._connection.close()
             raise
         finally:
@@ -125,7 +106,7 @@ class AppCall(ServedCall):
             self._on_left = None
             if not (self.is_over or self.is_complete):
                 self._end()
-            self.leave()
+            self.disconnected()
             shared.finished += 1
             self._connection.call_ended(self)
 
@@ -134,34 +115,26 @@ class AppCall(ServedCall):
     async def receive(self) -> Message:
         """Returns the next message; after the last one the disconnect, at each call."""
         # Not a checkpoint if a message is there: Starlette's `Request.is_disconnected` calls it in
-        # a cancelled scope, where a checkpoint would always result in "nothing".
+        # a cancelled scope, where a checkpoint would always report "no message".
         while (message := self._next_message()) is None:
             if self.is_over or self.is_complete:
                 # An application that ignores the disconnect must not block the event loop.
-                if self._gave_disconnect:
+                if self._has_sent_disconnect:
                     await anyio.lowlevel.checkpoint()
-                self._gave_disconnect = True
+                self._has_sent_disconnect = True
                 return self._disconnect
             await self._changed.wait()
         return message
 
     async def send(self, message: Message) -> None:
-        """Sends the next message; see ASGI.
-
-        Raises:
-            RuntimeError: The message does not come next, or the body has another length than the
-                head says.
-            ValueError: A header can't be sent.
-
-        Cancellation: The message is sent whole, or not at all.
-        """
+        """Sends a message of ASGI, whole or (if it is cancelled) not at all."""
         self._sends += 1
         if self.is_over or self._has_returned or self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
             await anyio.lowlevel.checkpoint()
         else:
             await anyio.lowlevel.checkpoint_if_cancelled()
         await self._wire.ready()  # nothing has changed if it is cancelled until here
-        # Otherwise it comes from a task that the application has left behind, or is for nobody.
+        # Otherwise it is from a task that the application left behind, or the client is gone.
         if not (self.is_over or self._has_returned):
             await self._send(message)
 
@@ -169,14 +142,14 @@ class AppCall(ServedCall):
 
     @abstractmethod
     def drain(self) -> None:
-        """Handles that the server ends."""
+        pass
 
     def ping(self) -> bool:
-        """Asks the client of an open WebSocket for a sign of life; returns whether it is one."""
+        """Pings an open WebSocket; returns whether it is one."""
         return False
 
-    def leave(self) -> None:
-        """Handles that the client is gone; what came before can still be received."""
+    def disconnected(self) -> None:
+        """Handles that the client is gone; earlier messages can still be received."""
         if not self.is_over:
             self.is_over = True
             self._acknowledge()
@@ -184,17 +157,17 @@ class AppCall(ServedCall):
         self._changed.signal()
 
     def refuse(self, status: int) -> None:
-        """Ends the call in place of the application, with this status if that is possible."""
+        """Ends the call in place of the application, with this status if possible."""
         if self.is_over or self.is_complete:
             return
         if status == 408:
-            self._connection.gave_up()
+            self._connection.request_timed_out()
         if self.has_begun:
             self._wire.reset(is_clients_fault=status < 500)
         else:
             self.refusal = status
             self._wire.head(status, [], is_last=True)
-        self.leave()
+        self.disconnected()
 
     def end_early(self) -> None:
         """Asks the application to end its response; sends 503 if it can't be asked."""
@@ -210,11 +183,11 @@ class AppCall(ServedCall):
 
     @abstractmethod
     async def _send(self, message: Message) -> None:
-        """Sends a message of the application."""
+        pass
 
     def _end(self) -> None:
         """Ends a response that the application has not ended."""
-        if self.has_begun:  # its client must not take it for the whole response
+        if self.has_begun:  # the client must not take it for the whole response
             self._wire.reset()
         elif self._is_cut_off:
             self.refuse(503)
@@ -222,26 +195,27 @@ class AppCall(ServedCall):
             self._wire.head(500, [], is_last=True)
 
     def _begin(self, message: Message) -> None:
-        """Takes the head of a response, which is sent with the first part of its body."""
+        """Keeps the head of a response, which is sent with the first part of its body."""
         if self._head is not None:
             raise RuntimeError("the response has begun already")
         status = message["status"]
-        status_line(status)  # raises for one that no response has
-        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        length = length_of(given)
+        status_line(status)  # raises for an invalid status
+        headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        length = length_of(headers)
         if self._method == "HEAD" or status in (204, 304):
             length = None
         self._length = length
         # With a length beside 204 or 304 some clients fail.
         dropped = FRAMING | {b"content-length"} if status in (204, 304) else FRAMING
-        fields = [(lower, value) for name, value in given if (lower := name.lower()) not in dropped]
+        fields = [
+            (lower, value) for name, value in headers if (lower := name.lower()) not in dropped
+        ]
         self._head = status, fields
         self.has_begun = True
 
     async def _send_body(self, message: Message) -> None:
-        """Sends a part of the body, after the head if that was not sent."""
         if self._head is None or self.is_complete:
-            raise RuntimeError(f"{message['type']!r} is not a message that can come here")
+            raise RuntimeError(f"{message['type']!r} is not a message that is allowed here")
         data, is_last = message.get("body", b""), not message.get("more_body", False)
         if type(data) is not bytes:
             data = bytes(memoryview(data))  # the application may change it later
@@ -262,7 +236,7 @@ class AppCall(ServedCall):
             await self._wire.send(data, is_last=is_last)
 
     def _acknowledge(self) -> None:
-        """Notes that what came from the client was processed."""
+        """Lets the client send more, for the messages that were processed."""
         size, self._not_acknowledged = self._not_acknowledged, 0
         if size:
             self._wire.taken(size)
@@ -274,7 +248,7 @@ class AppCall(ServedCall):
 
 
 def scope_of(kind: str, version: str, parser: HeadParser, wire: Wire) -> Scope:
-    """Returns a new scope of the request that a parser has parsed last, as `scope_at` has it."""
+    """Returns a new scope of the request that a parser has parsed last."""
     at = wire.connection
     return {
         **scope_at(at.shared, at.peer, at.name, kind, version, parser.line),

@@ -1,13 +1,13 @@
 """A connection that speaks HTTP/2 or WebSocket: its socket, its deadlines, and its tasks.
 
-One task reads, and each call of the application has one, all in a nursery that ends with the
-connection. What goes wrong in any of them ends this connection alone, and is logged once.
+One task reads, and each call of the application has a task, all in a task group that ends with the
+connection. An error in any of them ends only this connection, and is logged once.
 
-- The reading task handles some of what was received, in turns with other connections, and never
+- The reading task handles some of the received data, in turns with other connections. It never
   waits for the application of a single stream, so that no stream holds up the others.
-- Every state has a deadline: a send that the client does not read, an idle connection, whatever its
-  client sends without opening a stream, and the end. A WebSocket whose client is silent is pinged,
-  and ended if there is no answer.
+- Every state has a deadline: a send that the client does not read, an idle connection (even if its
+  client sends frames without opening a stream), and the end. A silent WebSocket is pinged, and
+  ended if there is no reply.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import anyio
 from typing_extensions import override
 
 from shoal.failures.exceptions import goes_on
-from shoal.server.change import Change
-from shoal.server.listeners import host_and_port, spelled
+from shoal.server.listeners import address_text, host_and_port
+from shoal.server.shared import Change
 from shoal.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.server.sockets.transport import Receiver
 
@@ -36,13 +36,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.server")
 
-# How long a connection may be idle whose client has let the time for a request pass.
+# How long a connection may be idle if its client has let a request time out.
 _LAST_IDLE_S: Final = 1.0
-# So many large frames are sent in one turn.
-_SENT_AT_ONCE: Final = 4
+_SENT_AT_ONCE: Final = 4  # large frames in one turn
 _MOST_UNREAD: Final = 2**16
-# How long it may take to handle what is handled in one turn. Small frames take a hundred times as
-# long as large ones of the same size.
+# How long handling data may take in one turn. Small frames take a hundred times as long as large
+# frames with the same total size.
 _TURN_S: Final = 0.001
 _LEAST_HANDLED: Final = 2**10
 _MOST_HANDLED: Final = 2**16
@@ -50,47 +49,21 @@ _MOST_COST: Final = 16  # of a turn
 
 
 class RunningCall(Protocol):
-    """What a connection needs of a call of the application; see `AppCall`."""
+    """The part of a call that its connection uses."""
 
-    def leave(self) -> None:
-        """Handles that the client is gone."""
-        ...
+    def disconnected(self) -> None: ...
 
-    def end_early(self) -> None:
-        """Asks the application to end its response; sends 503 if it can't be asked."""
-        ...
+    def end_early(self) -> None: ...
 
-    def drain(self) -> None:
-        """Handles that the server ends."""
-        ...
+    def drain(self) -> None: ...
 
-    def ping(self) -> bool:
-        """Asks the client of an open WebSocket for a sign of life; returns whether it is one."""
-        ...
+    def ping(self) -> bool: ...
 
 
 class StreamConnection(Receiver):
-    """Serves one client until either side closes the connection.
+    """Serves one client until either side closes the connection."""
 
-    Invariants: ``_finishing`` implies that the server's side of the socket is shut down: nothing
-    more is sent, and input is discarded. ``_closed`` implies that and that the socket is closed.
-
-    Args:
-        shared: The state of the address.
-        transport: The client's socket.
-        released: Called once, when the connection has ended.
-
-    Attributes:
-        shared: As above.
-        peer: The client's host and port.
-        name: The server's host and port.
-        calls: The running calls of the application.
-
-    Raises:
-        OSError: The client is gone.
-    """
-
-    _is_client_done = False  # it may send more than messages of its WebSocket
+    _is_client_done = False  # the client may send more than messages of its WebSocket
 
     def __init__(
         self, shared: Shared, transport: Transport | TlsTransport, released: Callable[[], object]
@@ -103,28 +76,26 @@ class StreamConnection(Receiver):
         self.calls: set[RunningCall] = set()
         self._tasks: TaskGroup | None = None
         self._received = bytearray()
-        self._is_in_line = False
+        self._awaits_turn = False
         self._has_turn = False
         self._at_once = 2**12  # bytes
         self._client_ended = False
+        # Invariants: `_finishing` implies that the server's side of the socket is shut down:
+        # nothing more is sent, and input is discarded. `_closed` implies `_finishing`, and that
+        # the socket is closed.
         self._finishing = False
         self._closed = False
         self._changed = Change(shared)
         self._room = anyio.Lock(fast_acquire=True)
         self._sent_in_turn = 0
         self._timeout = Timeout(shared.timeouts, self._expire)
-        self._is_sending = False  # what is unsent has a deadline
+        self._is_sending = False  # unsent data has a deadline
         self._is_pinged = False
         self._idle_since: float | None = None
         self._has_late_chance = False
-        self._has_given_up = False
+        self._has_timed_out = False
 
     def start(self, received: bytes) -> None:
-        """Begins to serve.
-
-        Args:
-            received: What the client has sent already, in this protocol.
-        """
         self.shared.connections.add(self)
         self._transport.receiver = self
         self._received += received
@@ -138,7 +109,7 @@ class StreamConnection(Receiver):
                 call.drain()
 
     def end_early(self) -> None:
-        """Asks for the end of the responses; sends 503 where the application can't be asked."""
+        """Asks all calls to end their responses."""
         if not self._finishing:
             for call in tuple(self.calls):
                 call.end_early()
@@ -148,7 +119,7 @@ class StreamConnection(Receiver):
         self._transport.abort()
         self.close()
 
-    # What the transport reports.
+    # Reports of the transport.
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -157,7 +128,7 @@ class StreamConnection(Receiver):
             self._received += data
             if len(self._received) >= _MOST_UNREAD:
                 self._transport.pause()
-            self._line_up()
+            self._request_turn()
 
     @override
     def client_ended(self) -> None:
@@ -178,23 +149,23 @@ class StreamConnection(Receiver):
     def connection_lost(self) -> None:
         self.close()
 
-    # What the protocols are made of.
+    # Methods that a protocol defines.
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begins to speak the protocol."""
+        pass
 
     @abstractmethod
     async def _handle(self, data: bytes) -> None:
-        """Handles data from the client."""
+        pass
 
     @abstractmethod
     def _input_ended(self) -> None:
-        """Handles that all that the client has sent was handled."""
+        """Handles the end of the client's input, after all of it was handled."""
 
     @abstractmethod
     def _farewell(self) -> bytes:
-        """Returns what is sent before an idle connection is closed."""
+        """Returns the bytes to send before an idle connection is closed."""
 
     @property
     @abstractmethod
@@ -202,10 +173,10 @@ class StreamConnection(Receiver):
         """Whether no stream is open."""
 
     def _turn_cost(self) -> int:
-        """Returns what the turn costs that handles what was received; see `Turns`."""
+        """Returns the cost of a turn that handles the received data."""
         return _MOST_COST
 
-    # What the protocols use.
+    # Methods that a protocol uses.
 
     @property
     def is_closed(self) -> bool:
@@ -214,16 +185,16 @@ class StreamConnection(Receiver):
 
     @property
     def is_blocked(self) -> bool:
-        """Whether what was sent waits for the client."""
+        """Whether sent data waits for the client."""
         return self._transport.is_blocked
 
     def write(self, data: bytes) -> None:
-        """Sends data; what the kernel does not take is kept."""
+        """Sends data; the transport keeps what the kernel does not take."""
         if data and not self._finishing and not self._transport.send(data):
             self._set_timeout()
 
     async def unblocked(self) -> None:
-        """Waits until the kernel has taken all that was sent."""
+        """Waits until the kernel has taken all data."""
         while self._transport.is_blocked and not self._closed:
             await self._changed.wait()
 
@@ -252,12 +223,12 @@ class StreamConnection(Receiver):
         # Not in the context of the caller, where code of the application may have run.
         self.shared.context.run(self._tasks.start_soon, func, *args)
 
-    def gave_up(self) -> None:
-        """Notes that the client has let the time for a request pass."""
-        self._has_given_up = True
+    def request_timed_out(self) -> None:
+        """Notes that the client has let a request time out."""
+        self._has_timed_out = True
 
     def finish(self) -> None:
-        """Shuts down the server's side; goes on reading for a moment if the client still sends."""
+        """Shuts down the server's side; reads on for a moment if the client still sends."""
         if self._finishing:
             return
         self._finishing = True
@@ -271,7 +242,6 @@ class StreamConnection(Receiver):
             self._end_sending()
 
     def call_ended(self, call: RunningCall) -> None:
-        """Handles that the application has returned."""
         self.calls.discard(call)
 
     # The reading task.
@@ -281,12 +251,12 @@ class StreamConnection(Receiver):
 
     async def _run(self) -> None:
         try:
-            with self.shared.faults.contained(spelled(self.peer or "")):
+            with self.shared.faults.contained(address_text(self.peer or "")):
                 async with anyio.create_task_group() as self._tasks:
                     try:
                         if not self._closed:
                             self._begin()
-                        self._line_up()
+                        self._request_turn()
                         await self._read()
                     except BaseException:
                         # Before the calls are cancelled, so that they don't answer.
@@ -298,7 +268,7 @@ class StreamConnection(Receiver):
         except BaseException as error:
             if goes_on(error, self.shared.parking):
                 raise
-            # Such as a cancellation that nobody has requested.
+            # For example a cancellation that nobody has requested.
             _log.error("the application has ended a connection", exc_info=error)
         finally:
             self.close()
@@ -318,7 +288,7 @@ class StreamConnection(Receiver):
                 await self._changed.wait()
 
     async def _handle_some(self) -> None:
-        """Handles a part of what was received: as much as may be done in one turn."""
+        """Handles as much of the received data as one turn allows."""
         size = self._at_once
         data = bytes(self._received[:size])
         del self._received[:size]
@@ -331,18 +301,18 @@ class StreamConnection(Receiver):
             self._at_once = max(size // 2, _LEAST_HANDLED)
         elif len(data) == size and 2 * took_s < _TURN_S:
             self._at_once = min(2 * size, _MOST_HANDLED)
-        await self.unblocked()  # what a client does not read is not added to
-        self._line_up()
+        await self.unblocked()  # nothing more is sent to a client that does not read
+        self._request_turn()
 
-    def _line_up(self) -> None:
-        """Waits for a turn to handle what was received, unless it does so already."""
-        if self._received and self._tasks is not None and not (self._is_in_line or self._has_turn):
-            self._is_in_line = True
+    def _request_turn(self) -> None:
+        """Waits for a turn to handle received data, unless it waits already."""
+        if self._received and self._tasks is not None and not (self._awaits_turn or self._has_turn):
+            self._awaits_turn = True
             self.shared.turns.take(self._take_turn, self._turn_cost())
 
     def _take_turn(self) -> None:
-        self._is_in_line = False
-        if self._received:  # what comes after the end is discarded
+        self._awaits_turn = False
+        if self._received:  # data after the end is discarded
             self._has_turn = True
             self._changed.signal()
 
@@ -356,10 +326,9 @@ class StreamConnection(Receiver):
             self._timeout.set(self.shared.linger_s)
 
     def close(self) -> None:
-        """Closes the connection at once."""
         self._close_socket()
         for call in tuple(self.calls):
-            call.leave()
+            call.disconnected()
 
     def _close_socket(self) -> None:
         if not self._closed:
@@ -378,7 +347,7 @@ class StreamConnection(Receiver):
         if self._finishing:
             return
         if self._transport.is_blocked:
-            # What is added meanwhile, such as the answer to a ping, does not prolong it.
+            # Data that is added later, such as the reply to a ping, does not extend it.
             if not self._is_sending:
                 self._is_sending = True
                 self._timeout.set(
@@ -389,11 +358,11 @@ class StreamConnection(Receiver):
             self._has_late_chance = False
             self._timeout.set(shared.ping_interval_s)
         else:
-            # What the client sends without opening a stream does not prolong it.
+            # Frames that the client sends without opening a stream do not extend it.
             now = shared.timeouts.now()
             if self._idle_since is None:
                 self._idle_since = now
-            idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_given_up else shared.idle_s
+            idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_timed_out else shared.idle_s
             self._timeout.set(max(0.0, self._idle_since + idle_s - now))
 
     def _expire(self) -> None:
@@ -405,26 +374,26 @@ class StreamConnection(Receiver):
         elif not self._is_idle:
             self._check_websockets()
         elif not self._has_late_chance and self._has_more():
-            # A busy event loop may not yet have read what arrived before the deadline.
+            # A busy event loop may not have read data that arrived before the deadline.
             self._has_late_chance = True
             self._timeout.set(self.shared.late_request_s)
         else:
             self._transport.send(self._farewell())
-            if self._has_given_up:
+            if self._has_timed_out:
                 self.finish()  # the client may still send, and shall read why
             else:
                 self.close()
 
     def _has_more(self) -> bool:
-        """Reads what there is; returns whether there was anything."""
+        """Reads available data; returns whether there was any."""
         if self._transport.has_unread():
             self._transport.read_now()
         return bool(self._received)
 
     def _check_websockets(self) -> None:
-        """Ends a connection whose WebSockets' client gives no sign of life when asked for one."""
+        """Pings WebSockets; ends the connection if the last ping had no reply."""
         is_silent = self._is_pinged and not self._has_more()
-        self._is_pinged = sum(call.ping() for call in self.calls) > 0  # all are asked
+        self._is_pinged = sum(call.ping() for call in self.calls) > 0  # `sum` pings all
         if is_silent and self._is_pinged:
             self.abort()
         else:

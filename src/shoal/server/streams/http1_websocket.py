@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from typing_extensions import override
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.server.http1.answer import END, LAST_CHUNK, WITHOUT_BODY, answer_head, error_answer
-from shoal.server.http1.scope import scope_of_refused
+from shoal.server.http1.head import scope_of_refused
 from shoal.server.streams.connection import StreamConnection
 from shoal.server.streams.websocket import WebSocketCall, check_handshake, header
 
@@ -27,15 +27,6 @@ _UPGRADE: Final = b"\r\nupgrade: WebSocket\r\nconnection: Upgrade\r\n\r\n"
 
 
 class WebSocketConnection(StreamConnection):
-    """Serves one WebSocket.
-
-    Args:
-        shared: The state of the address.
-        transport: The client's socket.
-        released: Called once, when the connection has ended.
-        parser: The request to upgrade.
-    """
-
     accepts_with = 101
     _is_client_done = True
 
@@ -79,7 +70,7 @@ class WebSocketConnection(StreamConnection):
 
     @override
     def _turn_cost(self) -> int:
-        # Clients that are answered together write together. Their small messages make one batch.
+        # Clients that get responses together write together. Their small messages form one batch.
         return min(1 + len(self._received) // 64, super()._turn_cost())
 
     @override
@@ -102,15 +93,13 @@ class WebSocketConnection(StreamConnection):
         self._call = None
         self.finish()
 
-    # As the `Wire` of the call.
+    # The methods of a `Wire`.
 
     @property
     def connection(self) -> StreamConnection:
-        """See `Wire`."""
         return self
 
     def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
-        """See `Wire`."""
         if status == self.accepts_with:
             lines = b"".join(b"\r\n%b: %b" % field for field in fields)
             self.write(_UPGRADED + lines + _UPGRADE)
@@ -127,11 +116,9 @@ class WebSocketConnection(StreamConnection):
             self.finish()
 
     async def ready(self) -> None:
-        """See `Wire`."""
         await self.unblocked()
 
     async def send(self, data: bytes, *, is_last: bool = False) -> None:
-        """See `Wire`."""
         if self._is_chunked:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)
@@ -144,14 +131,12 @@ class WebSocketConnection(StreamConnection):
             await self.unblocked()
 
     def post(self, frame: bytes, *, is_last: bool = False) -> None:
-        """See `Wire`; what the client does not read holds up the reading of more."""
         self.write(frame)
         if is_last:
             self.finish()
 
     def reset(self, *, is_clients_fault: bool = False) -> None:
-        """See `Wire`."""
         self.abort()
 
     def taken(self, size: int) -> None:
-        """See `Wire`; the connection reads more once there `has_room`."""
+        """Does nothing: the connection reads more once the call `has_room`."""

@@ -1,13 +1,13 @@
-"""A connection that speaks HTTP/2: what drives h2, the state machine of the protocol.
+"""A connection that speaks HTTP/2: it drives h2, the state machine of the protocol.
 
-h2 is given what was received, and says what that means; it is told what to send, and gives its
-bytes. It knows no sockets, and nothing of it waits. Each stream has a task, which calls the
-application. When that sends data, its own task waits for the client's flow-control windows and for
-the socket, so that a client which reads one stream slowly holds up that one alone.
+h2 converts received bytes to events, and messages to bytes. It knows no sockets, and nothing in it
+waits. Each stream has a task, which calls the application. When the application sends data, this
+task waits for the client's flow-control windows and for the socket. A client that reads one stream
+slowly holds up only that stream.
 
-Some faults end the whole connection, since h2 has no way to end a stream alone for them: trailers
-that do not end their stream, and a head many times over the limit. Wrong lengths are not among
-them; see `HeadDecoder`.
+Some faults end the whole connection, since h2 can't end a single stream for them: trailers that do
+not end their stream, and a head many times over the limit. `HeadDecoder` keeps wrong lengths from
+being such a fault.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from typing_extensions import override
 
-from shoal.asgi.bad_request import BadRequest
-from shoal.server.http1.head import HeadParser
-from shoal.server.http1.scope import scope_of_refused
+from shoal.asgi.guard import BadRequest
+from shoal.server.http1.head import HeadParser, scope_of_refused
 from shoal.server.streams.call import scope_of
 from shoal.server.streams.connection import StreamConnection
-from shoal.server.streams.http2_call import Http2Call
 from shoal.server.streams.http2_head import HeadDecoder, check_trailers, read_head
-from shoal.server.streams.http2_stream import Http2Stream
+from shoal.server.streams.http2_stream import Http2Call, Http2Stream
 from shoal.server.streams.websocket import WebSocketCall, check_handshake
 
 if TYPE_CHECKING:
@@ -53,12 +51,12 @@ if TYPE_CHECKING:
     from shoal.server.sockets.transport import Transport
 
 _MOST_STREAMS: Final = 100
-# What the windows of all streams allow a client to send, so that one whose application does not
-# read takes nothing from the others.
+# The sum of the windows of all streams, so that a stream whose application does not read takes
+# nothing from the others.
 _WINDOW: Final = _MOST_STREAMS * 2**16
 # A client that opens streams and resets them at once leaves calls that have not noticed the reset.
 _MOST_CALLS: Final = 2 * _MOST_STREAMS
-# A client may reset so many requests before they are answered, and half of all after that.
+# A client may reset this many unanswered requests; beyond that, half of its requests.
 _MOST_RESETS: Final = 100
 
 
@@ -67,21 +65,13 @@ class TooManyResets(Exception):
 
 
 class _Open(NamedTuple):
-    """A stream on which more is to be sent, and its call."""
+    """An open stream, and its call."""
 
     stream: Http2Stream
     call: Http2Call | WebSocketCall
 
 
 class Http2Connection(StreamConnection):
-    """Serves one client that speaks HTTP/2 by prior knowledge, or by ALPN.
-
-    Args:
-        shared: The state of the address.
-        transport: The client's socket.
-        released: Called once, when the connection has ended.
-    """
-
     def __init__(
         self, shared: Shared, transport: Transport | TlsTransport, released: Callable[[], object]
     ) -> None:
@@ -95,7 +85,7 @@ class Http2Connection(StreamConnection):
     @override
     def _begin(self) -> None:
         longest = self.shared.options.max_head_bytes
-        # This package checks heads: h2 would end the connection for one that is malformed or large.
+        # Shoal checks heads: h2 would end the connection for a malformed or large one.
         config = H2Configuration(
             client_side=False, header_encoding=None, validate_inbound_headers=False
         )
@@ -118,7 +108,7 @@ class Http2Connection(StreamConnection):
         try:
             events = self._h2.receive_data(data)
         except ProtocolError:
-            self._leave()
+            self._disconnect_all()
             return
         for event in events:
             if self.is_closed:
@@ -130,7 +120,7 @@ class Http2Connection(StreamConnection):
         if isinstance(event, RequestReceived):
             self._open(event)
         elif isinstance(event, ConnectionTerminated):  # h2 sends nothing after it
-            self._leave()
+            self._disconnect_all()
         elif isinstance(event, RemoteSettingsChanged):
             self._window_opened(0)
         elif isinstance(event, WindowUpdated):
@@ -138,9 +128,9 @@ class Http2Connection(StreamConnection):
         elif isinstance(event, DataReceived):
             await self._take_data(event)
         elif isinstance(event, StreamEnded | StreamReset | TrailersReceived):
-            found = self._streams.get(event.stream_id or 0)
-            if found is not None:
-                self._handle_end(*found, event)
+            entry = self._streams.get(event.stream_id or 0)
+            if entry is not None:
+                self._handle_end(*entry, event)
 
     def _handle_end(
         self,
@@ -160,30 +150,30 @@ class Http2Connection(StreamConnection):
                 call.refuse(error.status)
 
     async def _take_data(self, event: DataReceived) -> None:
-        found = self._streams.get(event.stream_id or 0)
+        entry = self._streams.get(event.stream_id or 0)
         data, size = event.data or b"", event.flow_controlled_length or 0
-        if found is None:
-            # A body may go on after its response was complete (an early 413). The client is told to
-            # stop, and what is under way is acknowledged, so that its other streams go on.
+        if entry is None:
+            # A body may continue after its response was complete (an early 413). The client is
+            # asked to stop, and data in flight is acknowledged, so that its other streams continue.
             with suppress(ProtocolError):
                 self._h2.acknowledge_received_data(size, event.stream_id or 0)
             self._reset(event.stream_id or 0, ErrorCodes.NO_ERROR)
         else:
-            await found.call.data_received(data, size)
+            await entry.call.data_received(data, size)
 
     def _count_reset(self) -> None:
         self._resets += 1
         if self._resets > _MOST_RESETS and 2 * self._resets > self._requests:
             self._h2.close_connection(ErrorCodes.ENHANCE_YOUR_CALM)
             self._flush()
-            # It also cancels the calls that ignore that their client has left.
+            # It also cancels the calls that ignore the disconnect.
             raise TooManyResets(self._resets)
 
     def _window_opened(self, stream_id: int) -> None:
         if stream_id:
-            found = self._streams.get(stream_id)
-            if found is not None:
-                found.stream.window_opened()
+            entry = self._streams.get(stream_id)
+            if entry is not None:
+                entry.stream.window_opened()
         else:
             for each in self._streams.values():
                 each.stream.window_opened()
@@ -191,7 +181,6 @@ class Http2Connection(StreamConnection):
     # Requests.
 
     def _open(self, event: RequestReceived) -> None:
-        """Begins to answer a request."""
         self._requests += 1
         stream_id = event.stream_id or 0
         if self.shared.is_draining:
@@ -255,7 +244,7 @@ class Http2Connection(StreamConnection):
         if ended is None or self.is_closed:
             return
         if not ended.call.is_complete:
-            ended.call.leave()
+            ended.call.disconnected()
         if self.shared.is_draining and not self._streams:
             self.write(self._farewell())
         self._set_timeout()
@@ -265,12 +254,12 @@ class Http2Connection(StreamConnection):
 
     # Ends.
 
-    def _leave(self) -> None:
-        """Ends the connection, after h2 has said that nothing more can be sent on it."""
+    def _disconnect_all(self) -> None:
+        """Ends the connection, after h2 has reported that nothing more can be sent."""
         self._flush()
         self.finish()
         for call in tuple(self.calls):
-            call.leave()
+            call.disconnected()
 
     @override
     def finish(self) -> None:
@@ -292,13 +281,13 @@ class Http2Connection(StreamConnection):
             if isinstance(call, WebSocketCall):
                 call.input_ended()  # after its messages
             else:
-                call.leave()
+                call.disconnected()
 
     @override
     def client_ended(self) -> None:
         for call in tuple(self.calls):
             if isinstance(call, Http2Call):
-                call.leave()
+                call.disconnected()
         super().client_ended()
 
     @override

@@ -1,8 +1,8 @@
-"""The head of an HTTP/2 request, checked by the parser that checks those of HTTP/1.1.
+"""The head of an HTTP/2 request, checked with the parser for heads of HTTP/1.1.
 
-It is written as a head of HTTP/1.1 and parsed. What the parser reads must be what the client has
-sent. So both protocols refuse the same requests, with the same limits, and no proxy or application
-can read a head of HTTP/2 in another way than this server.
+It is written as a head of HTTP/1.1 and parsed, and the result must equal the fields that the client
+has sent. Both protocols then refuse the same requests, with the same limits, and no proxy or
+application can read a head of HTTP/2 in another way than this server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from hpack import Decoder, HeaderTuple
 from typing_extensions import override
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.server.http1.body import MAX_TRAILERS, check_trailer
 from shoal.server.http1.head import find_end
 
@@ -30,24 +30,20 @@ _OF_HTTP_1: Final = frozenset(
 )
 # A head this many times over the limit ends the connection, since decoding it takes too long.
 _HEADS_REFUSED_IN_WORDS: Final = 8
-# What h2 is given in place of this name. No client can send it: it is compared by its identity.
+# h2 gets this object in place of the name. No client can send it: it is compared with `is`.
 _CONTENT_LENGTH: Final = bytes(bytearray(b"Content-Length"))
 
-# It logs each header, and so its clients' tokens, wherever all loggers are set to DEBUG.
+# It logs each header, including clients' tokens, if all loggers are set to DEBUG.
 _hpack_log: Final = logging.getLogger("hpack")
 if _hpack_log.level == logging.NOTSET:
     _hpack_log.setLevel(logging.INFO)
 
 
 class HeadDecoder(Decoder):
-    """Decodes heads for h2, but hides Content-Length from it.
+    """Decodes heads for h2, but hides Content-Length from it."""
 
-    h2 ends the whole connection for a length that is malformed, or is not that of the body; it has
-    no option for that. Here such a request ends alone.
-
-    Args:
-        longest: How long a head may be, in bytes.
-    """
+    # h2 ends the whole connection for a length that is malformed or differs from the body's; it has
+    # no option for that. Here only the request ends.
 
     def __init__(self, longest: int) -> None:
         super().__init__(_HEADS_REFUSED_IN_WORDS * longest)
@@ -60,21 +56,10 @@ class HeadDecoder(Decoder):
         ]
 
 
-def read_head(parser: HeadParser, given: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Checks the head of a request.
-
-    Args:
-        parser: Parses the heads of this connection; afterwards it describes this one.
-        given: The fields that the client has sent, from a `HeadDecoder`.
-
-    Returns:
-        Whether the request is one to speak WebSocket.
-
-    Raises:
-        BadRequest: The head is malformed or too large.
-    """
+def read_head(parser: HeadParser, sent: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Parses a head; returns whether it asks for a WebSocket. Raises `BadRequest`."""
     try:
-        pseudo, fields = _separated(given)
+        pseudo, fields = _separated(sent)
         target = pseudo.get(b":path", b"")
         is_websocket = _is_websocket(pseudo)
         method = b"GET" if is_websocket else pseudo.get(b":method", b"")
@@ -106,11 +91,11 @@ def check_trailers(trailers: Iterable[tuple[bytes, bytes]]) -> None:
         raise BadRequest(431, "too many trailers")
 
 
-def _separated(given: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], Fields]:
+def _separated(sent: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes], Fields]:
     """Returns the pseudo-headers, and the other fields with the authority as the host."""
     pseudo: dict[bytes, bytes] = {}
     fields: Fields = []
-    for name, value in given:
+    for name, value in sent:
         if name.startswith(b":"):
             if name not in _PSEUDO or name in pseudo or fields:
                 raise BadRequest(400, "an unknown, repeated or late pseudo-header")
@@ -120,7 +105,7 @@ def _separated(given: Iterable[tuple[bytes, bytes]]) -> tuple[dict[bytes, bytes]
         else:
             fields.append((b"content-length" if name is _CONTENT_LENGTH else name, value))
     if pseudo.get(b":scheme") not in (b"http", b"https"):
-        raise BadRequest(400, "another scheme than http or https")
+        raise BadRequest(400, "a scheme other than http or https")
     authority = pseudo.get(b":authority")
     if authority is not None:
         if any(name == b"host" and value != authority for name, value in fields):
@@ -134,7 +119,7 @@ def _is_websocket(pseudo: dict[bytes, bytes]) -> bool:
     if (protocol is not None) != (pseudo.get(b":method") == b"CONNECT"):
         raise BadRequest(400, "CONNECT without a protocol, or a protocol without CONNECT")
     if protocol is not None and protocol.lower() != b"websocket":
-        raise BadRequest(501, "another protocol than websocket")
+        raise BadRequest(501, "a protocol other than websocket")
     return protocol is not None
 
 

@@ -1,4 +1,8 @@
-"""One stream of HTTP/2: what is sent on it, as its client's flow-control windows allow."""
+"""One stream of HTTP/2, which sends data as its client's flow-control windows allow, and its call.
+
+The stream's flow-control window bounds the unread part of a request's body: data is acknowledged
+once the application has received it.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +13,28 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
+from typing_extensions import override
 
-from shoal.server.change import Change
-from shoal.server.sockets.timeouts import time_to_send_s
+from shoal.server.shared import Change
+from shoal.server.sockets.timeouts import BodyTimeout, time_to_send_s
+from shoal.server.streams.call import AppCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from h2.connection import H2Connection
+    from starlette.types import Message
 
-    from shoal.server.streams.call import Fields
+    from shoal.server.streams.call import Fields, Wire
     from shoal.server.streams.connection import StreamConnection
 
-# The size of a frame that every client takes.
+
+# Every client takes frames of this size.
 _FRAME: Final = 2**14
 
 
 class Http2Stream:
-    """One stream, as the `Wire` of its call.
-
-    Invariant: ``_rest`` are the messages, or what is left of them, that were not sent yet; one task
-    at a time sends them, in their order.
-
-    Args:
-        connection: The connection.
-        h2: Its state.
-        stream_id: The number of the stream.
-        ended: Called once, when nothing more is sent on it.
-
-    Attributes:
-        connection: As above.
-    """
+    """One stream, as the `Wire` of its call."""
 
     accepts_with = 200
 
@@ -54,6 +49,7 @@ class Http2Stream:
         self._h2 = h2
         self._id = stream_id
         self._ended = ended
+        # One task at a time sends the unsent messages, in their order.
         self._order = anyio.Lock(fast_acquire=True)
         self._rest: deque[memoryview] = deque()
         self._ends = False
@@ -63,39 +59,34 @@ class Http2Stream:
         self._is_posting = False
 
     def window_opened(self) -> None:
-        """Handles that the client takes more."""
         self._window.signal()
 
     def close(self) -> None:
-        """Handles that nothing more is sent."""
         if not self._is_closed:
             self._is_closed = True
             self._rest.clear()
             self._window.signal()
             self._ended()
 
-    # As a `Wire`.
+    # The methods of a `Wire`.
 
     def head(self, status: int, fields: Fields, *, is_last: bool) -> None:
-        """See `Wire`."""
         if self._is_closed:
             return
         fields = [(b":status", b"%d" % status), *fields]
         if all(name != b"date" for name, _ in fields):
             fields.append((b"date", self.connection.shared.date_now().partition(b": ")[2]))
-        with suppress(ProtocolError):  # the client has reset it, and the event of that comes
+        with suppress(ProtocolError):  # the client has reset it, and the event follows
             self._h2.send_headers(self._id, fields, end_stream=is_last)
         if is_last:
             self._flush()
             self.close()
 
     async def ready(self) -> None:
-        """See `Wire`."""
         if self._rest:
             await self._send_rest()
 
     async def send(self, data: bytes, *, is_last: bool = False) -> None:
-        """See `Wire`."""
         if not self._is_closed:
             self._rest.append(memoryview(data))
             self._ends = self._ends or is_last
@@ -106,19 +97,18 @@ class Http2Stream:
                     self.connection.spawn(self._send_rest)
 
     def post(self, frame: bytes, *, is_last: bool = False) -> None:
-        """See `Wire`."""
         self._posted = frame, is_last
         if not (self._is_posting or self._is_closed):
             self._is_posting = True
             self.connection.spawn(self._send_posted)
 
     def reset(self, *, is_clients_fault: bool = False) -> None:
-        """See `Wire`."""
         self._reset(ErrorCodes.PROTOCOL_ERROR if is_clients_fault else ErrorCodes.INTERNAL_ERROR)
 
     def taken(self, size: int) -> None:
-        """See `Wire`."""
-        if not self.connection.is_closed:  # of a stream that has ended it still opens the others
+        if (
+            not self.connection.is_closed
+        ):  # an ended stream's data still opens the connection's window
             with suppress(ProtocolError):
                 self._h2.acknowledge_received_data(size, self._id)
             self._flush()
@@ -142,14 +132,14 @@ class Http2Stream:
         self._is_posting = False
 
     async def _send_rest(self) -> None:
-        """Sends what is left, or resets the stream of a client that does not take it in time."""
+        """Sends unsent messages; resets the stream if the client does not take them in time."""
         timeout_s = self.connection.shared.send_timeout_s
         async with self._order:
             size = sum(map(len, self._rest))
             with anyio.move_on_after(time_to_send_s(size, timeout_s)) as scope:
                 await self._send_frames()
             if scope.cancelled_caught:
-                self.connection.gave_up()
+                self.connection.request_timed_out()
                 self._reset(ErrorCodes.CANCEL)
 
     async def _send_frames(self) -> None:
@@ -158,7 +148,7 @@ class Http2Stream:
             left = self._rest[0]
             try:
                 window = self._h2.local_flow_control_window(self._id)
-                # A client may shrink its windows, so that they are negative for a while.
+                # A client may shrink its windows, which can make them negative.
                 size = max(0, min(window, self._h2.max_outbound_frame_size, len(left)))
                 if left and not size:
                     self._flush()  # the head
@@ -171,11 +161,11 @@ class Http2Stream:
                 else:
                     has_room = False
                     self._send_frame(left, size)
-            except ProtocolError:  # h2 has ended the stream, and the event of that comes
+            except ProtocolError:  # h2 has ended the stream, and the event follows
                 self.close()
 
     def _send_frame(self, left: memoryview, size: int) -> None:
-        """Sends a part of the first message that is left, or all of it."""
+        """Sends a part of the first unsent message, or all of it."""
         if size < len(left):
             self._rest[0] = left[size:]
         else:
@@ -188,3 +178,85 @@ class Http2Stream:
         self._flush()
         if is_last:
             self.close()
+
+
+# From this size of unread data on, the client may have no room to send.
+_MUCH_UNREAD: Final = 2**15
+
+
+class Http2Call(AppCall):
+    def __init__(self, wire: Wire, method: str, length: int | None, *, has_body: bool) -> None:
+        super().__init__(wire, method, {"type": "http.disconnect"})
+        self._to_come = length  # bytes, if the head has a length
+        self._body = bytearray()
+        self._is_partial = has_body
+        self._gives_body = True
+        self._timeout: BodyTimeout | None = None
+        if has_body:
+            shared = self._shared
+            self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, self._time_out)
+
+    async def data_received(self, data: bytes, size: int) -> None:
+        """Adds a part of the body; `size` is its share of the flow-control window."""
+        self._not_acknowledged += size
+        if self._to_come is not None:
+            self._to_come -= len(data)
+            if self._to_come < 0:
+                self.refuse(400)
+                return
+        self._body += data
+        if self._timeout is not None:
+            self._timeout.received(len(data), is_last=False)
+            if len(self._body) >= _MUCH_UNREAD:
+                self._timeout.pause()
+        self._changed.signal()
+
+    def input_ended(self) -> None:
+        if self._to_come:
+            self.refuse(400)
+            return
+        self._is_partial = False
+        self._end_timeout()
+        self._changed.signal()
+
+    @override
+    def drain(self) -> None:
+        pass  # its response may go on
+
+    @override
+    def disconnected(self) -> None:
+        self._end_timeout()
+        super().disconnected()
+
+    @override
+    def _next_message(self) -> Message | None:
+        if not self._gives_body or (self._is_partial and not self._body):
+            return None
+        body, self._body = bytes(self._body), bytearray()
+        self._gives_body = has_more = self._is_partial
+        self._acknowledge()
+        if self._timeout is not None and len(body) >= _MUCH_UNREAD:
+            self._timeout.resume()
+        return {"type": "http.request", "body": body, "more_body": has_more}
+
+    @override
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._begin(message)
+        elif message["type"] == "http.response.body":
+            await self._send_body(message)
+        else:
+            raise RuntimeError(f"{message['type']!r} is not a message that is allowed here")
+
+    @override
+    def _complete(self) -> None:
+        super()._complete()
+        self._end_timeout()
+
+    def _time_out(self) -> None:
+        self.refuse(408)
+
+    def _end_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.close()
+            self._timeout = None

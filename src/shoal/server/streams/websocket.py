@@ -3,8 +3,8 @@
 Compression is not negotiated: a message of 199 KiB can inflate to 200 MiB before its size is
 checked.
 
-Of what the client sends, few messages wait for the application. What follows them stays in wsproto,
-unread, and is not acknowledged to the wire, so that the client can't send much more.
+Only a few messages of the client wait for the application. Later data stays unread in wsproto and
+is not acknowledged to the wire, so that the client can't send much more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from wsproto.connection import Connection, ConnectionState, ConnectionType
 from wsproto.events import BytesMessage, CloseConnection, Ping, TextMessage
 from wsproto.frame_protocol import CloseReason
 
-from shoal.asgi.bad_request import BadRequest
+from shoal.asgi.guard import BadRequest
 from shoal.asgi.header_check import FRAMING, check_headers
 from shoal.server.log_errors import contained, log_failure
 from shoal.server.streams.call import AppCall, scope_of
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from shoal.server.http1.head import HeadParser
     from shoal.server.streams.call import Wire
 
-# Of the messages that wait for the application.
+# Limits of the messages that wait for the application.
 _MOST_MESSAGES: Final = 16
 _MOST_BYTES: Final = 2**16
+# Frames that are read in one turn: one read may bring 10,000 of them.
 _AT_ONCE: Final = 32
-"""After so many frames the other clients have their turn: one read may bring 10,000 of them."""
 _ACCEPT: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 _OF_THE_SERVER: Final = FRAMING | {
     *(b"content-length", b"sec-websocket-accept", b"sec-websocket-extensions"),
@@ -47,43 +47,34 @@ _OF_THE_SERVER: Final = FRAMING | {
 
 
 def header(parser: HeadParser, name: bytes) -> bytes:
-    """Returns the values of a header, as one list; empty if there is none."""
-    return b",".join(value for given, value in parser.headers if given == name)
+    """Returns the values of a header as one list; empty if there is none."""
+    return b",".join(value for field, value in parser.headers if field == name)
 
 
 def check_handshake(parser: HeadParser) -> None:
-    """Checks a request to speak WebSocket; raises `BadRequest`."""
+    """Checks the version of a WebSocket handshake; raises `BadRequest`."""
     if header(parser, b"sec-websocket-version") != b"13":
-        raise BadRequest(400, "another version of WebSocket than 13")
+        raise BadRequest(400, "a WebSocket version other than 13")
 
 
 class WebSocketCall(AppCall):
-    """One WebSocket.
-
-    Args:
-        wire: Carries its frames.
-        parser: The request.
-        key: The key of the handshake, which the answer to it proves; HTTP/2 has none.
-    """
-
     offered = (*AppCall.offered, "when_draining", "when_received", "send_texts")
 
     def __init__(self, wire: Wire, parser: HeadParser, key: bytes = b"") -> None:
         lost = CloseReason.ABNORMAL_CLOSURE.value
         super().__init__(wire, "GET", {"type": "websocket.disconnect", "code": lost})
-        self._key = key
+        self._key = key  # of the handshake; HTTP/2 has none
         offered = header(parser, b"sec-websocket-protocol").decode("ascii")
         self._subprotocols = [name.strip() for name in offered.split(",") if name.strip()]
-        self._frames: Connection | None = None  # from when it is accepted
+        self._frames: Connection | None = None  # once it is accepted
         self._messages: deque[Message] = deque([{"type": "websocket.connect"}])
-        self._size = 0  # bytes of them
-        self._message: StringIO | BytesIO | None = None  # one that is not all there
+        self._size = 0  # bytes of these messages
+        self._message: StringIO | BytesIO | None = None  # an incomplete message
         self._has_input_ended = False
         self._take: Callable[[Message], bool] | None = None
         self._on_drain: Callable[[], object] | None = None
 
     def scope(self, version: str, parser: HeadParser) -> Scope:
-        """Returns the scope of the call, for a version of HTTP."""
         scope = scope_of("websocket", version, parser, self._wire)
         del scope["method"]
         scope["scheme"] = "wss" if scope["scheme"] == "https" else "ws"
@@ -111,7 +102,7 @@ class WebSocketCall(AppCall):
         return not (self.is_over or self.is_full)
 
     async def data_received(self, data: bytes, size: int) -> None:
-        """Takes what the client has sent; `size` is what that takes of the flow-control window."""
+        """Handles data; `size` is its share of the flow-control window."""
         self._not_acknowledged += size
         frames = self._frames
         if frames is None:
@@ -124,12 +115,12 @@ class WebSocketCall(AppCall):
         await self._read()
 
     async def has_room(self) -> None:
-        """Waits until the application has received enough of the messages."""
+        """Waits until the application has received enough messages."""
         while self.is_full and not self.is_over:
             await self._changed.wait()
 
     def input_ended(self) -> None:
-        """Handles that the client sends no more; the application is told after the messages."""
+        """Handles the client's end, which the application receives after the messages."""
         self._has_input_ended = True
         self._read_on()
 
@@ -137,25 +128,25 @@ class WebSocketCall(AppCall):
     def ping(self) -> bool:
         if self.is_open:
             self._post(Ping())
-        # While it closes, the client's closing frame is the sign of life.
+        # While it closes, the client's closing frame shows that the client is alive.
         return not (self._frames is None or self.is_over or self.is_complete)
 
     @override
     def drain(self) -> None:
-        """Closes it with the reason that the server restarts, or lets the application do so."""
+        """Closes it with code 1012 (service restart), or lets the application close it."""
         if self._on_drain is not None:
             with contained("a callback for the server's end failed"):
                 self._on_drain()
         elif self.is_open:
             self._post(CloseConnection(code=CloseReason.SERVICE_RESTART))
 
-    # What comes from the client.
+    # Messages of the client.
 
     def _read_on(self) -> None:
-        """Handles what is unread, where the connection does not wait for that."""
+        """Handles unread data where the connection does not wait for that."""
         if self._frames is None:
             if self._has_input_ended:
-                self.leave()
+                self.disconnected()
         elif self._read_some():
             self._connection.spawn(self._read)
 
@@ -176,7 +167,7 @@ class WebSocketCall(AppCall):
                 return True
         self._acknowledge()
         if self._has_input_ended:
-            self.leave()
+            self.disconnected()
         return False
 
     def _handle(self, event: Event) -> None:
@@ -197,10 +188,9 @@ class WebSocketCall(AppCall):
             self._closed(reply, int(event.code), event.reason or "")
 
     def _closed(self, reply: bytes, code: int, reason: str) -> None:
-        """Ends it, for this reason."""
         self._disconnect = {"type": "websocket.disconnect", "code": code, "reason": reason}
         self._wire.post(reply, is_last=True)
-        self.leave()
+        self.disconnected()
 
     def _add(self, event: TextMessage | BytesMessage) -> None:
         assert self._frames is not None
@@ -227,7 +217,7 @@ class WebSocketCall(AppCall):
         except Exception as error:
             log_failure(error, "the application failed on a message of a WebSocket")
             self._wire.reset()
-            self.leave()
+            self.disconnected()
             return
         if not is_taken:
             self._messages.append(message)
@@ -246,7 +236,7 @@ class WebSocketCall(AppCall):
             self._read_on()
         return message
 
-    # What the application sends.
+    # Messages of the application.
 
     @override
     async def _send(self, message: Message) -> None:
@@ -271,12 +261,12 @@ class WebSocketCall(AppCall):
             case "close" if self._frames is not None:
                 await self._close(message)
             case _:
-                raise RuntimeError(f"{kind!r} is not a message that can come here")
+                raise RuntimeError(f"{kind!r} is not a message that is allowed here")
 
     def _accept(self, message: Message) -> None:
-        given = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
-        check_headers(given)
-        lower = [(name.lower(), value) for name, value in given]
+        headers = [(bytes(name), bytes(value)) for name, value in message.get("headers", ())]
+        check_headers(headers)
+        lower = [(name.lower(), value) for name, value in headers]
         fields = [field for field in lower if field[0] not in _OF_THE_SERVER]
         if any(name == b"sec-websocket-protocol" for name, _ in fields):
             raise RuntimeError("a subprotocol is given as such, and not as a header")
@@ -331,20 +321,20 @@ class WebSocketCall(AppCall):
         else:
             self._wire.post(b"", is_last=True)
 
-    # What it offers beyond ASGI.
+    # Extensions of ASGI.
 
     def when_draining(self, callback: Callable[[], object] | None) -> None:
-        """Has the application close it itself once the server ends; see `drain`."""
+        """Sets a callback that closes it in place of `drain`."""
         self._on_drain = callback
         if callback is not None and self._shared.is_draining:
             callback()
 
     def when_received(self, take: Callable[[Message], bool] | None) -> None:
-        """Sets what each message is offered to; one that it refuses is queued."""
+        """Sets a function that each message is offered to; it is queued if False."""
         self._take = take
 
     async def send_texts(self, texts: Iterable[bytes]) -> None:
-        """Sends messages at once, each valid UTF-8."""
+        """Sends several messages at once, each valid UTF-8."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         await self._wire.ready()
         if self.is_open and self._frames is not None:

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from shoal.asgi.http_options import FILE_OPTIONS
-from shoal.asgi.security import check_known
+from shoal.asgi.option_checks import check_known
 from shoal.core.options.checks import one_of, whole
 from shoal.core.options.option import Option
 
