@@ -1,4 +1,4 @@
-"""Tasks that run beside a replica and end with it."""
+"""Runs tasks beside a replica that end with it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ if TYPE_CHECKING:
 
 
 class Beside:
-    """Runs functions, each in a task of the caller's, until `end` is called.
-
-    On asyncio, anyio keeps the frames of a cancelled task alive through its error, and these would
-    keep a dead replica alive. So each task ends by a scope of its own, without an error.
-    """
+    """Runs functions, each in the caller's task, until `end` is called."""
 
     def __init__(self) -> None:
+        # Each task ends through a scope of its own, not with an error: on asyncio, anyio keeps the
+        # frames of a cancelled task alive through its error, and these would keep a dead replica
+        # alive.
         self._scopes: list[anyio.CancelScope] = []
         self._is_over = False
 
     async def run(self, function: Callable[..., Awaitable[object]], *args: Any) -> None:
-        """Calls a function, and cancels it at the end."""
         with anyio.CancelScope() as scope:
             self._scopes.append(scope)
             if not self._is_over:

@@ -1,7 +1,7 @@
 """The wait for cancelled work that runs elsewhere and can't be interrupted.
 
-Callers that leave never end a process, because loading a model costs more than their work. So the
-wait has no limit until the operator's time for the batch is up.
+A caller that disconnects never ends a process, since loading a model costs more than the caller's
+work. The wait has no limit until the operator's time limit for the batch has passed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def until_overdue(grace_s: float) -> Generator[anyio.CancelScope]:
-    """Shields the block until the running batch has been overdue for the grace period.
-
-    Args:
-        grace_s: How long the work may keep running then, in seconds.
-    """
+    """Shields the block until the running batch has been overdue for the grace period."""
     waiting = anyio.CancelScope(shield=True)
 
     def limit() -> None:

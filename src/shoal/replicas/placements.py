@@ -1,6 +1,7 @@
 """The placements, which create the replicas of a backend: the one list of Shoal's own.
 
-A config is checked without importing what runs its replicas, which takes long and may need Ray.
+A config is checked without importing the code that runs its replicas: the import takes long, and
+may need Ray.
 """
 
 from __future__ import annotations
@@ -27,17 +28,11 @@ class PlacementKeywords(ProcessKeywords, RayKeywords, total=False):
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a placement that has none."""
+    """The options of a placement without options."""
 
 
 class BuiltIn(NamedTuple):
-    """A placement of Shoal's own.
-
-    Attributes:
-        path: The import path of the class of its replicas.
-        options: The record of its options.
-        takes_open_batches: Whether its replicas take open batches.
-    """
+    """A placement of Shoal's own; `path` is the import path of its replica class."""
 
     path: str
     options: type[NoOptions | ProcessOptions | RayOptions] = NoOptions
@@ -54,12 +49,7 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = {
 
 
 def checked_placement(placement: Any) -> Any:
-    """Checks a placement: a name, a function that makes replicas, or the path of one.
-
-    Raises:
-        TypeError: It is neither text nor a callable.
-        ValueError: It is an unknown name.
-    """
+    """Checks a placement: a known name, an import path, or a callable."""
     if callable(placement):
         return placement
     if not isinstance(placement, str):
@@ -71,7 +61,6 @@ def checked_placement(placement: Any) -> Any:
 
 
 def takes_open_batches(placement: Any) -> bool:
-    """Returns whether the replicas of a placement take open batches."""
     known = BUILT_IN.get(placement) if isinstance(placement, str) else placement
     return bool(getattr(known, "takes_open_batches", False))
 
@@ -79,17 +68,8 @@ def takes_open_batches(placement: Any) -> bool:
 def check_options(
     placement: str | Placement, by_name: Mapping[str, Any], own: Mapping[str, Any]
 ) -> None:
-    """Checks that options have an effect with a placement, as far as it is imported.
-
-    Args:
-        placement: The placement; already checked.
-        by_name: The options of Shoal's placements that are given, and differ from the default.
-        own: The ``placement_options``.
-
-    Raises:
-        TypeError: The placement takes other options.
-        ValueError: An option has no effect, is given twice, or is out of its range.
-    """
+    """Refuses options without effect. A placement given by its path is not imported for this."""
+    # `by_name` has the options of Shoal's placements that differ from their defaults.
     twice = by_name.keys() & own.keys()
     if twice:
         raise ValueError(f"{min(twice)} is given twice, by its name and in placement_options")
@@ -100,7 +80,6 @@ def check_options(
 
 
 def has_effect(placement: str | Placement, name: str) -> bool:
-    """Returns whether an option of Shoal's placements has an effect with a placement."""
     known = BUILT_IN.get(placement) if isinstance(placement, str) else None
     return known is None or name in options_of(known.options)
 
@@ -123,19 +102,7 @@ def _check_effect(placement: str, by_name: Mapping[str, Any], own: Mapping[str, 
 
 
 def placement_of(placement: Any, options: Mapping[str, Any] | None = None) -> Placement:
-    """Returns the placement for a name, an import path, or a callable.
-
-    Args:
-        placement: ``"task"``, ``"thread"``, ``"process"`` or ``"ray"``; or a callable that makes a
-            replica from its blueprint, or the import path of such a callable.
-        options: Its options, to be checked if it has ``Options``.
-
-    Raises:
-        ValueError: It is a string, but neither such a name nor an import path that exists; or an
-            option is out of its range.
-        TypeError: It is not callable, or takes other options.
-        ModuleNotFoundError: Ray is not installed.
-    """
+    """Loads a placement by name or path, and checks `options` against its ``Options``."""
     found = checked_placement(placement)
     if isinstance(found, str):
         found = imported(BUILT_IN[found].path if found in BUILT_IN else found)
@@ -150,7 +117,6 @@ def placement_of(placement: Any, options: Mapping[str, Any] | None = None) -> Pl
 
 
 def placement_name(placement: Any) -> str:
-    """Returns the name of a placement for messages."""
     return placement if isinstance(placement, str) else qualified_name(placement)
 
 

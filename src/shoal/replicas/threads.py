@@ -1,6 +1,6 @@
 """Between threads and the event loop: calls in the loop, and the calls that a thread blocks on.
 
-A thread can't be interrupted, but the calls that it waits for can be cancelled. So when its work is
+A thread can't be interrupted, but the calls that it waits for can be cancelled. When its work is
 cancelled, the calls that it makes for that work end, and the thread continues with an error.
 """
 
@@ -20,15 +20,11 @@ if TYPE_CHECKING:
 
 
 class WorkCancelled(Exception):
-    """Plain code waits for a call, and its own work was cancelled."""
+    """The work that made a blocking call was cancelled."""
 
 
 class InnerCalls:
-    """The calls that one piece of work waits for. Used from its thread and from the event loop.
-
-    Attributes:
-        is_cancelled: Whether the work was cancelled.
-    """
+    """The blocking calls of one piece of work; used from its thread and from the event loop."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -50,7 +46,7 @@ class InnerCalls:
                 self._waiting.discard(give_up)
 
     def cancel(self) -> None:
-        """Cancels the calls that are waited for, and all later ones."""
+        """Cancels current and later calls."""
         with self._lock:
             self.is_cancelled = True
             waiting = tuple(self._waiting)
@@ -69,10 +65,7 @@ class Soon(Protocol):
 
 
 def into_this_loop() -> tuple[str, Soon]:
-    """Returns the name of the caller's event loop, and a function that schedules calls in it.
-
-    That function raises a RuntimeError when the loop is closed.
-    """
+    """Returns the loop's name, and a scheduler that raises RuntimeError when it is closed."""
     native: Any = anyio.lowlevel.current_token().native_token
     if hasattr(native, "run_sync_soon"):
         return "trio", native.run_sync_soon
@@ -80,10 +73,7 @@ def into_this_loop() -> tuple[str, Soon]:
 
 
 def loop_of_caller() -> tuple[str, Soon]:
-    """Returns the name of the caller's event loop, and a function that schedules calls in it.
-
-    Calls are dropped when the loop is closed.
-    """
+    """Returns the loop's name, and a scheduler that drops calls when the loop is closed."""
     name, hand_over = into_this_loop()
 
     def soon(function: Callable[..., object], *args: Any) -> None:
@@ -94,15 +84,7 @@ def loop_of_caller() -> tuple[str, Soon]:
 
 
 def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
-    """Checks that the current thread may block to wait for a client.
-
-    Args:
-        instead: What code in an event loop should write instead.
-        loop_thread_id: The thread of the client's event loop, which must never block.
-
-    Raises:
-        RuntimeError: The thread runs an event loop.
-    """
+    """Raises RuntimeError in a thread that runs an event loop, with the code to write there."""
     is_its_own = threading.get_ident() == loop_thread_id
     if is_its_own or (runs_a_loop() and not hasattr(builtins, "get_ipython")):
         raise RuntimeError(
@@ -111,7 +93,6 @@ def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
 
 
 def runs_a_loop() -> bool:
-    """Returns whether this thread runs an event loop."""
     try:
         anyio.get_current_task()
     except RuntimeError:

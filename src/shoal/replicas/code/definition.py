@@ -31,9 +31,9 @@ C = TypeVar("C", bound="Callable[..., Any]")
 
 
 class OwnPath(str):
-    """An import path that may name only what its module's own package defines.
+    """An import path that may name only objects that its module's own package defines.
 
-    It comes from users who may run a module's code, but not everything that the module imports:
+    It is set by users who may run a module's code, but not everything that the module imports:
     ``from os import system`` in an allowed module must not make ``system`` available.
     """
 
@@ -41,7 +41,6 @@ class OwnPath(str):
 
 
 def qualified_name(function: Any) -> str:
-    """Returns the name of a function, a class or another object for messages."""
     name = getattr(function, "__qualname__", None)
     return name or type(function).__qualname__
 
@@ -56,7 +55,7 @@ class Definition:
         init_args: Positional arguments for a class; a function takes none.
         init_kwargs: Keyword arguments for a class.
         accept_batch: Whether it takes lists; None to use its mark or its annotations.
-        signature: A function of one item, whose signature calls have; None for the code's own.
+        signature: A function of one item with the signature of calls; None for the code's own.
         refusal: Why it must not be loaded; None if it is allowed.
     """
 
@@ -80,15 +79,15 @@ class Definition:
         return qualified_name(self.target)
 
     def instantiated(self, cls: Any) -> Any:
-        """Instantiates a class with its init arguments, and with what it is given."""
+        """Instantiates a class with its init arguments and the handles of its parameters."""
         with loggers_kept_on():
             return cls(*self.init_args, **self.keywords_of(cls))
 
     def keywords_of(self, cls: Any) -> dict[str, Any]:
-        """Returns the keyword arguments of a class: its own, and those that it is given.
+        """Returns the keyword arguments of a class: its own, and the handles it asks for.
 
         Raises:
-            TypeError: See `given_names`.
+            TypeError: The annotation of a handle is wrong.
         """
         given = given_arguments(cls)
         if given and self.init_args:
@@ -101,7 +100,7 @@ class Definition:
 
         Raises:
             TypeError: It is not callable, or a function has init args.
-            ValueError: It is a string, but not an import path.
+            ValueError: It is text, but not an import path.
         """
         if isinstance(self.target, str):
             split_import_path(self.target)
@@ -113,7 +112,7 @@ class Definition:
         """Returns the function, class or object; imports it if necessary.
 
         Raises:
-            ValueError: The import path names nothing that exists.
+            ValueError: No object has that import path.
             TypeError: The target is not callable, or is a function that has init args.
             NotAllowed: It must not be loaded.
             Exception: What the module raised when it was imported.
@@ -138,7 +137,7 @@ class Definition:
         """Checks the function, class or object.
 
         Raises:
-            TypeError: See `load`.
+            TypeError: It is not callable, or is a function that has init args.
         """
         if inspect.isclass(found):
             if "__call__" not in dir(found):
@@ -195,11 +194,7 @@ def _marked(code: C, *, accepts: bool) -> C:
 
 
 def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
-    """Checks the keyword arguments of a class, and returns them as pairs.
-
-    Raises:
-        TypeError: It does not map names to values.
-    """
+    """Checks the keyword arguments of a class, and returns them as pairs."""
     if init_kwargs is None:
         return ()
     if not isinstance(init_kwargs, Mapping):
@@ -211,11 +206,7 @@ def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def split_import_path(path: str) -> tuple[str, str]:
-    """Splits ``"package.module:Name"``; also the old form ``"package.module.Name"``.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Splits ``"package.module:Name"``; also the old form ``"package.module.Name"``."""
     module, colon, name = path.partition(":")
     if not colon:
         module, _, name = path.rpartition(".")
@@ -226,19 +217,12 @@ def split_import_path(path: str) -> tuple[str, str]:
 
 
 def imported(path: str) -> Any:
-    """Returns the object that an import path names.
-
-    Raises:
-        ValueError: It is not an import path, or names nothing that exists; caused by a
-            `ModuleNotFoundError` if the module does not exist.
-        NotAllowed: It is an `OwnPath` that names an object of another package.
-        Exception: What the module raised when it was imported.
-    """
+    """Imports an object; raises nothing but `Exception`s, even for a module's `SystemExit`."""
     return held(imported_unheld, f"the module of {str(path)!r}")(path)
 
 
 def imported_unheld(path: str) -> Any:
-    """As `imported`, but also raises what is no `Exception`, such as a module's `SystemExit`."""
+    """Imports an object; also raises a module's `SystemExit` and the like."""
     module_name, name = split_import_path(path)
     try:
         with loggers_kept_on():
@@ -268,7 +252,7 @@ def imported_unheld(path: str) -> Any:
 
 
 def _searched() -> str:
-    """Returns the directories where modules are looked for that are not installed."""
+    """Returns the directories that are searched for modules that are not installed."""
     installed = (sys.prefix, sys.base_prefix)
     searched = [one or os.getcwd() for one in sys.path if not one.startswith(installed)]
     return ", ".join(one for one in dict.fromkeys(searched) if os.path.isdir(one)) or os.getcwd()

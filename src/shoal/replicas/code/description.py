@@ -25,8 +25,8 @@ class Method:
         signature: The signature of a call with one item, whether or not the code takes lists.
         streams: Whether it returns a stream.
         batched: Whether it takes lists; otherwise it gets one item at a time.
-        gathers: Whether it is async code of one item that forms batches itself, by methods that are
-            decorated with `shoal.batch`. Many calls of it must then run at once.
+        gathers: Whether it is async code of one item that forms batches itself, with methods that
+            `shoal.batch` decorates. Many calls of it must then run at once.
     """
 
     name: str

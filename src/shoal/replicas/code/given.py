@@ -1,10 +1,10 @@
-"""Parameters of a backend's code that are given to it, and are no part of its calls.
+"""Parameters of a backend's code that Shoal fills in with handles of endpoints.
 
-They are handles of endpoints: such a parameter is annotated with a class that is marked to say how
-a handle is made. The endpoint has the parameter's name, or another: ``Annotated[Handle, "old"]``.
+Such a parameter is annotated with a class that `given_by` marks. The endpoint has the parameter's
+name, or another one: ``Annotated[Handle, "old"]``. Callers don't pass these parameters.
 
-A handle is made where the code runs, so that the code can be an import path as well. It is filled
-in as by `functools.partial`, so all that reads the code's parameters leaves it out.
+A handle is made where the code runs, so the code can be an import path as well. It is filled in as
+with `functools.partial`, so functions that read the code's parameters leave it out.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ _MARK: Final = "__shoal_given__"
 
 
 def given_by(make: Callable[[str], Any]) -> Callable[[C], C]:
-    """Marks a class, as a decorator, as the annotation of parameters that are given handles.
-
-    Args:
-        make: Makes the handle of an endpoint of that name; it is called where the code runs.
-    """
+    """Marks a class as the annotation of handles; `make` makes one, where the code runs."""
 
     def mark(cls: C) -> C:
         setattr(cls, _MARK, make)
@@ -39,25 +35,17 @@ def given_by(make: Callable[[str], Any]) -> Callable[[C], C]:
 
 
 def given_names(code: Any) -> dict[str, str]:
-    """Returns the names of the endpoints whose handles code is given, by its parameters.
-
-    Args:
-        code: A function or a class; of a class those of its constructor.
-
-    Raises:
-        TypeError: An annotation gives more than one name, or one that is no text; or that of a
-            function only contains a handle, as ``list[Handle]`` does.
-    """
+    """Maps the handle parameters of a function, or of a class's constructor, to endpoints."""
     return {name: named for name, (named, _) in _given(code).items()}
 
 
 def given_arguments(code: Any) -> Mapping[str, Any]:
-    """Makes the handles that code is given, by its parameters; see `given_names`."""
+    """Makes the handles for the parameters of a function, or of a class's constructor."""
     return {name: make(named) for name, (named, make) in _given(code).items()}
 
 
 def with_given(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function with the handles that it is given filled in."""
+    """Returns a function with its handles filled in."""
     arguments = given_arguments(function)
     return partial(function, **arguments) if arguments else function
 
@@ -76,7 +64,7 @@ def _given(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
         kind = typing.get_args(annotation)[0] if names else annotation
         make = _maker(kind)
         if make is None:
-            if not is_class:  # whose init arguments may be anything that has handles
+            if not is_class:  # init arguments may contain handles in any form
                 _refuse_inner(code, parameter)
             continue
         if len(names) > 1 or not all(isinstance(name, str) for name in names):
@@ -91,12 +79,11 @@ def _given(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
 
 
 def _maker(annotation: Any) -> Callable[[str], Any] | None:
-    """Returns what makes the handle of an annotation; None if it is of no marked class."""
     return vars(annotation).get(_MARK) if inspect.isclass(annotation) else None
 
 
 def _refuse_inner(code: Any, parameter: inspect.Parameter) -> None:
-    """Refuses an annotation with a marked class inside of it, such as ``Handle | None``."""
+    """Refuses an annotation with a marked class inside it, such as ``Handle | None``."""
     inner = [*typing.get_args(parameter.annotation)]
     while inner:
         one = inner.pop()

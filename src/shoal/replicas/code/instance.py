@@ -48,13 +48,12 @@ _NOT_FOR_CALLERS: Final = frozenset({*HOOKS, *_RAYS.values()})
 
 @held
 def is_async(function: Callable[..., Any]) -> bool:
-    """Returns whether a hook must be awaited."""
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
 @held
 def is_async_class(code: Any) -> bool:
-    """Returns whether code is a class with an async handler; its constructor runs in the loop."""
+    """Returns whether a class has an async handler; its constructor runs in the event loop."""
     if not inspect.isclass(code):
         return False
     for name in ("__call__", *_method_names(code)):
@@ -71,21 +70,7 @@ def is_async_class(code: Any) -> bool:
 
 
 class Instance:
-    """A function, or an instance of a class, with its methods and hooks.
-
-    The constructor runs the user's constructor, so it may block.
-
-    Args:
-        definition: The user's code.
-
-    Attributes:
-        description: Its methods and hooks.
-
-    Raises:
-        TypeError: It can't be the code of a backend.
-        ValueError: The import path names nothing.
-        Exception: What the user's code raised.
-    """
+    """A function, or an instance of a class; the constructor runs the user's, so it may block."""
 
     def __init__(self, definition: Definition) -> None:
         loaded = definition.load()
@@ -115,7 +100,6 @@ class Instance:
 
     @held
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """Returns one of `HOOKS`; None if the code has none of that name."""
         if inspect.isroutine(self._target):
             return None
         found = getattr(self._target, name, None)
@@ -143,11 +127,9 @@ def _method_names(cls: Any) -> Iterator[str]:
 
 
 def _is_its_own(cls: Any, name: str) -> bool:
-    """Returns whether a method is defined in the same package as the class.
-
-    A method that is inherited from a library may do anything, such as read a file or a pickle
-    that an argument names. Its author did not mean it to be called by remote callers.
-    """
+    """Returns whether a method is defined in the same package as the class."""
+    # A method that is inherited from a library may do anything, such as read a file or a pickle
+    # that an argument names. Its author did not mean it for remote callers.
     owner = next(base for base in cls.__mro__ if name in vars(base))
     return bool(owner.__module__.partition(".")[0] == cls.__module__.partition(".")[0])
 
@@ -162,7 +144,6 @@ def _forms_batches(target: Any) -> bool:
 
 
 def _own_batchers(target: Any) -> Iterator[Decorated]:
-    """Yields the batched function, or the batched methods of an instance."""
     if isinstance(target, Decorated):
         yield target
         return
@@ -199,10 +180,7 @@ def _awaited(face: Decorated) -> Callable[..., Any]:
 def _adapted(
     name: str, function: Callable[..., Any], definition: Definition
 ) -> tuple[Handler | None, bool]:
-    """Returns a method as a handler, and whether it takes lists.
-
-    The handler is None for a helper: a method other than ``__call__`` that can't be a handler.
-    """
+    """Returns the handler of a method, and whether it takes lists; None for a helper method."""
     if name == "__call__":
         return adapted(function, definition)
     batched_already: Any = function
@@ -220,7 +198,6 @@ def _adapted(
 
 
 def _fill(function: Callable[..., Any]) -> Fill:
-    """Returns whether a handler takes lists or an open batch."""
     annotations = [typing.get_origin(each) or each for each in annotations_of(function)]
     return "open" if annotations == [OpenBatch] else "closed"
 
@@ -228,21 +205,7 @@ def _fill(function: Callable[..., Any]) -> Fill:
 def adapted(
     function: Any, definition: Definition, *, fill: Fill = "closed", streams: bool = False
 ) -> tuple[Handler, bool]:
-    """Returns the handler of a backend's callable, and whether it takes lists.
-
-    Code that is decorated with `shoal.batch` is treated as an async function of one item. What it
-    is given by its annotations is filled in, unless it is so decorated; see `given`.
-
-    Args:
-        function: A function or a callable object; for a class see `call_of`.
-        definition: The definition of the code.
-        fill: When its batches are complete.
-        streams: Whether calls to open batches return streams.
-
-    Raises:
-        TypeError: It can't be the code of a backend, or it is unclear whether it takes lists.
-        ValueError: It does not fit its definition.
-    """
+    """Returns the handler of a backend's callable, and whether it takes lists."""
     cls: Any = type(function)  # pyright: ignore[reportUnknownVariableType]
     code: Any = inspect.getattr_static(cls, "__call__", None)
     face = function.__call__ if isinstance(code, Decorated) else function

@@ -12,11 +12,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def loggers_kept_on() -> Generator[None]:
-    """Switches the loggers on again that the block has switched off.
-
-    `logging.config.dictConfig` and ``fileConfig`` disable each logger that exists and that they do
-    not name, unless they are asked not to. A module of the user does not mean Shoal's.
-    """
+    # `logging.config.dictConfig` and ``fileConfig`` disable each existing logger that they do not
+    # name, by default. A module of the user does not mean Shoal's.
     on = [logger for logger in _own_loggers() if not logger.disabled]
     try:
         yield

@@ -1,7 +1,7 @@
-"""Calls that may hang, such as those of a driver: in a thread that nothing waits for long.
+"""Calls that may hang, such as a driver's, each in a daemon thread of its own.
 
-The worker threads of an event loop won't do: a program waits for these when it exits, and they are
-few. So each call has a daemon thread of its own.
+The worker threads of an event loop are unsuitable: a program waits for them when it exits, and
+their number is limited.
 """
 
 from __future__ import annotations
@@ -20,20 +20,11 @@ T = TypeVar("T")
 
 
 class BoundedCall(Generic[T]):
-    """A call in a thread of its own; the constructor starts it.
-
-    Args:
-        function: What is called.
-        name: The thread's name.
-
-    Attributes:
-        done: Set when it has ended.
-        result: What it returned, once it is done.
-        error: What it raised, once it is done; None if nothing.
-    """
+    """A call in a thread of its own; the constructor starts it."""
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
         self.done = anyio.Event()
+        # These are valid when the call is done.
         self.result: T | None = None
         self.error: Exception | None = None
         self._function = function
@@ -41,7 +32,7 @@ class BoundedCall(Generic[T]):
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     async def wait(self, limit_s: float) -> bool:
-        """Waits for its end, no longer than so many seconds; returns whether it has ended."""
+        """Returns whether the call ended within the limit."""
         with anyio.move_on_after(limit_s):
             await self.done.wait()
         return self.done.is_set()

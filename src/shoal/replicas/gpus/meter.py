@@ -1,4 +1,4 @@
-"""Reads the GPUs when somebody asks, and never keeps anybody waiting for long."""
+"""Reads the GPUs on demand, with a time limit."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ _LIMIT_S: Final = 1.0
 
 
 class GpuMeter:
-    """Reads the GPUs that this program may use.
-
-    Args:
-        open_: Opens NVML; it may block and raise.
-        limit_s: How long one waits for a reading, in seconds.
-    """
+    """Reads the GPUs that this program may use."""
 
     def __init__(self, open_: Callable[[], Nvml] = Nvml, limit_s: float = _LIMIT_S) -> None:
         self._open = open_
@@ -36,12 +31,7 @@ class GpuMeter:
         self._has_hung = False
 
     async def read(self) -> Mapping[str, GpuReading]:
-        """Returns a new reading of each GPU, by its name; none where NVML is missing or hangs.
-
-        While an earlier reading hangs, there is no other one, and nobody waits for it.
-
-        Cancellation: the reading goes on in its thread.
-        """
+        """Returns each GPU by name; nothing where NVML is missing, or an earlier reading hangs."""
         if self._is_missing:
             return {}
         reading = self._reading

@@ -1,7 +1,7 @@
-"""Readings of GPUs by NVML, NVIDIA's library for it. They block, perhaps for ever.
+"""Readings of GPUs with NVML, NVIDIA's library. They block, perhaps forever.
 
-It is there with the driver, and the extra ``gpu`` has the package that calls it. Without either
-there are no readings, and nothing is said: few machines have GPUs.
+The driver installs NVML, and the extra ``gpu`` installs the package that calls it. Without either
+there are no readings and no warning, since few machines have GPUs.
 """
 
 from __future__ import annotations
@@ -19,32 +19,23 @@ _MOST_DEVICES: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReading:
-    """What NVML says of one GPU.
+    """A reading of one GPU; None for values that NVML does not know."""
 
-    Attributes:
-        index: Its number, by the order on the PCI bus.
-        uuid: Its name that no other GPU has.
-        name: Its kind, such as ``"NVIDIA H100 80GB HBM3"``.
-        memory_used: The memory in use, by all programs, in bytes; None if that is not known.
-        memory_total: Its memory in bytes; None if that is not known.
-        utilization: The share of the last moment, up to a second, in which it ran anything, from 0
-            to 1; None if that is not known, as for a part of a GPU (MIG).
-    """
-
+    # In the order of the PCI bus.
     index: int
     uuid: str
+    # Its model, such as "NVIDIA H100 80GB HBM3".
     name: str
+    # In bytes, for all programs together.
     memory_used: int | None = None
     memory_total: int | None = None
+    # The share of the last moment, up to a second, in which it was busy, from 0 to 1; None for a
+    # part of a GPU (MIG).
     utilization: float | None = None
 
 
 def is_there(library: str | None = "libnvidia-ml.so.1") -> bool:
-    """Returns whether there is NVML, and the package that calls it; this does not block.
-
-    Args:
-        library: The file of NVML; None for any.
-    """
+    """Returns whether NVML and its package are installed; does not block."""
     try:
         if not is_installed(_MODULE):
             return False
@@ -55,28 +46,23 @@ def is_there(library: str | None = "libnvidia-ml.so.1") -> bool:
 
 
 class Nvml:
-    """The connection to NVML. The constructor opens it.
-
-    Raises:
-        Exception: NVML is not there, or does not work.
-    """
+    """An open connection to NVML. The constructor raises an error if NVML does not work."""
 
     def __init__(self) -> None:
         self._module: Any = import_module(_MODULE)
         self._module.nvmlInit()
 
     def count(self) -> int:
-        """Returns the number of GPUs."""
         return int(self._module.nvmlDeviceGetCount())
 
     def readings(self) -> tuple[GpuReading, ...]:
-        """Returns a reading of each GPU that answers."""
+        """Leaves out GPUs that do not respond."""
         found: list[GpuReading] = []
         for index in range(min(self.count(), _MOST_DEVICES)):
             try:
                 found.append(self._reading(index))
             except self._module.NVMLError:
-                continue  # it has fallen off the bus
+                continue  # the GPU has fallen off the bus
         return tuple(found)
 
     def _reading(self, index: int) -> GpuReading:
@@ -96,7 +82,7 @@ class Nvml:
     def _asked(self, question: Any, device: Any) -> Any:
         try:
             return question(device)
-        except self._module.NVMLError:  # not all GPUs can tell all
+        except self._module.NVMLError:  # not all GPUs support all readings
             return None
 
 

@@ -1,9 +1,9 @@
-"""Which GPUs there are for this program, by the names that ``CUDA_VISIBLE_DEVICES`` has for them.
+"""The GPUs that this program may use, by their names in ``CUDA_VISIBLE_DEVICES``.
 
-If the program itself has that variable, these are all that it may give to its replicas, named as
-they are there. CUDA reads the list up to the first entry that names nothing, so that ``-1`` ends
-it, and so is it read here. Otherwise they are all GPUs of the machine, by their indices: as many
-as NVML counts, or as the driver shows in ``/proc`` where NVML is missing.
+If the program itself has that variable, its entries are all GPUs that it may assign to replicas.
+Like CUDA, this module reads the list up to the first invalid entry, so ``-1`` ends it. Without the
+variable, it uses all GPUs of the machine, by index: NVML counts them, or else the driver's entries
+in ``/proc``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAME: Final = re.compile(r"\d{1,4}|(GPU|MIG)-[\w/-]{1,120}", re.ASCII)
 
 
 def given_to_us() -> tuple[str, ...] | None:
-    """Returns the GPUs that the environment leaves to this program; None if it does not say."""
+    """Returns the GPUs that the environment lists; None if it does not have the variable."""
     listed = os.environ.get(VISIBLE)
     if listed is None:
         return None
@@ -48,7 +48,7 @@ def given_to_us() -> tuple[str, ...] | None:
 
 
 def counted(of_driver: Path = _OF_DRIVER) -> int:
-    """Returns the number of GPUs of this machine. It may block for as long as NVML does."""
+    """Returns the number of GPUs of this machine; may block for as long as NVML does."""
     if is_there():
         try:
             return Nvml().count()
@@ -58,7 +58,6 @@ def counted(of_driver: Path = _OF_DRIVER) -> int:
 
 
 def counted_without_nvml(of_driver: Path = _OF_DRIVER) -> int:
-    """Returns the number of GPUs that the driver knows of."""
     try:
         return len(os.listdir(of_driver))
     except OSError:
@@ -66,23 +65,20 @@ def counted_without_nvml(of_driver: Path = _OF_DRIVER) -> int:
 
 
 def environment_of(devices: Sequence[str]) -> dict[str, str]:
-    """Returns the environment variables of a process that sees only these GPUs.
-
-    Indices are those of the PCI bus, as NVML counts, unless the environment has an order, or a list
-    of its own. Unless it has a number of threads, the process has one for what it computes on the
-    CPU: PyTorch would take one for each core, and these wait actively for their next work, which
-    is small and rare where a GPU does the rest, on the cores that the server needs.
-    """
+    """Returns the environment variables of a process that sees only these GPUs."""
     found = {VISIBLE: ",".join(devices)}
     if ORDER not in os.environ and VISIBLE not in os.environ:
+        # NVML counts in this order, too.
         found[ORDER] = "PCI_BUS_ID"
     if THREADS not in os.environ:
+        # PyTorch would start a thread for each core. They wait actively for their next work, which
+        # is small and rare where a GPU does the rest, on the cores that the server needs.
         found[THREADS] = "1"
     return found
 
 
 def named(readings: Iterable[GpuReading]) -> dict[str, GpuReading]:
-    """Returns the readings of the GPUs that this program may use, by their names."""
+    """Returns the readings of the GPUs that this program may use, by name."""
     ours = given_to_us()
     if ours is None:
         return {str(one.index): one for one in readings}
@@ -96,5 +92,5 @@ def named(readings: Iterable[GpuReading]) -> dict[str, GpuReading]:
 
 
 def _names(name: str, reading: GpuReading) -> bool:
-    """Returns whether a name means a GPU; a UUID may be cut short."""
+    """Returns whether a name means a GPU; a UUID may be abbreviated."""
     return name == str(reading.index) or (name.startswith("GPU-") and reading.uuid.startswith(name))

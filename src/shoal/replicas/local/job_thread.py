@@ -1,8 +1,8 @@
 """A thread that runs the jobs of a replica, one after the other.
 
-It is one of anyio's worker threads, so that code which it runs can use ``anyio.from_thread``, but
-it stays with the replica: to get a worker thread for each job takes a pass of the event loop before
-the job begins, and the loop may have much to do in that pass.
+It is one of anyio's worker threads, so its code can use ``anyio.from_thread``, but it stays with
+the replica. Getting a worker thread for each job takes one iteration of the event loop before the
+job begins, and that iteration may be long.
 """
 
 from __future__ import annotations
@@ -29,36 +29,26 @@ _MISSING: Final = object()
 
 
 class JobThread:
-    """A thread for jobs."""
-
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Job, Context, Answered] | None] = SimpleQueue()
         self._waiting = anyio.CancelScope(shield=True)
 
     def begin(self, job: Job, context: Context, answered: Answered) -> None:
-        """Runs a job after those that it was given before.
-
-        Args:
-            job: The job.
-            context: Its context, of this loop, which nothing else runs in.
-            answered: Called in the event loop with the job, its value and its error; and likewise
-                with each job that the thread then goes on with by itself.
-        """
+        """Runs a job after earlier ones. Nothing else may run in its context."""
+        # `answered` is called in the event loop with the job, its value and its error, and with
+        # each following job that the thread starts by itself.
         self._queue.put((job, context, answered))
 
     def release(self) -> None:
-        """Lets the thread end after the jobs that it was given."""
+        """Ends the thread after its jobs."""
         self._queue.put(None)
 
     def abandon(self) -> None:
-        """Ends `run` at once; the thread itself ends after the jobs that it was given."""
+        """Ends `run` at once; the thread itself ends after its jobs."""
         self._waiting.cancel()
 
     async def run(self) -> None:
-        """Runs the thread until it was released. If it can't be started, its jobs fail.
-
-        Cancellation: only `abandon` ends the wait for the thread.
-        """
+        """Returns after `release` or `abandon`, not when cancelled. Without a thread, jobs fail."""
         _, soon = loop_of_caller()
         work = partial(self._do_jobs, soon, copy_context())
         try:
@@ -75,7 +65,7 @@ class JobThread:
             self.release()  # its jobs may end after the event loop, which then releases nothing
 
     def _do_jobs(self, soon: Soon, loop_context: Context) -> None:
-        # Callers' contexts say that an event loop runs; restore what this thread's context says.
+        # Callers' contexts say that an event loop runs; restore this thread's own values.
         differences: list[tuple[ContextVar[Any], Any]] = [
             (variable, value)
             for variable, value in copy_context().items()
@@ -83,7 +73,7 @@ class JobThread:
         ]
         while (entry := self._queue.get()) is not None:
             job, context, answered = entry
-            del entry  # else its job would keep all that follow it, with their values
+            del entry  # else its job would keep all following jobs and their values
             for variable, value in differences:
                 context.run(variable.set, value)
             following: Job | None = job

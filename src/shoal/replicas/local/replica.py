@@ -54,13 +54,8 @@ logger: Final = logging.getLogger("shoal.replicas")
 
 
 class LocalReplica(Replica):
-    """A replica in this process.
-
-    Attributes:
-        instance: The instance of the code; set when it is constructed.
-    """
-
     instance: Instance
+    # `instance` is set when the code is constructed.
     _tasks: TaskGroup
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -349,7 +344,6 @@ class LocalReplica(Replica):
             raise
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
-        """Handles the outcome of a job."""
         if error is not None:
             error = self._work.told(error, job.name)
         following = job.following
@@ -406,14 +400,9 @@ async def _instantiated(definition: Definition) -> Instance:
 
 
 def _as_plain(results: Any) -> Any:
-    """Returns results as a list, unless they are already plain or no valid results.
-
-    The batcher must see only plain lists: ``__len__`` and other methods of a user's class may raise
-    anything, and have to run as part of the code that returned the object.
-
-    Raises:
-        BaseException: What the class of the results raised.
-    """
+    """Returns results as a list, unless they are already plain or invalid."""
+    # The batcher must see only plain lists: ``__len__`` and other methods of a user's class may
+    # raise anything, so they have to run as part of the code that returned the object.
     if type(results) in (list, tuple) or advice_on(results) is not None:
         return results
     try:

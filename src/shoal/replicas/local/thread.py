@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 
 class ThreadReplica(LocalReplica):
-    """A replica in one thread of its own; its code must be plain."""
-
     _thread: JobThread | None = None
 
     def _begin(self, job: Job, context: Context) -> None:

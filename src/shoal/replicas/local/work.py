@@ -32,40 +32,27 @@ T = TypeVar("T")
 
 
 class UnderWay:
-    """The work under way: async code in cancel scopes, and plain code as jobs.
+    """Async code in cancel scopes, and plain code as jobs; `kill` ends the replica."""
 
-    Args:
-        identity: The replica's tags.
-        kill: Ends the replica, with a reason.
-
-    Attributes:
-        is_open: Whether work is accepted.
-        end: How the replica ended, for messages; None before.
-        ended: Set when the replica has ended.
-        jobs: The jobs that threads still run; the replica adds and removes them.
-        block: The block in which batchers that the code calls are opened; None before the start.
-        parking: The event loop's way to wait; set before any code runs.
-    """
-
+    # Set before any code runs.
     parking: Parking
 
     def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
         self._kill = kill
         self.is_open = False
+        # How the replica ended, for messages; None before.
         self.end: str | None = None
         self.ended = anyio.Event()
+        # The jobs that threads still run; the replica adds and removes them.
         self.jobs: set[Job] = set()
+        # The block in which batchers that the code calls are opened; None before the start.
         self.block: BatcherBlock | None = None
         self._identity = identity
         self._scopes: set[Scope] = set()
         self._idle: anyio.Event | None = None  # set only while a task waits for it
 
     def check_open(self) -> None:
-        """Raises an error before the replica is ready, and after its end.
-
-        Raises:
-            ReplicaDied: The replica is not ready, or has ended.
-        """
+        """Raises `ReplicaDied` before the replica is ready, and after its end."""
         if not self.is_open:
             raise self.died()
 
@@ -75,11 +62,7 @@ class UnderWay:
         return ReplicaDied(f"{tag} {self.end or 'is not ready'}", replica=tag)
 
     def context_for_thread(self, calls: InnerCalls | None) -> Context:
-        """Returns a copy of the current context, for user code in a thread.
-
-        Args:
-            calls: Holds the calls that the code waits for; None for the current context's.
-        """
+        """Returns a context for user code in a thread; `calls` replaces the current ones."""
         context = copy_context()
         context.run(running_replica.set, self._identity)
         context.run(own_block.set, self.block)
@@ -88,14 +71,7 @@ class UnderWay:
         return context
 
     def told(self, error: BaseException, name: str = HANDLER) -> Exception:
-        """Converts what the code raised to the error that its callers get.
-
-        An exception that would end a process kills the replica, if it is ready.
-
-        Args:
-            error: What was raised.
-            name: The name of the code in errors.
-        """
+        """Converts an error of the code; one that would end a process kills the replica."""
         if isinstance(error, Exception):
             return error
         if self.is_open and ends_the_program(error):
@@ -105,13 +81,7 @@ class UnderWay:
 
     @contextmanager
     def within_scope(self) -> Generator[Scope]:
-        """Runs async code in this block, whole or step by step, in a cancel scope of its own.
-
-        The replica must be open at its start.
-
-        Raises:
-            ReplicaDied: The replica ended while code was in `run`.
-        """
+        """Runs async code, whole or step by step, in a scope that the replica's end cancels."""
         scope = self.parking.new_scope()
         try:
             with scope:
@@ -126,19 +96,7 @@ class UnderWay:
             raise self.died()
 
     async def run(self, code: Awaitable[T], scope: Scope | None = None, name: str = HANDLER) -> T:
-        """Awaits user code with the context variables of this replica.
-
-        Args:
-            code: The code.
-            scope: The scope from `within_scope` to cancel when the replica ends; the replica must
-                be open. None for hooks and clean-up, which that does not cancel.
-            name: The name of the code in errors.
-
-        Raises:
-            ReplicaDied: The code raised what would end a process, so its replica was killed.
-            HandlerFailed: The code raised something other than an `Exception`.
-            Exception: What the code raised.
-        """
+        """Awaits user code; `scope` is cancelled with the replica, None for hooks and clean-up."""
         if scope is not None:
             self._scopes.add(scope)
         replica = running_replica.set(self._identity)
@@ -157,12 +115,7 @@ class UnderWay:
                 self.look_if_idle()
 
     def finish(self, how: str, *, again: bool = False) -> None:
-        """Records the end of the replica, and ends all work.
-
-        Args:
-            how: What happened to the replica, such as ``"was stopped"``.
-            again: Whether to replace an end that was recorded before.
-        """
+        """Ends all work; `how` is, for example, "was stopped". `again` replaces an earlier end."""
         if self.end is not None and not again:
             return
         self.end = how
@@ -173,7 +126,6 @@ class UnderWay:
         self.ended.set()
 
     def give_up_jobs(self) -> None:
-        """Makes all tasks stop waiting for threads."""
         for job in self.jobs:
             job.give_up(self.died())
 
@@ -184,6 +136,5 @@ class UnderWay:
             await self._idle.wait()
 
     def look_if_idle(self) -> None:
-        """Wakes `wait_idle` when nothing runs any more."""
         if self._idle is not None and not self.jobs and not self._scopes:
             self._idle.set()
