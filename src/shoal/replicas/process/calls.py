@@ -47,18 +47,7 @@ _NAMES: Final = {
 
 
 class Conversation:
-    """All calls to one worker.
-
-    Args:
-        worker: The worker.
-        where: The name of the worker in notes on its errors.
-        cancel_grace_s: How long work may keep running once its time is up.
-
-    Attributes:
-        endpoint_calls: Makes the calls of the worker's code to endpoints.
-        at_work: Set when work is under way.
-        is_over: Whether the worker has ended.
-    """
+    """All calls to one worker; `where` names the worker in notes on its errors."""
 
     def __init__(self, worker: Worker, where: str, cancel_grace_s: float) -> None:
         shared_memory = worker.shared_memory
@@ -73,8 +62,9 @@ class Conversation:
 
         self.data = FrameConnection(worker.data, on_invalid_frame=on_invalid_frame)
         self.control = FrameConnection(worker.control, on_invalid_frame=on_invalid_frame)
-        # No method of this object, which would keep itself and the shared memory alive.
+        # A bound method would keep this object and the shared memory alive.
         self.endpoint_calls = EndpointCalls(partial(_send_on, self.control))
+        # Set when work is under way.
         self.at_work = anyio.Event()
         self._worker = worker
         self._where = where
@@ -86,27 +76,15 @@ class Conversation:
             cancel_grace_s,
             lambda: worker.kill("it had closed its connection"),
         )
+        # Whether the worker has ended.
         self.is_over = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is under way."""
         return not self._replies.calls
 
     async def ask(self, kind: Kind, message: Message) -> Any:
-        """Makes a call with one answer.
-
-        A cancelled call notifies the worker and waits for it, unless the call starts the code.
-
-        Args:
-            kind: The kind of the call's frame.
-            message: The content of the frame.
-
-        Raises:
-            TypeError: The answer can't be sent, or can't be unpickled here.
-            ReplicaDied: The worker has died.
-            Exception: The error that the worker answers with.
-        """
+        """Makes a call with one response; only the call that starts the code is not cancelled."""
         call = await self._begin(kind, message)
         try:
             frame = await self._replies.next(call)
@@ -117,7 +95,7 @@ class Conversation:
             await self._leave(call, kind)
 
     async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
-        """Makes a call that is answered by a stream. Raises the same errors as `ask`."""
+        """Makes a call whose response is a stream."""
         call = await self._begin(Kind.STREAM, message)
         taken = 0
         try:
@@ -137,10 +115,7 @@ class Conversation:
             await self._leave(call, Kind.STREAM)
 
     async def ask_beside(self, kind: Kind) -> Any:
-        """Makes a call by the control channel, which does not wait behind work.
-
-        Cancellation: the answer is discarded.
-        """
+        """Makes a call over the control channel, which does not wait behind work."""
         call = self._new_call(reads=False)
         try:
             self.control.send(MessageCodec().frame(kind, call.id))
@@ -158,21 +133,17 @@ class Conversation:
         self.control.close()
 
     def drain(self) -> None:
-        """Tells the worker that its backend is shutting down."""
         self.control.send(MessageCodec().frame(Kind.DRAIN, 0))
 
     def close_worker(self) -> None:
-        """Tells the worker to close its code and to exit."""
         self.data.send(self.codec.frame(Kind.CLOSE, 0))
 
     def handle(self, frame: Frame) -> None:
-        """Handles a frame from the data channel."""
         self.codec.take_back(frame)
         if not self._replies.put(frame):
             self.codec.drop(frame)  # its call has ended
 
     def handle_control(self, frame: Frame) -> None:
-        """Handles a frame from the control channel."""
         if frame.kind in FROM_CODE:
             self.endpoint_calls.handle(frame)
         else:
@@ -215,7 +186,7 @@ class Conversation:
         return call
 
     async def _leave(self, call: PendingCall, kind: Kind) -> None:
-        """Ends a call, after the worker has stopped working on it."""
+        """Ends a call after the worker has stopped working on it."""
         try:
             if not call.is_over and kind is not Kind.START:
                 await self._interrupt(call, kind)
@@ -243,7 +214,7 @@ class Conversation:
                 await self._replies.see_over(call)
 
     async def _opened(self, frame: Frame, name: str) -> Any:
-        """Returns the content of an answer, or raises its error; `name` is that of the code."""
+        """Returns a response's content, or raises its error; `name` is that of the code."""
         places = places_of(frame)
         if places and sum(size for _, size in places) < LEAST_IN_THREAD:
             self.codec.copied(frame, pause=False)

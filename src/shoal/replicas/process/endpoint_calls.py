@@ -1,4 +1,4 @@
-"""The parent's side of the calls that a worker's code makes to endpoints."""
+"""Makes the calls of a worker's code to endpoints, in the parent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CREDIT, Kind.CANCEL})
 
 
 class _Job:
-    """One call under way: its cancel scope, and how many steps its reader has room for."""
+    """One call under way; `credit` is the number of steps that its reader has room for."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -34,11 +34,7 @@ class _Job:
 
 
 class EndpointCalls:
-    """Makes the calls of a worker's code to endpoints, each in a task of its own.
-
-    Args:
-        send: Sends a frame to the worker.
-    """
+    """Makes the calls of a worker's code to endpoints, each in a task of its own."""
 
     def __init__(self, send: Callable[[Kind, int, Message], object]) -> None:
         self._send = send
@@ -47,7 +43,6 @@ class EndpointCalls:
         self._has_some = anyio.Event()
 
     def handle(self, frame: Frame) -> None:
-        """Handles a frame of a kind in `FROM_CODE`."""
         if frame.kind is Kind.CALL_OUT:
             self._jobs[frame.id] = _Job()
             self._asked.append(frame)
@@ -60,11 +55,7 @@ class EndpointCalls:
                 job.scope.cancel()
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
-        """Makes and answers calls until it is cancelled.
-
-        Args:
-            make: Makes a call; None to refuse them.
-        """
+        """Makes and answers calls until it is cancelled; `make` is None to refuse them."""
         async with anyio.create_task_group() as tasks:
             while True:
                 await self._has_some.wait()

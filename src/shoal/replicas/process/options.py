@@ -1,4 +1,4 @@
-"""The options of replicas in processes; to know them takes no import of what runs processes."""
+"""The options of replicas in processes. Importing them does not import the code of processes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ _MOST_GPUS: Final = 1024
 
 
 def environment(name: str, value: Any) -> dict[str, str]:
-    """Checks environment variables, and copies them.
-
-    Raises:
-        TypeError: They are not a mapping of text to text.
-        ValueError: One can't be an environment variable.
-    """
+    """Checks environment variables, and copies them."""
     variables = mapping(name, value, 'env={"OMP_NUM_THREADS": "1"}')
     for key, text in variables.items():
         if not isinstance(key, str) or not isinstance(text, str):
@@ -60,12 +55,7 @@ def _cpus(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def number_of_gpus(name: str, value: Any) -> float:
-    """Checks how many GPUs a replica has: a whole number, or a part of one.
-
-    Raises:
-        TypeError: It is not a number.
-        ValueError: It is neither.
-    """
+    """Accepts a whole number of GPUs, or a part of one."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of GPUs, such as 1 or 0.5, not {value!r}")
     if not (_LEAST_GPUS <= value < 1 or (1 <= value <= _MOST_GPUS and value == int(value))):
@@ -90,30 +80,23 @@ class ProcessKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
-    """The options of ``placement="process"``.
-
-    Attributes:
-        python: The interpreter, such as that of a virtual environment; the current one by default.
-            Shoal must be installed there, without extras.
-        env: Environment variables; they override this process's own.
-        cpu_affinity: The CPUs of each replica: the first one gets the first entry, and after the
-            last entry it starts over. None for no CPU affinity.
-        max_memory_bytes: A process with more resident memory than this is replaced after its
-            current batch. It is killed if that batch takes it beyond twice this limit.
-        shared_memory_bytes: The size of the shared memory for large arrays and bytes, in each
-            direction; 0 for none. Only the used part takes up memory.
-        log_lines: How many of the last lines of a process's output are kept.
-        gpus: How many of the server's GPUs each replica has; with a part of one, so many replicas
-            share it. Its process sees no other ones, by ``CUDA_VISIBLE_DEVICES``, and has
-            ``OMP_NUM_THREADS=1``, unless `env` or the server's own environment has that variable.
-    """
-
+    # The interpreter, such as a virtual environment's; the current one by default. It needs Shoal,
+    # without extras.
     python: str | None = option(None, _interpreter)
     env: Mapping[str, str] = table(environment)
+    # The CPUs of each replica: the first replica gets the first entry. After the last entry it
+    # starts over.
     cpu_affinity: Sequence[Sequence[int]] | None = option(None, _cpus)
+    # A process with more resident memory is replaced after its current batch. It is killed if that
+    # batch takes it beyond twice this limit.
     max_memory_bytes: int | None = option(None, partial(whole, least=1))
+    # For large arrays and bytes, in each direction; 0 for none. Only the used part takes memory.
     shared_memory_bytes: int = option(64 * 2**20, partial(whole, least=0))
+    # The number of last lines of a process's output to store.
     log_lines: int = option(200, partial(whole, least=0))
+    # The number of the server's GPUs for each replica; with a fraction, several replicas share a
+    # GPU. The process sees only these, through ``CUDA_VISIBLE_DEVICES``, and has
+    # ``OMP_NUM_THREADS=1`` unless `env` or the server's own environment sets that.
     gpus: float | None = option(None, number_of_gpus)
 
     def __post_init__(self) -> None:

@@ -20,15 +20,7 @@ _MOST_AT_END: Final = 64
 
 
 class Output:
-    """A pipe that a worker writes to: its stdout or stderr.
-
-    Args:
-        pipe: The read end.
-        log: The logger of the lines, at INFO.
-        tag: The prefix of logged lines.
-        kept: How many lines are stored.
-        beside: An output whose lines are stored together with these.
-    """
+    """The stdout or stderr of a worker. Its lines are stored in `beside`, if that is given."""
 
     def __init__(
         self,
@@ -50,13 +42,12 @@ class Output:
         os.set_blocking(self._fd, False)
 
     async def read(self) -> None:
-        """Reads what is written, until the pipe is closed."""
         while self._is_open:
             await anyio.wait_readable(self._fd)
             self._read_once()
 
     def read_available(self) -> None:
-        """Reads what was already written, without waiting: the worker has ended or not started."""
+        """Reads without waiting, when the worker has ended or not started."""
         for _ in range(_MOST_AT_END):  # a process that outlives the worker may write without end
             if not self._is_open or not self._read_once():
                 break
@@ -65,7 +56,6 @@ class Output:
             self._rest = b""
 
     def last_lines(self) -> str:
-        """Returns the last lines, joined."""
         return "\n".join(self._last)
 
     def _read_once(self) -> bool:

@@ -11,9 +11,9 @@ read by a thread of its own in the worker; it carries cancellation and health ch
 reports the end of the worker to the parent, whatever the worker was doing, and the end of the
 parent to the worker.
 
-Code that is given as an object is pickled by name. For code of the main script the worker runs that
-script again, as a module called ``__mp_main__``. As with `multiprocessing`, a script that starts
-anything must do so under ``if __name__ == "__main__":``.
+Code that is given as an object is pickled by name. If that is in the main script, the worker runs
+the script again, as a module called ``__mp_main__``. As with `multiprocessing`, a script that
+starts anything must do so under ``if __name__ == "__main__":``.
 
 The modules: `worker` (the process), `calls` (the calls to it), the package `wire` (the protocol),
 and the package `child` (the worker's program).
@@ -69,14 +69,6 @@ _MEMORY_PERIOD_S: Final = 0.2
 
 
 class ProcessReplica(Replica):
-    """A replica in a process of its own.
-
-    Attributes:
-        on_call_out: Makes the calls of the replica's code to endpoints. It returns the result, or
-            for a streaming call an async context manager of an async iterator. Set it before
-            `serve`. If it is None, such calls are refused.
-    """
-
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         options = ProcessOptions(**blueprint.placement_options)
@@ -202,12 +194,7 @@ class ProcessReplica(Replica):
         raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
 
     def _start_message(self) -> StartMessage:
-        """Returns the start message of the worker.
-
-        Raises:
-            TypeError: The code can't be sent.
-            RuntimeError: This is a worker that runs its parent's main script.
-        """
+        """Raises an error if the code can't be sent, or this worker runs a main script again."""
         if running_main_again.get():
             raise RuntimeError(
                 "a worker process runs the main script again to find the code in it, and the "

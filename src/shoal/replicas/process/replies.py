@@ -1,8 +1,8 @@
 """The replies of a worker, and their delivery to the tasks that wait for them.
 
 No dedicated task reads the data channel. On asyncio a callback of the event loop reads it, and
-wakes the task whose reply it is. On trio only tasks can wait for a socket. So one of the waiting
-tasks reads it on behalf of all of them; when that one has its reply, the next one takes over. In
+wakes the task whose reply it is. On trio only tasks can wait for a socket, so one of the waiting
+tasks reads it on behalf of all of them. When that one has its reply, the next one takes over. In
 neither case is a reply passed from one task to another, which would be a large part of the cost of
 a small call.
 
@@ -30,48 +30,31 @@ _LAST_FRAMES: Final = frozenset({Kind.RESULT, Kind.ERROR, Kind.END})
 
 
 class PendingCall:
-    """A call, and the frames that were received for it.
-
-    Attributes:
-        id: The call's id; the worker gets calls in the order of their ids.
-        is_over: Whether the worker does no more work for it: its last frame was received, or the
-            worker has died.
-        reads: Whether its replies come by the data channel, so that its task may read that.
-        waiter: What its task waits on, for a frame or for its turn to read; None otherwise.
-        reading: The scope to cancel if a frame arrives while its task reads; None for none.
-    """
+    """A call, and its received frames. The worker gets calls in the order of their ids."""
 
     __slots__ = ("_frames", "id", "is_over", "reading", "reads", "waiter")
 
     def __init__(self, id_: int, *, reads: bool) -> None:
         self.id = id_
+        # The worker does no more work for it: its last frame was received, or the worker died.
         self.is_over = False
+        # Its replies use the data channel, so its task may read that channel.
         self.reads = reads
+        # Its task waits on this for a frame, or for its turn to read.
         self.waiter: Any = None
+        # To be cancelled if a frame arrives while its task reads.
         self.reading: anyio.CancelScope | None = None
         self._frames: deque[Frame] = deque()
 
     def put(self, frame: Frame) -> None:
-        """Adds a frame."""
         self._frames.append(frame)
 
     def pop(self) -> Frame | None:
-        """Removes and returns the first frame; None if there is none."""
         return self._frames.popleft() if self._frames else None
 
 
 class Replies:
-    """The calls that are under way.
-
-    Attributes:
-        calls: The calls by their ids.
-
-    Args:
-        channel: The data channel.
-        take: Called with each frame that is received; it passes replies to `put`.
-        grace_s: How long a worker may live after its channel was closed.
-        on_silence: Called when a worker has lived longer than that.
-    """
+    """The calls under way; `on_silence` ends a worker that outlives its channel by `grace_s`."""
 
     def __init__(
         self,
@@ -82,6 +65,7 @@ class Replies:
     ) -> None:
         self.calls: dict[int, PendingCall] = {}
         self._channel = channel
+        # Called with each received frame; passes replies to `put`.
         self._take: Callable[[Frame], object] = take
         self._grace_s = grace_s
         self._on_silence: Callable[[], object] = on_silence
@@ -111,7 +95,7 @@ class Replies:
         self._take = self._on_silence = _ignore
 
     async def next(self, call: PendingCall) -> Frame | None:
-        """Waits for the next frame of a call, and returns it; None if there are no more."""
+        """Waits for the next frame of a call; None if there are no more."""
         try:
             while (frame := call.pop()) is None and not call.is_over:
                 await self._read_or_wait(call)
@@ -123,8 +107,8 @@ class Replies:
         """Waits until the worker has stopped working on a call."""
         try:
             while not call.is_over:
-                # The end may also come by the control channel while this task reads the data
-                # channel.
+                # The end may also arrive over the control channel while this task reads the
+                # data channel.
                 with anyio.CancelScope() as call.reading:
                     await self._read_or_wait(call)
         finally:
@@ -165,7 +149,7 @@ class Replies:
             call.reading.cancel()
 
     def _closed(self) -> None:
-        """Has the tasks deal with the end of the channel, which the event loop has read to it."""
+        """Makes the tasks handle the end of the channel, after the event loop has read it."""
         self._is_reading = False
         self._pass_on()
 
@@ -180,4 +164,4 @@ class Replies:
 
 
 def _ignore(*_what: object) -> None:
-    """Does nothing."""
+    pass

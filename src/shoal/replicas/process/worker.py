@@ -1,4 +1,4 @@
-"""The process of one replica: it is started, watched, read from and ended here.
+"""Starts, watches, reads and ends the process of one replica.
 
 One task waits for the end of the process, since only one task may wait for a file descriptor. It
 waits until the process *has* ended, even when cancelled; to make that soon, kill the process. The
@@ -37,39 +37,23 @@ _SOCKET_BUFFER: Final = 2**20
 
 
 class Worker:
-    """A worker process; the constructor starts it.
-
-    Attributes:
-        pid: The process id.
-        data: The parent's end of the data channel, for work.
-        control: The parent's end of the control channel, for what must not wait behind work.
-        shared_memory: The memory shared with the process; None for none.
-        stdout: The output on stdout.
-        stderr: The output on stderr.
-        ended: Set when the process has ended and was reaped.
-        exit_code: The exit code; None before the end, and if a signal ended the process.
-        signal: The name of the signal that ended it; None before, and if none did.
-        was_stopped: Whether it was told to end.
-        was_killed: Whether this process killed it.
-
-    Args:
-        identity: The tags of its replica and its backend.
-        options: How it runs.
-
-    Raises:
-        OSError: The process could not be started.
-    """
+    """A worker process; the constructor starts it."""
 
     def __init__(self, identity: Identity, options: ProcessOptions) -> None:
         self._tag = identity.replica
         self._reason: str | None = None
+        # Whether it was asked to end, and whether this process killed it.
         self.was_stopped = self.was_killed = False
+        # Set when the process has ended and was reaped.
         self.ended = anyio.Event()
+        # None before the end, and if a signal ended the process.
         self.exit_code: int | None = None
+        # The name of the signal that ended it; None before, and if none did.
         self.signal: str | None = None
+        # For work. The control channel is for messages that must not wait behind work.
         self.data, data = socket.socketpair()
         for end in (self.data, data):
-            # What does not fit into shared memory is sent through it, in pieces of this size.
+            # Data that does not fit into shared memory is sent through it in pieces of this size.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self.control, control = socket.socketpair()
         held, self._lifeline = os.pipe()
@@ -113,14 +97,7 @@ class Worker:
         self.stderr = Output(self._process.stderr, log, self._tag, kept, beside=self.stdout)
 
     async def watch(self, on_end: Callable[[], object]) -> None:
-        """Waits until the process has ended, and reaps it.
-
-        Args:
-            on_end: Called when it was reaped.
-
-        Cancellation: is delayed until the process has ended; kill it first. An interrupt, or
-        asyncio's own cancellation of the task, kills the process.
-        """
+        """Waits for the end of the process, even when cancelled, and reaps it."""
         try:
             with anyio.CancelScope(shield=True):
                 await wait_ended(self.pid)
@@ -133,11 +110,7 @@ class Worker:
             on_end()
 
     def kill(self, reason: str | None = None) -> None:
-        """Kills the process and its children, unless it has ended. Idempotent.
-
-        Args:
-            reason: The reason, for the errors of its work; the first one is used.
-        """
+        """Kills the process and its children, unless it has ended. The first reason is used."""
         self.was_killed = True
         if self._process.returncode is None:
             self._reason = self._reason or reason
@@ -170,7 +143,6 @@ class Worker:
         )
 
     def how_it_ended(self) -> str:
-        """Returns how the process ended, for messages."""
         if self._reason is not None:
             return f"was killed: {self._reason}"
         if self.was_stopped:
@@ -182,7 +154,6 @@ class Worker:
         return "is ending"
 
     def memory_bytes(self) -> int | None:
-        """Returns its resident memory in bytes; None if it is not known."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -217,11 +188,7 @@ class Worker:
 
 
 async def wait_ended(pid: int) -> None:
-    """Waits until a child process has ended, and does not reap it.
-
-    Args:
-        pid: Its id. Only one task may wait for it.
-    """
+    """Waits until a child process has ended, and does not reap it; for one task only."""
     try:
         pidfd = _pidfd(pid)
     except OSError:

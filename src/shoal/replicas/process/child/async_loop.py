@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class _Call:
-    """A call under way: its cancel scope, and how many steps its reader has room for."""
+    """A call under way; `credit` is the number of steps that its reader has room for."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -53,8 +53,6 @@ class _Call:
 
 
 class AsyncWork:
-    """Runs calls in tasks."""
-
     def __init__(
         self,
         answers: CallAnswers,
@@ -79,7 +77,7 @@ class AsyncWork:
         self._tasks: TaskGroup
 
     async def run(self) -> None:
-        """Runs calls until it is told to close."""
+        """Runs calls until a message closes the worker."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._connection.write)
@@ -91,11 +89,10 @@ class AsyncWork:
             tasks.cancel_scope.cancel()
 
     def send(self, kind: Kind, id_: int, message: Message) -> None:
-        """Sends a frame."""
         self._connection.send(self._answers.codec.frame(kind, id_, message))
 
     def check_health(self, id_: int) -> None:
-        """Starts a call of the code's ``health()``; called in the watchdog's thread."""
+        """Starts a call of the code's ``health()``; runs in the watchdog's thread."""
         health = self._answers.instance.hook("health")
         assert health is not None
         if is_async(health):
@@ -105,7 +102,6 @@ class AsyncWork:
             self._control.check_in_thread(id_, health, self._context)
 
     async def call_hook(self, hook: Callable[..., Any], *args: Any) -> Any:
-        """Calls one of the code's hooks."""
         if is_async(hook):
             name = getattr(hook, "__name__", "a hook")
             return await in_own_context(hook(*args), self._hold_logs[f"{name}() of {self._tag}"])
@@ -194,12 +190,10 @@ class AsyncWork:
                 await self._in_thread(steps.close)
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in a thread, which keeps no reference to it.
-
-        An idle thread may keep its last job and that job's context alive. So the job is an empty
-        box, and the context is one without a batch. Exceptions are returned as values: asyncio
-        drops a coroutine when a GeneratorExit is thrown into it.
-        """
+        """Calls a function in a thread, which keeps no reference to it."""
+        # An idle thread may keep its last job and that job's context alive. The job is therefore an
+        # empty box, and the context is one without a batch. Exceptions are returned as values:
+        # asyncio drops a coroutine when a GeneratorExit is thrown into it.
         box = [Job(function)]
         del function
         answer, error = await anyio.to_thread.run_sync(lambda: box.pop().run(), limiter=UNLIMITED)

@@ -1,8 +1,8 @@
 """In the worker: the watchdog thread, which reads the control channel.
 
-It runs whatever the main thread does. It ends the process when the parent is gone, answers pings,
-passes cancellations on, and starts a thread for a plain ``health()``. It must never wait for user
-code.
+It runs whatever the main thread does. It ends the process when the parent is gone, responds to
+pings, forwards cancellations, and starts a thread for a plain ``health()``. It must never wait for
+user code.
 """
 
 from __future__ import annotations
@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 class Control:
-    """The worker's end of the control channel, for all its threads.
-
-    Attributes:
-        draining: Set when the backend begins to shut down.
-    """
+    """The worker's end of the control channel, for all its threads."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._cancel: Callable[[int], None] = _ignore
@@ -40,24 +36,22 @@ class Control:
         self._sending = threading.Lock()
 
     def cancel_by(self, cancel: Callable[[int], None]) -> None:
-        """Sets what is called with the id of a cancelled call."""
+        """Sets the function that cancels a call, by its id."""
         self._cancel = cancel
 
     def check_health_by(self, check: Callable[[int], None]) -> None:
-        """Sets what is called with the id of a health check, and must call `answer_health`."""
+        """Sets the function that checks health, and must call `answer_health` with the id."""
         self._check_health = check
 
     def answer_by(self, answer: Callable[[Frame], None]) -> None:
-        """Sets what is called with each frame that answers a call of the code to an endpoint."""
+        """Sets the function that gets each response to a call of the code to an endpoint."""
         self._answer = answer
 
     def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
-        """Sends a frame."""
         with self._sending:
             send(self._socket, encoded(kind, id_, message.parts, message.buffers))
 
     def answer_health(self, id_: int, answer: object, error: BaseException | None) -> None:
-        """Sends the outcome of a health check."""
         if error is None and answer is False:
             error = RuntimeError("health() returned False")
         if error is None:
@@ -108,4 +102,4 @@ class Control:
 
 
 def _ignore(_what: object) -> None:
-    """The default of the callbacks: does nothing."""
+    pass

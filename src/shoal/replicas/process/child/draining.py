@@ -1,4 +1,4 @@
-"""In the worker: the flag that tells the code that its backend is shutting down."""
+"""In the worker: the flag that is set when the backend shuts down."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ if TYPE_CHECKING:
 
 
 class ThreadsafeDraining:
-    """A flag that any thread can set and any event loop can wait for; see `shoal.core.batch`."""
+    """A flag that any thread can set and any event loop can wait for."""
 
     def __init__(self) -> None:
         self._is_set = False
         self._tells: set[Callable[[], object]] = set()
 
     def is_set(self) -> bool:
-        """Returns whether the backend is shutting down; from any thread."""
         return self._is_set
 
     def set(self) -> None:
-        """Sets the flag; from any thread."""
         self._is_set = True
         for tell in tuple(self._tells):
             tell()
 
     async def wait(self) -> None:
-        """Waits until the flag is set."""
         came = anyio.Event()
         tell = partial(loop_of_caller()[1], came.set)
         self._tells.add(tell)

@@ -1,11 +1,11 @@
 """In a worker: the calls of its code to endpoints, which only the parent can reach.
 
-A call and its answer use the control channel, because the main thread, which reads the data
-channel, may be the one that waits. So a call can be made from any thread, by plain code and by
-async code, in any kind of event loop.
+A call and its response use the control channel, because the main thread, which reads the data
+channel, may be the thread that waits. A call can thus be made from any thread, from plain code and
+from async code, in any kind of event loop.
 
-`parent_channel` is set before the user's code is loaded. What makes calls, such as a handle, reads
-it once and stores it, since threads that the code starts do not inherit it.
+`parent_channel` is set before the user's code is loaded. Code that makes calls, such as a handle,
+reads it once and stores it, since threads that the code starts do not inherit it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,11 @@ class CancelToken:
             wait.put(None)
 
     def add(self, wait: queue.SimpleQueue[Frame | None]) -> None:
-        """Adds the queue that a blocking call waits on."""
         self._waits.add(wait)
         if self._is_cancelled:
             wait.put(None)
 
     def discard(self, wait: queue.SimpleQueue[Frame | None]) -> None:
-        """Removes the queue of a call that has ended."""
         self._waits.discard(wait)
 
 
@@ -67,22 +65,17 @@ class Carrier(Protocol):
     """Carries the frames of calls between this process and its parent."""
 
     def answer_by(self, answer: Callable[[Frame], None]) -> None:
-        """Sets what is called with each frame from the parent; from any thread."""
+        """Sets the function that gets each frame from the parent; from any thread."""
 
     def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
         """Sends a frame; from any thread."""
 
 
 class ParentChannel:
-    """Makes calls by the control channel.
-
-    All calls raise what the called endpoint raises, and `TypeError` if something can't be sent.
-
-    Attributes:
-        clock_offset: The clock of this process's deadlines, less `time.monotonic`, in seconds.
-    """
+    """Makes calls over the control channel; they raise the endpoint's errors."""
 
     def __init__(self, control: Carrier) -> None:
+        # The clock of this process's deadlines, less `time.monotonic`, in seconds.
         self.clock_offset = 0.0
         self._control = control
         self._ids = count(1)
@@ -91,12 +84,7 @@ class ParentChannel:
         control.answer_by(self._answered)
 
     def call(self, call: CallOut) -> Any:
-        """Makes a call from plain code, and blocks until it is answered.
-
-        Raises:
-            WorkCancelled: The work that this thread does was cancelled.
-            RuntimeError: This thread runs an event loop, which would stand still.
-        """
+        """Blocks until there is a response; raises RuntimeError in an event loop."""
         answers = _BlockingAnswers(self, call)
         try:
             return answers.next()
@@ -104,17 +92,7 @@ class ParentChannel:
             answers.leave()
 
     def call_all(self, calls: Iterable[CallOut], *, return_exceptions: bool) -> list[Any]:
-        """Makes calls from plain code at once, and blocks until all have ended.
-
-        Args:
-            calls: The calls.
-            return_exceptions: Whether errors are returned in the list instead of being raised.
-
-        Raises:
-            WorkCancelled: The work that this thread does was cancelled.
-            RuntimeError: This thread runs an event loop, which would stand still.
-            Exception: The first error in the order of the calls.
-        """
+        """Makes calls at once, and blocks until all have ended."""
         begun: list[_BlockingAnswers | TypeError] = []
         try:
             begun.extend(map(self._begun_or_error, calls))
@@ -131,12 +109,7 @@ class ParentChannel:
             return error
 
     def stream(self, call: CallOut) -> Generator[Any]:
-        """Makes a call from plain code that is answered by a stream; closing it cancels the call.
-
-        Raises:
-            WorkCancelled: The work that this thread does was cancelled.
-            RuntimeError: This thread runs an event loop, which would stand still.
-        """
+        """Blocks for each step; closing the generator cancels the call."""
         answers = _BlockingAnswers(self, call)
         try:
             while not answers.is_over:
@@ -147,10 +120,6 @@ class ParentChannel:
             answers.leave()
 
     async def call_async(self, call: CallOut) -> Any:
-        """Makes a call.
-
-        Cancellation: is passed on to the called endpoint.
-        """
         answers = _Awaiting(self, call)
         try:
             return await answers.next()
@@ -158,10 +127,7 @@ class ParentChannel:
             answers.leave()
 
     async def stream_async(self, call: CallOut) -> AsyncGenerator[Any, None]:
-        """Makes a call that is answered by a stream; closing it cancels the call.
-
-        Cancellation: is passed on to the called endpoint.
-        """
+        """Closing the generator cancels the call."""
         answers = _Awaiting(self, call)
         try:
             while not answers.is_over:
@@ -205,7 +171,7 @@ parent_channel: Final[ContextVar[ParentChannel]] = ContextVar("shoal.parent_chan
 
 
 class _Answers:
-    """The answers of one call; subclasses wait for them."""
+    """The responses to one call; subclasses wait for them."""
 
     def __init__(self, channel: ParentChannel) -> None:
         self._channel = channel

@@ -61,7 +61,7 @@ _OTHER_PROTOCOL: Final = 3
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the worker until it is told to stop or the parent is gone."""
+    """Runs the worker until it is stopped or the parent is gone."""
     protocol, shared_memory_size, *fds = map(int, arguments)
     if protocol != PROTOCOL:
         sys.stderr.write(
@@ -87,11 +87,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def die_with_the_parent(lifeline: int) -> None:
-    """Makes the kernel kill this process and its group when the parent's end is closed.
-
-    Args:
-        lifeline: The read end of the pipe.
-    """
+    """Makes the kernel kill this process and its group when the pipe's other end is closed."""
     if sys.platform == "linux":
         pid = os.getpid()
         leads_its_group = os.getpgrp() == pid
@@ -105,14 +101,6 @@ def die_with_the_parent(lifeline: int) -> None:
 
 
 class Child:
-    """A worker.
-
-    Args:
-        control: The control channel.
-        codec: The codec of messages.
-        sock: The socket of the data channel.
-    """
-
     def __init__(self, control: Control, codec: MessageCodec, sock: socket.socket) -> None:
         self._control = control
         self._codec = codec
@@ -120,7 +108,7 @@ class Child:
         self._reader = FrameReader()
 
     def run(self) -> None:
-        """Loads the code, runs calls until it is told to stop, and closes the code."""
+        """Loads the code, runs calls until it is stopped, and closes the code."""
         frame = receive(self._socket, self._reader)
         if frame is None:
             os._exit(1)  # the parent is gone
@@ -226,11 +214,7 @@ def _is_plain(instance: Instance) -> bool:
 
 
 def _loaded(start_message: StartMessage) -> tuple[Definition, Any]:
-    """Loads the code; returns it and the user config.
-
-    Raises:
-        Exception: What the user's code, or the search for it, raised.
-    """
+    """Loads the code; returns it and the user config."""
     if start_message.sys_path is not None:
         sys.path[:] = start_message.sys_path
     else:
@@ -245,11 +229,9 @@ def _loaded(start_message: StartMessage) -> tuple[Definition, Any]:
 
 
 def _run_main_again(script: MainScript) -> None:
-    """Runs the parent's main script, because the code is defined in it.
-
-    It runs under the name that `multiprocessing` uses, so that ``if __name__ == "__main__":`` skips
-    what only the parent should run.
-    """
+    """Runs the parent's main script, because the code is defined in it."""
+    # This is the name that `multiprocessing` uses, so ``if __name__ == "__main__":`` skips the
+    # parts that only the parent should run.
     main = types.ModuleType("__mp_main__")
     token = running_main_again.set(True)
     try:

@@ -1,11 +1,11 @@
 """In the worker: runs plain code. The main thread reads calls and runs them, one by one.
 
-So the code runs in the main thread, as in a script, and a call needs no switch between threads.
+The code runs in the main thread, as in a script, and a call needs no switch between threads.
 Frames that arrive during a call wait in the channel, or are put aside while a stream waits for its
 reader. The watchdog thread drops a call that is cancelled while it waits, and reports at once that
 its work is over. A call that runs is not interrupted, but a generator is closed at its next step.
 
-Invariant: ids increase in the order of the calls, so that the watchdog knows which have not begun.
+Invariant: ids increase in the order of the calls, so the watchdog knows which have not begun.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 
 class SyncWork:
-    """Runs calls in the thread that reads them."""
-
     def __init__(
         self,
         answers: CallAnswers,
@@ -55,7 +53,7 @@ class SyncWork:
         self._dropped: set[int] = set()
 
     def cancel(self, id_: int) -> None:
-        """Cancels a call; called in the watchdog's thread."""
+        """Cancels a call; runs in the watchdog's thread."""
         with self._lock:
             if id_ < self._begun:
                 return
@@ -67,7 +65,7 @@ class SyncWork:
         self._control.send(Kind.END, id_)
 
     def run(self) -> None:
-        """Runs calls until it is told to close, or the parent is gone."""
+        """Runs calls until a message closes the worker, or the parent is gone."""
         while True:
             frame = self._put_aside.popleft() if self._put_aside else self._receive()
             if frame is None or frame.kind is Kind.CLOSE:
@@ -132,13 +130,13 @@ class SyncWork:
         return Kind.RESULT, packed(None)
 
     def _failed(self, error: BaseException) -> tuple[Kind, Message]:
-        """Returns the answer for what the code raised; raises it if it must end the process."""
+        """Returns the response to an error of the code; raises one that must end the process."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error
         return Kind.ERROR, self._answers.failure(error)
 
     def _wait_for_reader(self, id_: int) -> int:
-        """Waits until a stream's reader takes steps or leaves; returns the number of steps."""
+        """Waits until a stream's reader takes steps or disconnects; returns their number."""
         # A frame of this stream may have been put aside while another stream waited.
         for frame in self._put_aside:
             if frame.id == id_:

@@ -39,31 +39,18 @@ def _dumps(content: object) -> bytes:
 
 
 class ErrorAsData(NamedTuple):
-    """An exception as data, for another process.
-
-    Attributes:
-        pickled: The pickled exception; None if it can't be sent.
-        type_name: The name of its type.
-        text: Its text.
-        traceback: Its traceback, as text.
-        cause: Its cause, or else its context if that is shown.
-        is_raised_from: Whether that is its cause.
-    """
+    """An exception as data, for another process."""
 
     pickled: bytes | None
     type_name: str
     text: str
     traceback: str
+    # Its cause, or else its context if that is shown.
     cause: ErrorAsData | None = None
     is_raised_from: bool = False
 
     def as_exception(self, where: str, name: str = jobs.HANDLER) -> Exception:
-        """Returns the exception, or a `HandlerFailed` in its place.
-
-        Args:
-            where: Where it was raised, for the note.
-            name: The name of the code that raised it, for the message.
-        """
+        """Returns the exception, or a `HandlerFailed` in its place, with a note on `where`."""
         found = self._loaded()
         if found is None:
             found = _failed(name, self.type_name, self.text)
@@ -89,12 +76,6 @@ class ErrorAsData(NamedTuple):
 
 
 def as_data(error: BaseException, dumps: Dumps = _dumps) -> ErrorAsData:
-    """Converts an exception to data.
-
-    Args:
-        error: The exception.
-        dumps: Pickles an object.
-    """
     # The text of its traceback has those of its causes.
     return _chained(error, dumps, _LONGEST_CHAIN)._replace(traceback=_traceback_text(error))
 
@@ -130,11 +111,7 @@ def slots_as_data(results: Any) -> Any:
 
 
 def check_may_leave(results: Any) -> None:
-    """Checks that no result is a response that only the server's process can send.
-
-    Raises:
-        TypeError: One is.
-    """
+    """Raises a TypeError for a response that only the server's process can send."""
     responses: Any = sys.modules.get("starlette.responses")
     if responses is None or type(results) not in (list, tuple):
         return
@@ -148,7 +125,6 @@ def check_may_leave(results: Any) -> None:
 
 
 def slots_as_exceptions(results: Any, where: str) -> Any:
-    """Reverses `slots_as_data`."""
     if not issubclass(type(results), list):
         return results
     slots: list[Any] = results
@@ -162,7 +138,7 @@ def _pickled(error: BaseException, dumps: Dumps) -> bytes | None:
 
 
 def _surviving(form: object, error: BaseException, dumps: Dumps) -> bytes | None:
-    """Returns a form of an error, pickled; None if it does not become that error again."""
+    """Returns a form of an error, pickled; None if unpickling does not return an equal error."""
     try:
         data = dumps(form)
         again = unpickled(data)
@@ -181,7 +157,7 @@ def _are_alike(one: object, other: BaseException, *, deep: bool) -> bool:
 
 
 class _Rebuilt:
-    """The form of an error that is made again without calling its ``__init__``."""
+    """The form of an error that is rebuilt without calling its ``__init__``."""
 
     def __init__(self, error: BaseException, dumps: Dumps) -> None:
         self._error = error
@@ -198,7 +174,7 @@ class _Rebuilt:
 
 
 class _Member:
-    """The form of a member of a group; that of a `HandlerFailed` if it can't be sent."""
+    """The form of a group's member, or a `HandlerFailed` if the member can't be sent."""
 
     def __init__(self, error: BaseException, dumps: Dumps) -> None:
         self._error = error

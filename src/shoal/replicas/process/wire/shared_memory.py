@@ -43,14 +43,7 @@ _HELD_S: Final = 0.001
 
 
 def new_memory(size: int) -> int | None:
-    """Creates the shared memory of both directions.
-
-    Args:
-        size: The size of each direction, in bytes.
-
-    Returns:
-        Its file descriptor; None where the platform has no such memory, or `size` is 0.
-    """
+    """Returns a file descriptor of memory for both directions; None where that is not available."""
     if sys.platform != "linux" or size == 0:
         return None
     try:
@@ -67,12 +60,7 @@ def new_memory(size: int) -> int | None:
 
 
 class SharedMemory:
-    """The shared memory, mapped.
-
-    Attributes:
-        requests: The region that the parent writes.
-        replies: The region that the worker writes.
-    """
+    """Maps the region that the parent writes, and the region that the worker writes."""
 
     def __init__(self, fd: int, size: int) -> None:
         size = _rounded(size)
@@ -82,16 +70,13 @@ class SharedMemory:
 
 
 class Region:
-    """The memory of one direction: one end reserves and writes blocks, the other reads them.
-
-    Attributes:
-        given_back: Reader only: blocks that it no longer uses and has not yet reported.
-    """
+    """The memory of one direction: one end reserves and writes blocks, the other reads them."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         # Writer only: the end of each reserved block, by its start.
         self._reserved: dict[int, int] = {}
+        # Reader only: blocks that it no longer uses and has not yet reported.
         self.given_back: deque[int] = deque()
 
     @property
@@ -100,12 +85,7 @@ class Region:
         return sum(end - start for start, end in self._reserved.items())
 
     def reserve(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Reserves one block for all buffers of these sizes.
-
-        Returns:
-            The place of each buffer, as offset and length, the first at the block's start; empty if
-            there is no room.
-        """
+        """Reserves one block and returns the place of each buffer; empty if there is no room."""
         places: list[tuple[int, int]] = []
         end, before = 0, 0
         for size in sizes:
@@ -130,13 +110,7 @@ class Region:
     def write(
         self, places: Sequence[tuple[int, int]], buffers: Sequence[Sequence[Buffer]], *, pause: bool
     ) -> None:
-        """Copies buffers to their places.
-
-        Args:
-            places: The places.
-            buffers: The parts of each buffer.
-            pause: Whether to let other threads run in between.
-        """
+        """Copies the parts of each buffer to its place; `pause` lets other threads run."""
         copy = _Copy(pause=pause)
         for (offset, _), parts in zip(places, buffers, strict=True):
             for part in parts:
@@ -175,7 +149,6 @@ class Region:
         return [held[offset - start : offset - start + size] for offset, size in places]
 
     def give_back(self, places: Sequence[tuple[int, int]]) -> None:
-        """Gives back the block of these places, which will not be read any more."""
         self.given_back.append(places[0][0])
 
 

@@ -1,11 +1,11 @@
 """Conversion of a description to data and back: signatures, as far as they can be sent.
 
-An annotation that can't be sent or read is left out. So is one whose class is in the code's own
-module, unless that module is already imported here: a process replica exists so that the parent
-does not import the code. Put such classes into a separate module.
+An annotation that can't be sent or read is left out. An annotation whose class is in the code's own
+module is also left out, unless that module is already imported here: a process replica exists so
+that the parent does not import the code. Put such classes into a separate module.
 
-A default is used in the parent and compared in the child, often by ``is``. So a default that would
-not be the same object in the child is not sent; a placeholder is sent instead.
+A default is used in the parent and compared in the child, often with ``is``. A default that would
+not be the same object in the child is therefore replaced with a placeholder.
 """
 
 from __future__ import annotations
@@ -67,11 +67,7 @@ class DescriptionAsData(NamedTuple):
     checks_health: bool
 
     def as_description(self, own_module: str | None) -> Description:
-        """Rebuilds the description.
-
-        Args:
-            own_module: The code's module, which must not be imported for that.
-        """
+        """Rebuilds the description without importing the code's `own_module`."""
         return Description(
             {method.name: _method(method, own_module) for method in self.methods},
             reconfigures=self.reconfigures,
@@ -80,7 +76,6 @@ class DescriptionAsData(NamedTuple):
 
 
 def description_as_data(description: Description) -> DescriptionAsData:
-    """Converts a description to data."""
     return DescriptionAsData(
         [
             MethodAsData(

@@ -1,4 +1,4 @@
-"""The start message of a worker process: its replica's tags, and where its code is."""
+"""The start message of a worker process: its replica's tags, and the location of its code."""
 
 from __future__ import annotations
 
@@ -16,47 +16,31 @@ running_main_again: Final[ContextVar[bool]] = ContextVar("shoal.running_main_aga
 
 
 class MainScript(NamedTuple):
-    """The parent's main script.
-
-    Attributes:
-        is_module: Whether it was started as a module, ``python -m``.
-        found_at: The module's name, or the script's path.
-    """
+    """The parent's main script, as the module of ``python -m`` or as a path."""
 
     is_module: bool
     found_at: str
 
 
 class StartMessage(NamedTuple):
-    """The first message to a worker. It can be unpickled before any user code is imported.
-
-    Attributes:
-        backend: The tag of the backend.
-        replica: The tag of the replica.
-        most_requests: See `Identity`.
-        loop: The kind of event loop to run, if one is needed.
-        sys_path: The module search path; None for the interpreter's own.
-        main: The script to run again before the code is unpickled; None for none.
-        cpus: The CPUs to run on; None for all.
-        code: The pickled definition and user config.
-    """
+    """The first message to a worker; it can be unpickled before user code is imported."""
 
     backend: str
     replica: str
     most_requests: float
     loop: Literal["trio", "asyncio"]
+    # The module search path; None for the interpreter's own.
     sys_path: list[str] | None
+    # The script to run again before the code is unpickled.
     main: MainScript | None
+    # The CPUs to run on; None for all.
     cpus: list[int] | None
+    # The pickled definition and user config.
     code: bytes
 
 
 def pickled_code(definition: Definition, user_config: Any) -> bytes:
-    """Pickles the code and its user config; only the worker may unpickle them.
-
-    Raises:
-        TypeError: It can't be pickled.
-    """
+    """Pickles the code and its user config; only the worker may unpickle them."""
     for what, content in (
         (f"the code {definition.name}", definition.target),
         (f"the init args of {definition.name}", (definition.init_args, definition.init_kwargs)),
@@ -76,11 +60,7 @@ def pickled_code(definition: Definition, user_config: Any) -> bytes:
 
 
 def main_script(code: bytes) -> MainScript | None:
-    """Returns the main script, if the pickled code refers to it; otherwise None.
-
-    Raises:
-        TypeError: The main program is not a script that can be run again.
-    """
+    """Returns the main script if the pickled code refers to it; TypeError if it can't run again."""
     if b"__main__" not in code:
         return None
     main: Any = sys.modules["__main__"]
@@ -97,13 +77,7 @@ def main_script(code: bytes) -> MainScript | None:
 
 
 def why_unsendable(name: str, contents: list[Any], error: Exception) -> TypeError:
-    """Returns the error for items or results that can't be sent between processes.
-
-    Args:
-        name: The name of one of them; ``{nth}`` stands for its number.
-        contents: The items or results.
-        error: What pickling all of them raised.
-    """
+    """Returns the error for the first item that can't be pickled; ``{nth}`` is its number."""
     for nth, content in enumerate(contents):
         try:
             pickle.dumps(content, 5)
