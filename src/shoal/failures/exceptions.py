@@ -2,7 +2,7 @@
 
 A handler raises one exception, and many callers catch it. If they shared the object, each would add
 its traceback to it, and one caller's ``raise ... from`` or ``add_note`` would show up in another's
-log. So each caller gets an object of the same type, with the original as its cause.
+log. Each caller therefore gets an object of the same type, with the original as its cause.
 """
 
 from __future__ import annotations
@@ -29,16 +29,10 @@ if TYPE_CHECKING:
 
 @holds_ctrl_c
 def own_copy(error: BaseException, name: str = "the handler") -> Exception:
-    """Returns a copy of an error for one caller.
+    """Returns a copy of an error for one caller, with the error as its cause.
 
-    Args:
-        error: What the handler raised, or returned in a result position.
-        name: A description of the code that raised the error, for messages.
-
-    Returns:
-        An exception of the same type, arguments and attributes, with `error` as its cause. It is a
-        `HandlerFailed` with that cause if the type can't be copied, or if `error` is no
-        `Exception`: one that is not expected could end the caller's program.
+    It is a `HandlerFailed` if the type can't be copied, or if the error is not an `Exception`: an
+    unexpected one could end the caller's program.
     """
     with suppress(BaseException):  # user code may raise anything
         if isinstance(error, Exception):
@@ -67,10 +61,8 @@ def ends_the_program(error: BaseException) -> bool:
 
 
 def is_of_a_signal(error: BaseException) -> bool:
-    """Returns whether a signal handler of the program raised an error that ends the program.
-
-    Such an error can be raised in any code of the main thread, and is no bug of that code.
-    """
+    """Returns whether a signal handler of the program raised an error that ends the program."""
+    # Such an error can be raised in any code of the main thread, and is no bug of that code.
     if threading.current_thread() is not threading.main_thread() or not ends_the_program(error):
         return False
     handlers = map(signal.getsignal, signal.valid_signals())
@@ -150,7 +142,6 @@ def _copied(error: Exception) -> Exception:
 
 
 def slots_of(cls: type) -> Iterable[str]:
-    """Yields the names of a class's slots."""
     for base in cls.__mro__:
         slots: Any = base.__dict__.get("__slots__", ())
         yield from (slots,) if isinstance(slots, str) else slots

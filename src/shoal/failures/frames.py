@@ -21,11 +21,7 @@ _CALLERS: Final = frozenset(
 
 
 def users_part(whole: TracebackType | None) -> TracebackType | None:
-    """Returns the part of a traceback from the first frame of the user's code on.
-
-    Returns:
-        The part; None if only Shoal's code, and the code that runs it, has frames.
-    """
+    """Returns a traceback from the first frame of the user's code on; None without such frames."""
     while whole is not None:
         frame = whole.tb_frame
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -36,14 +32,12 @@ def users_part(whole: TracebackType | None) -> TracebackType | None:
 
 
 def failure_text(error: BaseException) -> str:
-    """Returns an exception as text: the user's frames, the exception, and its notes.
-
-    The line of the exception is left out where the last note quotes it. A group of one exception is
-    that exception; what is said of another group comes last.
-    """
+    """Returns an exception as text: the user's frames, the exception, and its notes."""
     error = alone(error)
     part = users_part(error.__traceback__)
     lines = "".join(traceback.format_exception(type(error), error, part)).splitlines()
+    # The line of the exception is left out where the last note quotes it. The notes of a group come
+    # last.
     last = lines[-1]
     quoted = {line for line in lines[:-1] if line and last.endswith(f": {line}")}
     if _members(error):
@@ -52,7 +46,7 @@ def failure_text(error: BaseException) -> str:
 
 
 def alone(error: BaseException) -> BaseException:
-    """Returns the exception in a group of one, as a task group raises it; others as they are."""
+    """Returns the exception in a group of one, as a task group raises it; others unchanged."""
     members = _members(error)
     return alone(members[0]) if len(members) == 1 else error
 
@@ -64,5 +58,5 @@ def _members(error: object) -> tuple[BaseException, ...]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns the class and the message of an exception in one line."""
+    """Returns the class and the message of an exception."""
     return " ".join("".join(traceback.format_exception_only(type(error), error)[:1]).split())

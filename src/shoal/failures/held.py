@@ -19,12 +19,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def held(function: F, name: str = "the code") -> F:
-    """Wraps a plain function so that it raises nothing but `Exception`s.
-
-    Args:
-        function: The function.
-        name: A description of it, for messages.
-    """
+    """Wraps a plain function so that it raises only `Exception`s."""
 
     @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:

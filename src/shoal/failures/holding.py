@@ -1,4 +1,4 @@
-"""A block that limits user code in a task to raising `Exception`s; see `held`."""
+"""A block that limits user code in a task to raising `Exception`s."""
 
 from __future__ import annotations
 
@@ -16,18 +16,9 @@ def _of_the_code(error: BaseException) -> Exception:
 
 
 class holding:  # noqa: N801 - used as a function
-    """Runs user code in a block, so that it raises only `Exception`s.
+    """Runs user code in a block, so that it raises only `Exception`s. Cancellation propagates.
 
-    The function that uses it, which a task runs, must be marked with `holds_ctrl_c`.
-
-    Args:
-        told: Converts another exception that the code raised to an `Exception`.
-
-    Raises:
-        HandlerFailed: The code raised something that is no `Exception`; or what `told` returned.
-        Exception: What the code raised.
-
-    Cancellation: propagates.
+    The task's function must be marked with `holds_ctrl_c`. `told` converts other exceptions.
     """
 
     __slots__ = ("_told",)

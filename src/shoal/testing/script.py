@@ -1,8 +1,8 @@
 """The state that a test and a scripted handler share: one record for each batch, and its waits.
 
 A missing answer must not make a test hang, so every wait ends after `patience_s` with an
-`AssertionError` that tells what it waited for. In virtual time this is immediate if nothing else
-can happen.
+`AssertionError` that describes the wait. In virtual time this is immediate if nothing else can
+happen.
 """
 
 from __future__ import annotations
@@ -23,13 +23,7 @@ B = TypeVar("B")
 
 
 class Script:
-    """The test's answers for one batch, until the handler uses them.
-
-    Attributes:
-        items: What the handler was given.
-        batch: The batch that the handler was called with.
-        is_over: Whether the handler has ended in any way; set by the handler.
-    """
+    """The test's answers for one batch, until the handler uses them; the handler sets `is_over`."""
 
     def __init__(self, items: Sequence[Any], patience_s: float) -> None:
         self.items = items
@@ -43,11 +37,7 @@ class Script:
         self._was_waited_for = False  # it has ended otherwise, while callers waited
 
     def say(self, what: Any, *, last: bool) -> None:
-        """Adds an answer, which the handler will use next; `last` if the handler ends with it.
-
-        Raises:
-            AssertionError: The handler has ended, or the last answer was given before.
-        """
+        """Adds an answer, which the handler will use next; `last` if the handler ends with it."""
         if self._is_complete:
             raise AssertionError(f"{self!r} was answered before")
         if self.is_over:
@@ -82,7 +72,7 @@ class Script:
             raise AssertionError(f"the test did not answer {self!r} within {self._patience_s} s")
 
     def was_cancelled(self) -> bool:
-        """Returns whether the handler ended without the test's answer; marks the test as aware."""
+        """Returns whether the handler ended without an answer; the test then knows."""
         cancelled = self.is_over and not self._is_played
         if cancelled:
             self._was_waited_for = False
@@ -97,12 +87,7 @@ class Script:
 
 
 class Arrivals(Generic[B]):
-    """The batches of one scripted handler, and the test's wait for the next one.
-
-    Attributes:
-        batches: All batches, in order.
-        scripts: The script of each batch.
-    """
+    """The batches of one scripted handler, and the test's wait for the next one."""
 
     def __init__(self, patience_s: float) -> None:
         self.batches: list[B] = []
@@ -112,7 +97,6 @@ class Arrivals(Generic[B]):
         self._arrival: anyio.Event | None = None
 
     def add(self, batch: B, script: Script) -> None:
-        """Records a call of the handler."""
         self.batches.append(batch)
         self.scripts.append(script)
         if self._arrival is not None:
@@ -124,11 +108,6 @@ class Arrivals(Generic[B]):
         return self.scripts[self._taken :]
 
     async def next(self) -> B:
-        """Waits for the next batch.
-
-        Raises:
-            AssertionError: None arrived in time.
-        """
         await anyio.lowlevel.checkpoint()
         with anyio.move_on_after(self._patience_s) as patience:
             while not self.untaken():

@@ -1,8 +1,8 @@
 """Scripted handlers: handlers whose batches are answered by a test.
 
-A test of code that batches needs to see which requests form a batch, decide when and how it is
-answered, and check what the callers get. These two handlers serve all such tests. The test takes
-each batch from the handler, and the handler waits until the test has answered it.
+A test of code that batches checks which requests form a batch, decides when and how it is answered,
+and checks the results of the callers. Two handlers serve all such tests. The test takes each batch
+from the handler, and the handler waits until the test has answered it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ScriptedBatch(_Scripted[T], Generic[T, R]):
     """A batch that waits for the test to answer it.
 
     Attributes:
-        items: What the handler was given.
+        items: The items of the batch.
         requests: The requests of the items, with their metadata and deadlines.
         reason: Why the batch was dispatched.
     """
@@ -77,7 +77,7 @@ class ScriptedSteps(_Scripted[T], Generic[T, R]):
     """A batch of streams that waits for the test to make its steps.
 
     Attributes:
-        items: What the handler was given.
+        items: The items of the batch.
         requests: The requests of the items, with their metadata and deadlines.
         reason: Why the batch was dispatched.
         made: The number of steps that the handler has made.
@@ -88,8 +88,8 @@ class ScriptedSteps(_Scripted[T], Generic[T, R]):
     def step(self, slots: Results[Slot[R]]) -> None:
         """Makes the handler yield once.
 
-        Steps are made in order, each when the batcher asks for it, so not while a slow reader holds
-        the batch back.
+        Steps are made in order, each when the batcher asks for it. It does not ask while a slow
+        reader delays the batch.
 
         Args:
             slots: One for each item, in order: the stream's next item, `shoal.END`, `shoal.SKIP`,
@@ -161,8 +161,8 @@ class ScriptedHandler(_ScriptedHandler[ScriptedBatch[T, R]], Generic[T, R]):
     or had no waiting callers left.
 
     Args:
-        patience_s: The time limit in seconds, after which a wait raises `AssertionError`: that of
-            the test for a batch, and that of a batch for its answer.
+        patience_s: How long the test waits for a batch, and a batch for its answer, in seconds.
+            Longer waits raise `AssertionError`.
     """
 
     async def __call__(self, items: list[T], /) -> Results[R]:
@@ -183,8 +183,8 @@ class ScriptedStreams(_ScriptedHandler[ScriptedSteps[T, R]], Generic[T, R]):
     had no readers left.
 
     Args:
-        patience_s: The time limit in seconds, after which a wait raises `AssertionError`: that of
-            the test for a batch, and that of a batch for its next step.
+        patience_s: How long the test waits for a batch, and a batch for its next step, in seconds.
+            Longer waits raise `AssertionError`.
     """
 
     async def __call__(self, items: list[T], /) -> AsyncIterator[Results[R]]:

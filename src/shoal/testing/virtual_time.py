@@ -55,12 +55,7 @@ class _JumpingSelector:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop whose time jumps to the next timer whenever every task waits.
-
-    Attributes:
-        virtual_now: The loop's time, in seconds.
-        turns: The number of iterations of the loop.
-    """
+    """An asyncio loop whose time jumps to the next timer whenever every task waits."""
 
     _selector: Any
 
@@ -71,7 +66,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._selector = _JumpingSelector(self._selector, self)
 
     def time(self) -> float:
-        """Returns the loop's time, in seconds."""
         return self.virtual_now
 
 
@@ -110,7 +104,7 @@ def run_virtually(
         backend: ``"trio"`` or ``"asyncio"``.
 
     Returns:
-        What the function returned.
+        The function's result.
     """
     name, options = virtual_backend(backend)
     return anyio.run(function, *args, backend=name, backend_options=options)

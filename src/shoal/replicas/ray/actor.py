@@ -2,16 +2,16 @@
 
 The actor is a threaded one. Ray calls its methods in threads of its own, which also run plain code.
 Async code runs in an event loop in one more thread. The loop is of the same kind as the caller's,
-so code that is written for trio finds trio. The alternative, an asyncio actor, takes a quarter more
-time for a call, and has only asyncio.
+so code that is written for trio finds trio. The alternative, an asyncio actor, takes 25% more time
+for a call, and has only asyncio.
 
 Its methods are in three concurrency groups with their own threads, so that none can starve another:
 the connection to the replica (`CONTROL`), the code's hooks (`HOOKS`), and the work. Ray can't
-cancel what runs in an actor's thread, so `ReplicaActor.cancel` is a method of the first group.
+cancel calls that run in an actor's thread, so `ReplicaActor.cancel` is a method of the first group.
 
-What the code raises is returned as data: Ray wraps errors, and some don't survive that. What would
-end a process is returned as an `Ending`: Ray handles such exceptions differently in each thread,
-and never reports what was raised.
+Errors of the code are returned as data: Ray wraps errors, and some don't survive that. An error
+that would end a process is returned as an `Ending`: Ray handles such exceptions differently in
+each thread, and never reports them.
 """
 
 from __future__ import annotations
@@ -73,22 +73,13 @@ Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
 
 
 class Ending(NamedTuple):
-    """An answer that says that the replica must end.
-
-    Attributes:
-        how: What happened to it, such as ``"was killed: its code raised SystemExit(3)"``.
-    """
+    """A response that says that the replica must end, and how it ended."""
 
     how: str
 
 
 class ReplicaActor:
-    """A replica's code, in the process of a Ray actor.
-
-    Args:
-        identity: The tags of the backend and the replica.
-        loop: The kind of event loop for its async code, ``"trio"`` or ``"asyncio"``.
-    """
+    """A replica's code, in the process of a Ray actor; `loop` is the kind of its event loop."""
 
     def __init__(self, identity: tuple[str, str], loop: str) -> None:
         self._identity = Identity(*identity)
@@ -121,7 +112,7 @@ class ReplicaActor:
         threading.Event().wait()
 
     def ending(self) -> Ending:
-        """Returns when a batched function of the code has raised what would end a process."""
+        """Returns when a batched function of the code has raised an error that ends processes."""
         return self._end.result()
 
     def sent(self) -> list[Sent]:
@@ -129,7 +120,7 @@ class ReplicaActor:
         return self._carrier.sent()
 
     def answered(self, frames: list[Sent]) -> None:
-        """Takes the frames of answers to the code's calls."""
+        """Takes the frames of responses to the code's calls."""
         self._carrier.answered(frames)
 
     def begin(
@@ -202,7 +193,6 @@ class ReplicaActor:
         self._portal.start_task_soon(work.cancel_scope_if_cancelled)
 
     def reconfigure(self, user_config: Any) -> Answer:
-        """Gives the code a new user config."""
         try:
             with self._code_context():
                 self._reconfigure(user_config)
@@ -219,7 +209,6 @@ class ReplicaActor:
             return None, _told(error)
 
     def close(self) -> Answer:
-        """Calls the code's ``close()``."""
         try:
             with self._code_context():
                 self._call_hook("close")
@@ -249,7 +238,6 @@ class ReplicaActor:
 
     @asynccontextmanager
     async def _open_batchers(self) -> AsyncGenerator[None]:
-        """Opens the code's batched functions and methods for this block."""
         async with BatcherBlock(told=self._told_in_batch):
             yield
 
@@ -265,7 +253,7 @@ class ReplicaActor:
     def _code_context(
         self, load: Load | None = None, work: AsyncActorWork | None = None
     ) -> Generator[None]:
-        """Sets what is current for code in this block, and how it calls out."""
+        """Sets the context variables for code in this block."""
         replica_token = running_replica.set(self._identity)
         channel_token = parent_channel.set(self._channel)
         work_token = None if work is None else current_cancel_token.set(work.cancel_token)
@@ -300,18 +288,12 @@ class ReplicaActor:
 
 
 class _Method:
-    """A method of the code, with what is needed to call it."""
-
     def __init__(self, handler: Handler, defaults: Defaults) -> None:
         self.handler = handler
         self.defaults = defaults
 
     def slots_of(self, items: list[Any], results: Any) -> Any:
-        """Returns what it returned or yielded for a batch as `slots_as_data`.
-
-        Raises:
-            WrongResultType: They are not one result for each item.
-        """
+        """Checks the results of a batch, and converts the exceptions among them to data."""
         if results is not None:  # as work that was cancelled returns
             is_step = self.handler.streams
             check_results(self.handler.name, len(items), results, is_step=is_step)
@@ -330,7 +312,7 @@ async def _awaited(awaitable: Any) -> Any:
 
 
 def _told(error: BaseException) -> ErrorAsData | Ending:
-    """Converts what the code raised, after it was ready, to an answer."""
+    """Converts an error of the code, after it was ready, to a response."""
     error = _of_the_code(error)
     return _ending(error) if ends_the_program(error) else _sendable(error)
 

@@ -26,29 +26,17 @@ _AHEAD: Final = 2
 
 
 class Pump:
-    """The steps of one of Ray's generators, fetched by a thread.
-
-    Everything but the fetching happens in the event loop.
-
-    Args:
-        references: Ray's generator.
-        get: Returns the value of a reference.
-        soon: Schedules a call in the event loop.
-        name: The name of the thread.
-
-    Attributes:
-        steps: The fetched steps that were not taken yet.
-        ended: Set when there are no more steps.
-        error: The error that ended the generator; None if it ended normally.
-        change: Set when one of these changes; then replaced by a new event.
-    """
+    """The steps of one of Ray's generators. Only the fetching happens in a thread."""
 
     def __init__(
         self, references: Iterator[Any], get: Callable[[Any], Any], soon: Soon, name: str
     ) -> None:
+        # Fetched, and not taken yet.
         self.steps: deque[Any] = deque()
         self.ended = anyio.Event()
+        # The error that ended the generator; None if it ended normally.
         self.error: Exception | None = None
+        # Set when one of these changes, and then replaced with a new event.
         self.change = anyio.Event()
         self._references = references
         self._get = get

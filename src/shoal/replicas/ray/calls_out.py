@@ -1,10 +1,10 @@
 """The calls of an actor's code to endpoints, which only the program's process can reach.
 
-They are made as those of a worker process are, and their frames are the same. An actor can't send
-by itself, so there is always a call of the actor under way that is answered once its code has sent
-something. Answers go by calls of the actor as well, one after the other, so that they can't
-overtake each other; what comes up meanwhile is sent together. A generator was rejected: a thread
-would wait in it all the time, and Ray crashes when the program leaves it while one does.
+They are made like those of a worker process, with the same frames. An actor can't send by itself,
+so there is always a call of the actor under way that returns once its code has sent frames.
+Responses are sent with calls of the actor as well, one after the other, so that they can't overtake
+each other; responses that accumulate are sent together. A generator was rejected: a thread would
+wait in it all the time, and Ray crashes when the program ends the generator during such a wait.
 """
 
 from __future__ import annotations
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
 
 
 class CallsOut:
-    """The program's end: it makes the calls of the code of one actor.
-
-    Args:
-        link: The connection to the actor.
-    """
+    """Makes the calls of the code of one actor, in the program."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -39,13 +35,7 @@ class CallsOut:
         self._has_some = anyio.Event()
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
-        """Makes and answers calls until the actor has died.
-
-        Args:
-            make: Makes a call; None to refuse them.
-
-        Cancellation: cancels the calls that are under way.
-        """
+        """Makes and answers calls until the actor has died; `make` is None to refuse them."""
         calls = EndpointCalls(self._send)
         try:
             async with anyio.create_task_group() as tasks:

@@ -13,14 +13,7 @@ if TYPE_CHECKING:
 
 
 class Sent(NamedTuple):
-    """A frame as Ray carries it.
-
-    Attributes:
-        kind: Its kind.
-        id: The number of its call.
-        body: The pickled content.
-        buffers: The buffers of the pickle, which may be written to.
-    """
+    """A frame as Ray carries it; code may write to the buffers."""
 
     kind: int
     id: int
@@ -29,11 +22,9 @@ class Sent(NamedTuple):
 
     @classmethod
     def of(cls, kind: Kind, id_: int, message: Message) -> Sent:
-        """Makes it of a message."""
         return cls(int(kind), id_, b"".join(message.parts), tuple(map(bytearray, message.buffers)))
 
     def frame(self) -> Frame:
-        """Returns the frame."""
         return Frame(Kind(self.kind), self.id, self.body, None, [*self.buffers], ())
 
 
@@ -45,21 +36,20 @@ class ActorCarrier:
         self._frames: queue.SimpleQueue[Sent] = queue.SimpleQueue()
 
     def answer_by(self, answer: Callable[[Frame], None]) -> None:
-        """Sets what is called with each frame from the program."""
+        """Sets the function that gets each frame from the program."""
         self._answer = answer
 
     def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
-        """Sends a frame."""
         self._frames.put(Sent.of(kind, id_, message))
 
     def sent(self) -> list[Sent]:
-        """Waits until something is sent, and returns all that is there."""
+        """Waits until something is sent, and returns all available frames."""
         frames = [self._frames.get()]
         while not self._frames.empty():
             frames.append(self._frames.get())
         return frames
 
     def answered(self, frames: list[Sent]) -> None:
-        """Hands on frames from the program."""
+        """Forwards frames from the program."""
         for one in frames:
             self._answer(one.frame())

@@ -1,7 +1,7 @@
 """The connection of a replica to its actor: the calls under way, and the end of the actor.
 
-Ray fails the calls of a dead actor one by one, and not before it is certain of the death. So every
-wait ends with the answer or with the end of the link, whichever comes first.
+Ray fails the calls of a dead actor one by one, and not before it is certain of the death. Every
+wait therefore ends with the response or with the end of the link, whichever happens first.
 """
 
 from __future__ import annotations
@@ -32,19 +32,10 @@ _STEPS_AHEAD: Final = 4
 
 
 class Link:
-    """The connection of a replica to its actor.
-
-    Args:
-        tag: The replica's tag.
-        cancel_grace_s: How long a cancelled call may keep running once its batch is overdue, before
-            the actor is killed.
-        on_end: Called when the link has ended.
-
-    Attributes:
-        end: How the link ended, for messages, and Ray's error, if any; None while it is open.
-    """
+    """The connection of a replica to its actor."""
 
     def __init__(self, tag: str, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
+        # How the link ended, for messages, and Ray's error, if any.
         self.end: tuple[str, BaseException | None] | None = None
         self._on_end = on_end
         self._tag = tag
@@ -56,11 +47,7 @@ class Link:
         self._waiting: set[anyio.Event] = set()
 
     async def attach(self, actor: Any, soon: Soon) -> None:
-        """Connects to an actor, and waits until Ray has placed it and it answers.
-
-        Raises:
-            ReplicaDied: The actor could not be created.
-        """
+        """Connects to an actor, and waits until Ray has placed it and it responds."""
         self._actor, self._soon = actor, soon
         lifeline = actor.lifeline.options(concurrency_group=CONTROL).remote().future()
         lifeline.add_done_callback(partial(soon, self._has_gone))
@@ -69,14 +56,7 @@ class Link:
         await self._result(actor.ping.options(concurrency_group=CONTROL).remote())
 
     async def ask(self, name: str, *args: Any, group: str | None = None) -> Any:
-        """Calls a method of the actor, and returns its result.
-
-        Raises:
-            ReplicaDied: The actor died first.
-            Exception: What the code raised.
-
-        Cancellation: the actor keeps running the call.
-        """
+        """Calls a method of the actor; if this is cancelled, the actor keeps running the call."""
         method = getattr(self._actor, name)
         if group is not None:
             method = method.options(concurrency_group=group)
@@ -85,7 +65,6 @@ class Link:
         return self._taken(await self._result(reference))
 
     async def run(self, method: str, load: Any) -> Any:
-        """Runs a unary method of the code; see `Replica.run`."""
         call = next(self._calls)
         with self._sending(load):
             future: Future[Answer] = self._actor.run.remote(call, method, load).future()
@@ -98,7 +77,6 @@ class Link:
         return self._taken(self._value(future))
 
     async def steps(self, method: str, load: Any) -> AsyncGenerator[Any, None]:
-        """Runs a generator method of the code; see `Replica.run_stream`."""
         assert self._soon is not None
         call = next(self._calls)
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": _STEPS_AHEAD}
@@ -114,13 +92,7 @@ class Link:
                 await self._cancel(call, pump.ended)
 
     async def sent(self) -> list[Sent]:
-        """Waits until the code has sent frames, and returns them, in their order.
-
-        Raises:
-            ReplicaDied: The actor has died.
-
-        Cancellation: the frames may be lost.
-        """
+        """Waits until the code has sent frames; on cancellation, they may be lost."""
         method = self._actor.sent.options(concurrency_group=CONTROL)
         with self._sending(None):
             reference = method.remote()
@@ -128,23 +100,14 @@ class Link:
         return frames
 
     async def answer(self, frames: list[Sent]) -> None:
-        """Sends frames to the code, and waits until they have come.
-
-        Raises:
-            ReplicaDied: The actor has died.
-        """
+        """Sends frames to the code, and waits until the actor has received them."""
         method = self._actor.answered.options(concurrency_group=CONTROL)
         with self._sending(None):
             reference = method.remote(frames)
         await self._result(reference)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:
-        """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent.
-
-        Args:
-            how: What happened to the replica, such as ``"was stopped"``.
-            cause: Ray's error, if any.
-        """
+        """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent."""
         if self.end is not None:
             return
         # The traceback's frames would keep this object and the actor's objects alive.
@@ -155,13 +118,9 @@ class Link:
         self._kill()
 
     async def wait_gone(self) -> None:
-        """Waits until the actor is gone, at most for the grace period.
-
-        Until then it holds its node's resources, which the next actor may need.
-
-        Cancellation: does not shorten the wait.
-        """
+        """Waits until the actor is gone, at most for the grace period, even when cancelled."""
         if self._actor is not None:
+            # The actor holds resources of its node, which the next actor may need.
             self._kill()  # the link may have ended before the actor existed
             with anyio.move_on_after(self._grace_s, shield=True):
                 await self._is_gone.wait()
@@ -201,14 +160,12 @@ class Link:
             self._waiting.discard(event)
 
     def _when_done(self, future: Future[Any]) -> anyio.Event:
-        """Returns an event that is set when a future is done."""
         assert self._soon is not None
         done, soon = anyio.Event(), self._soon
         future.add_done_callback(lambda _: soon(done.set))
         return done
 
     def _value(self, future: Future[Any]) -> Any:
-        """Returns the value of a future after the wait for it."""
         if not future.done():
             raise self.died()
         try:
@@ -217,7 +174,7 @@ class Link:
             self._raise(error)
 
     def _taken(self, answer: Answer) -> Any:
-        """Returns what the code returned, or raises what it raised."""
+        """Returns the code's result, or raises its error."""
         value, error = answer
         if error is None:
             return value
@@ -227,7 +184,7 @@ class Link:
         raise error.as_exception(self._tag)
 
     async def _cancel(self, call: int, done: anyio.Event) -> None:
-        """Cancels a call in the actor, and waits for its end; see `until_overdue`."""
+        """Cancels a call in the actor, and waits for its end."""
         if self.end is not None:
             return
         self._actor.cancel.options(concurrency_group=CONTROL).remote(call)
@@ -239,12 +196,7 @@ class Link:
 
     @contextmanager
     def _sending(self, content: Any) -> Generator[None]:
-        """Converts the errors of a call to the actor in this block.
-
-        Raises:
-            TypeError: The arguments can't be sent.
-            ReplicaDied: The program has disconnected from Ray, or Ray does not know the actor.
-        """
+        """Converts the errors of a call to the actor in this block."""
         if not ray.is_initialized():  # a call would end the whole process in older versions of Ray
             self.finish("was lost: the program has disconnected from Ray")
             raise self.died()

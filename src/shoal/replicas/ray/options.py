@@ -1,4 +1,4 @@
-"""The options of replicas in Ray actors; to know them takes no Ray."""
+"""The options of replicas in Ray actors. Importing them does not import Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.replicas.process.options import environment, number_of_gpus
 
 
 class RayKeywords(TypedDict, total=False):
-    """The keywords of `RayOptions`, but for those that processes have too."""
+    """The keywords of `RayOptions`, except those that processes have too."""
 
     ray_options: Mapping[str, Any]
     place_timeout_s: float | None
@@ -21,20 +21,13 @@ class RayKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """The options of ``placement="ray"``.
-
-    Attributes:
-        env: Environment variables of the actor; they override this process's own.
-        ray_options: The Ray options of the actor: ``num_cpus``, ``num_gpus``, ``resources``,
-            ``runtime_env``, ``scheduling_strategy`` and so on.
-        gpus: How many GPUs each replica has, or which part of one: Ray's ``num_gpus``.
-        place_timeout_s: How long Ray may take to find a place for an actor, as while the cluster
-            adds a node; None for no limit. ``start_timeout_s`` begins after that.
-    """
-
     env: Mapping[str, str] = table(environment)
+    # The Ray options of the actor, such as ``num_cpus`` and ``resources``.
     ray_options: Mapping[str, Any] = table(partial(named_values, example="num_gpus"))
+    # Ray's ``num_gpus``: how many GPUs each replica has, or which fraction of one.
     gpus: float | None = option(None, number_of_gpus)
+    # How long Ray may take to place an actor, for example while the cluster adds a node; None for
+    # no limit. ``start_timeout_s`` begins after that.
     place_timeout_s: float | None = option(600.0, more_than_0, may_be_none=True)
 
     def __post_init__(self) -> None:

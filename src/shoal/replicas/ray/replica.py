@@ -58,12 +58,6 @@ _ROOM_S: Final = 2.0
 
 
 class RayReplica(Replica):
-    """A replica in a Ray actor.
-
-    Args:
-        blueprint: The specification of the replica.
-    """
-
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._link = Link(self.tag, blueprint.options.cancel_grace_s, self._leave)
@@ -132,14 +126,7 @@ class RayReplica(Replica):
             raise RuntimeError(f"health() of {self.tag} returned False")
 
     async def _start(self, tasks: TaskGroup) -> Description:
-        """Creates the actor, which starts the code.
-
-        Args:
-            tasks: Where the calls of its code to endpoints are made.
-
-        Raises:
-            ReplicaNotStarted: See `Replica.serve`.
-        """
+        """Creates the actor, which starts the code; calls of its code run in `tasks`."""
         cause: BaseException | None = None
         try:
             with self._starting:
@@ -201,7 +188,7 @@ class RayReplica(Replica):
             logger.warning("%s waits: %s%s", self.tag, self._doing, room)
 
     async def _room(self) -> str:
-        """Returns what the cluster has free, for messages."""
+        """Returns the cluster's free resources, for messages."""
         free: str | None = None
         with anyio.move_on_after(_ROOM_S):
             free = await anyio.to_thread.run_sync(free_resources, abandon_on_cancel=True)
@@ -216,7 +203,6 @@ class RayReplica(Replica):
             logger.exception("%s: close() failed", self.tag)
 
     async def _packed(self, items: list[Any]) -> Any:
-        """Returns the load with which the actor runs a method."""
         self._check_ready()
         batch = running_batch.get(None)
         data = None if batch is None else batch_as_data(batch, anyio.current_time())
@@ -225,7 +211,6 @@ class RayReplica(Replica):
         return load
 
     def _leave(self) -> None:
-        """Ends the wait in `serve`."""
         self._to_end.set()
         self._starting.cancel()
 

@@ -1,11 +1,11 @@
 """Checks that a batch policy keeps the promises of `BatchPolicy`.
 
-The policy's methods are called as a batcher calls them, in random order. Its decisions are its own
+The check calls the policy's methods as a batcher does, in random order. Its decisions are its own
 choice; the check is that no request is lost, returned twice, or left waiting because the slot is
 never woken.
 
-So a worker slot is simulated, too. After `Wait` the slot sleeps, and only the condition that the
-policy named wakes it. Meanwhile extra calls of `decide` find out whether it should have been woken.
+A worker slot is therefore simulated, too. After `Wait` the slot sleeps, and only the condition that
+the policy named wakes it. Extra calls of `decide` find out whether it should have been woken.
 
 Random programs find cases that nobody thought of, and a seed reproduces each one. The first
 programs are the shortest, so that the reported one is short.
@@ -78,7 +78,6 @@ class _Trial:
         self._looks = 0
 
     def run(self) -> None:
-        """Runs the program until all requests have been served."""
         self._look()
         steps = {
             self._arrive: 8,
@@ -121,7 +120,6 @@ class _Trial:
             self._policy.remove(self._random.choice(list(self._policy.queue)))
 
     def _let_some_join(self) -> None:
-        """Takes requests into an open batch."""
         self._has_happened = True
         self._policy.take_within(self._random.randint(1, 5))
 
@@ -140,7 +138,7 @@ class _Trial:
             self._go_on(decision)
 
     def _look(self) -> None:
-        """Lets a slot that is free decide."""
+        """Lets a free slot decide."""
         self._looks += 1
         self._go_on(self._policy.decide(self._now, None))
 
@@ -158,7 +156,7 @@ class _Trial:
             self._has_happened = False
 
     def _check_sleeping_slot(self, asleep: Wait) -> None:
-        """Checks that a slot that was not woken need not have been."""
+        """Checks that a sleeping slot did not need to be woken."""
         decision = self._policy.decide(self._now, None)
         if isinstance(decision, Dispatch) or time_of(decision) < time_of(asleep):
             raise self._policy.broken(f"{WOKEN}, but the last one was told {asleep}")

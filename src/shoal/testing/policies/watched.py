@@ -32,15 +32,7 @@ _STEPS_SHOWN: Final = 50
 
 
 class WatchedPolicy:
-    """A policy whose calls are checked and recorded.
-
-    Args:
-        policy: The policy.
-        seed: The seed of the program, for the report.
-
-    Attributes:
-        queue: The waiting requests, and their names in the report.
-    """
+    """A policy whose calls are checked and recorded; `queue` has the names of requests."""
 
     def __init__(self, policy: BatchPolicy, seed: int) -> None:
         self.queue: dict[Request, str] = {}
@@ -60,13 +52,11 @@ class WatchedPolicy:
         return bool(is_told)
 
     def remove(self, request: Request) -> None:
-        """Removes a request from the queue."""
         request.state = State.CANCELLED
         self._call(f"remove({self.queue.pop(request)})", self._policy.remove, request)
         self._compare()
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        """Calls `decide`, and checks its result."""
         what = f"decide({now}, pressure={pressure and pressure.reason})"
         if pressure is not None and pressure.request is not None:
             what += f" for {self._name(pressure.request)}"
@@ -85,7 +75,6 @@ class WatchedPolicy:
         return decision
 
     def take(self, dispatch: Dispatch) -> Sequence[Request]:
-        """Takes the batch that was decided."""
         self._before = self._waiting()
         taken: list[Request] = self._call("take", self._policy.take, dispatch)
         if not 1 <= len(taken) <= dispatch.size:
@@ -94,14 +83,13 @@ class WatchedPolicy:
         return taken
 
     def take_within(self, room: float) -> None:
-        """Takes requests that may join an open batch."""
         taken: list[Request] = self._call(f"take_within({room})", self._policy.take_within, room)
         self._hand_out(taken)
         if sum(request.cost for request in taken) > room:
             raise self.broken(ROOM)
 
     def put_back(self, taken: Sequence[Request], departed: set[Request]) -> None:
-        """Puts back the requests that were taken last, except those whose callers have left."""
+        """Puts back the requests of the last `take`, except the `departed` ones."""
         for request in departed:
             request.state = State.CANCELLED
         stay = [request for request in taken if request not in departed]
@@ -113,7 +101,7 @@ class WatchedPolicy:
             raise self.broken(PLACES)
 
     def broken(self, promise: str) -> AssertionError:
-        """Makes the error that names the broken promise and the steps to reproduce it."""
+        """Returns the error with the broken promise and the steps to reproduce it."""
         steps = self._steps[-_STEPS_SHOWN:]
         if len(steps) < len(self._steps):
             steps.insert(0, f"... {len(self._steps) - len(steps)} steps before")
@@ -164,5 +152,4 @@ class WatchedPolicy:
 
 
 def time_of(wait: Wait) -> float:
-    """Returns the time that a `Wait` names; infinity for none."""
     return math.inf if wait.until is None else wait.until

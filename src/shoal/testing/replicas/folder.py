@@ -11,23 +11,15 @@ _LOOK_EVERY_S = 0.005
 
 
 class Folder:
-    """A communication channel between test code and its check.
-
-    Args:
-        path: An empty folder.
-    """
-
     def __init__(self, path: str) -> None:
         self.path = path
         self._diary = Path(path, "diary")
 
     def note(self, line: str) -> None:
-        """Records an event, as one line."""
         with self._diary.open("a", encoding="utf-8") as diary:
             diary.write(f"{line}\n")
 
     def notes(self) -> list[str]:
-        """Returns the recorded events."""
         if not self._diary.exists():
             return []
         return self._diary.read_text(encoding="utf-8").splitlines()
@@ -44,11 +36,9 @@ class Folder:
         )
 
     def wait(self, name: str) -> None:
-        """Waits until `let_go` is called with the name."""
         while not self.may_go(name):
             time.sleep(_LOOK_EVERY_S)
 
     async def wait_async(self, name: str) -> None:
-        """Waits as `wait` does, without blocking the event loop."""
         while not self.may_go(name):  # noqa: ASYNC110 - it may be in another process
             await anyio.sleep(_LOOK_EVERY_S)

@@ -65,7 +65,6 @@ async def start(stage: Stage, played: Played) -> None:
 
 
 async def arguments(stage: Stage, played: Played) -> None:
-    """Checks the arguments and the user config that the code is started with."""
     stage.promise = ARGUMENTS
     greeting, config, *_ = (await played.run("state", [1]))[0]
     stage.expect(greeting == "hello", f"greeting='hello' came as {greeting!r}")
@@ -74,7 +73,6 @@ async def arguments(stage: Stage, played: Played) -> None:
 
 
 async def import_path(stage: Stage) -> None:
-    """Checks code that is given by its import path."""
     name = "double" if stage.kind == "plain" else "double_async"
     stage.promise = IMPORTED
     async with stage.playing(Definition(f"{_MODULE}:{name}")) as played:
@@ -87,7 +85,6 @@ async def import_path(stage: Stage) -> None:
 
 
 async def not_ready(stage: Stage) -> None:
-    """Checks calls before the replica is ready."""
     stage.promise = NOT_READY
     played = Played(stage.make(stage.code("wait")))
     got = await outcome(played.run("__call__", [1]))
@@ -108,7 +105,6 @@ async def not_ready(stage: Stage) -> None:
 
 
 async def starts_that_fail(stage: Stage) -> None:
-    """Checks starts that fail."""
     stage.promise = NOT_STARTED
     for definition, user_config, why in [
         (stage.code("raise"), None, "constructor"),
@@ -122,14 +118,12 @@ async def starts_that_fail(stage: Stage) -> None:
 
 
 async def start_in_time(stage: Stage) -> None:
-    """Checks a start that takes too long."""
     stage.promise = IN_TIME
     error = await stage.failed_start(stage.code("wait"), start_timeout_s=0.1)
     stage.expect(isinstance(error, ReplicaNotStarted), f"serve ended with {error!r}")
 
 
 async def reconfigure(stage: Stage, played: Played) -> None:
-    """Checks new user configs."""
     stage.promise = RECONFIGURED
     await played.replica.reconfigure("second")
     config = (await played.run("state", [1]))[0][1]
@@ -141,7 +135,6 @@ async def reconfigure(stage: Stage, played: Played) -> None:
 
 
 async def health(stage: Stage, played: Played) -> None:
-    """Checks health checks."""
     async with anyio.create_task_group() as tasks:
         stage.promise = HEALTH
         for config, is_well in [("well", True), ("ill", False), ("false", False), ("well", True)]:
@@ -170,7 +163,6 @@ async def health(stage: Stage, played: Played) -> None:
 
 
 async def stop(stage: Stage) -> None:
-    """Checks the end after `stop`."""
     async with stage.playing() as played:
         stage.promise = STOPPED
         played.replica.stop()
@@ -185,7 +177,6 @@ async def stop(stage: Stage) -> None:
 
 
 async def kill(stage: Stage) -> None:
-    """Checks the end after `kill`, during a call and during a stream."""
     for method in ("hold", "hold_step"):
         async with stage.playing() as played, anyio.create_task_group() as tasks:
             stage.promise = KILLED
@@ -206,7 +197,6 @@ async def kill(stage: Stage) -> None:
 
 
 async def cancelled(stage: Stage) -> None:
-    """Checks the end after `serve` was cancelled."""
     async with stage.playing() as played, anyio.create_task_group() as tasks:
         stage.promise = CANCELLED
         call = Call(stage, played.run("hold", ["a"]))
@@ -234,7 +224,6 @@ async def _raises_no_exception(stage: Stage, function: Callable[[], None]) -> No
 
 
 async def no_exceptions(stage: Stage) -> None:
-    """Checks code that raises exceptions that would end a program, or its event loop."""
     for function in (raise_panic, raise_system_exit, raise_keyboard_interrupt):
         try:
             await _raises_no_exception(stage, function)
@@ -248,7 +237,6 @@ async def no_exceptions(stage: Stage) -> None:
 
 
 async def crash(stage: Stage) -> None:
-    """Checks code that ends its process, or whatever it runs in."""
     if stage.crash is None:
         return
     async with stage.playing() as played:

@@ -32,7 +32,6 @@ _A_FEW_TURNS: Final = 20
 
 
 async def results(stage: Stage, played: Played) -> None:
-    """Checks unary methods."""
     stage.promise = RESULTS
     calls: list[tuple[str, list[Any], list[int]]] = [
         ("__call__", [1, 2, 3], [2, 4, 6]),
@@ -55,7 +54,6 @@ async def results(stage: Stage, played: Played) -> None:
 
 
 async def knowing(stage: Stage, played: Played) -> None:
-    """Checks what the code can find out about its backend and replica."""
     stage.promise = WHERE
     _, _, now, born = (await played.run("state", [1]))[0]
     stage.expect(tuple(now) == IDENTITY[:2], f"a method found {now!r}, not {IDENTITY}")
@@ -70,7 +68,6 @@ async def knowing(stage: Stage, played: Played) -> None:
 
 
 async def at_once(stage: Stage, played: Played) -> None:
-    """Checks concurrent calls."""
     async with anyio.create_task_group() as tasks:
         stage.promise = AT_ONCE
         calls = [Call(stage, played.run("one", [number])) for number in range(5)]
@@ -82,7 +79,6 @@ async def at_once(stage: Stage, played: Played) -> None:
 
 
 async def steps(stage: Stage, played: Played) -> None:
-    """Checks generators."""
     stage.promise = STEPS
     for method, items, wanted in [
         ("count", [1, 5], [[1, 5], [2, 6]]),
@@ -100,7 +96,6 @@ async def steps(stage: Stage, played: Played) -> None:
 
 
 async def streams_that_are_left(stage: Stage) -> None:
-    """Checks streams that are closed or cancelled by their readers."""
     async with stage.playing() as played:
         stage.promise = CLOSING
         with a_batch_of(["a"]):
@@ -118,7 +113,6 @@ async def streams_that_are_left(stage: Stage) -> None:
 
 
 async def calls_that_are_left(stage: Stage) -> None:
-    """Checks cancelled calls."""
     async with stage.playing() as played:
         call = await _leave(stage, played.run("hold", ["a"]), "a")
         got = await outcome(played.run("__call__", [1]))
