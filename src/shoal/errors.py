@@ -45,8 +45,8 @@ class NotOpen(ShoalError, RuntimeError):
 class WouldDeadlock(ShoalError, RuntimeError):
     """A handler waits for itself.
 
-    It called its own batcher, whose only worker slot runs its batch; or it left a block that waits
-    for it: of `shoal.blocking`, `shoal.open_batchers`, `shoal.Batcher` or `shoal.start`.
+    It called its own batcher while its batch occupied the only worker slot; or it left a block that
+    waits for it: of `shoal.blocking`, `shoal.open_batchers`, `shoal.Batcher` or `shoal.start`.
     """
 
 
@@ -121,7 +121,7 @@ class HttpProblem(ShoalError, RuntimeError):
         status: The HTTP status.
         kind: The last part of the problem's type, such as ``"invalid-item"``; empty if it is not a
             Shoal server's problem.
-        members: The JSON object of the problem; empty if the response has none.
+        members: The JSON object of the problem; empty if the response is not a problem.
     """
 
     def __init__(

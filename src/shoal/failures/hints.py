@@ -1,4 +1,4 @@
-"""Advice on errors of libraries whose objects belong to an event loop or a thread."""
+"""Advice on errors of objects that belong to another event loop or thread."""
 
 from __future__ import annotations
 

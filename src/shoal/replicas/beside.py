@@ -27,7 +27,7 @@ class Beside:
                 await function(*args)
 
     def end(self) -> None:
-        """Cancels all functions, including those that have not begun."""
+        """Cancels all functions, also before they begin."""
         self._is_over = True
         for scope in self._scopes:
             scope.cancel()

@@ -124,7 +124,7 @@ class Replica(ABC):
             When `stop` has stopped it, after its code's ``close()`` was called, if it has one.
 
         Raises:
-            ReplicaNotStarted: It did not become ready. The cause is what the code raised, if
+            ReplicaNotStarted: It did not become ready. The cause is the error of the code, if
                 available.
             ReplicaDied: It died or was killed after it was ready.
 

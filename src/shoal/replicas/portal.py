@@ -132,7 +132,7 @@ class PortalBridge:
 
 @holds_ctrl_c
 async def _held(function: Callable[[], Awaitable[T]]) -> T:
-    """Calls a function that may call user code, whose exceptions must not end the loop."""
+    """Calls a function whose user code must not end the loop with an exception."""
     with holding():
         return await function()
 

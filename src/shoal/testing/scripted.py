@@ -1,4 +1,4 @@
-"""Scripted handlers: handlers whose batches are answered by a test.
+"""Scripted handlers: a test answers their batches.
 
 A test of code that batches checks which requests form a batch, decides when and how it is answered,
 and checks the results of the callers. Two handlers serve all such tests. The test takes each batch

@@ -2,7 +2,7 @@
 
 `accept_batch` marks whether code takes lists, where its annotations do not say so.
 
-An import path is loaded where the replica runs. So the code of a process replica need not be
+An import path is loaded where the replica runs. The code of a process replica need not be
 imported here, nor be importable by this interpreter.
 """
 
@@ -33,7 +33,7 @@ C = TypeVar("C", bound="Callable[..., Any]")
 class OwnPath(str):
     """An import path that may name only objects that its module's own package defines.
 
-    It is set by users who may run a module's code, but not everything that the module imports:
+    It is for callers that may run a module's code, but not everything that the module imports:
     ``from os import system`` in an allowed module must not make ``system`` available.
     """
 
@@ -96,7 +96,7 @@ class Definition:
         return {**given, **dict(self.init_kwargs)}
 
     def checked(self) -> Definition:
-        """Checks what is known without importing anything, and returns itself.
+        """Checks the definition without importing anything, and returns it.
 
         Raises:
             TypeError: It is not callable, or a function has init args.
@@ -174,7 +174,7 @@ def accept_batch(code: Any, /) -> Any:
         code: A function, a method or a class; of a class its ``__call__`` is marked.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: It is something else.
     """
     if isinstance(code, bool):
         return partial(_marked, accepts=code)

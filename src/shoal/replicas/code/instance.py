@@ -1,7 +1,7 @@
 """One instance of a backend's code: the object, and its methods as handlers.
 
-Each replica has one, wherever it runs. It does not deal with tasks, threads or processes beyond
-what `Handler` does. The replica controls its life cycle.
+Each replica has one, wherever it runs. It leaves tasks, threads and processes to `Handler` and the
+replica. The replica controls its life cycle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base class of replicas whose code runs in this process: `TaskReplica`, `ThreadReplica`.
+"""The base class of replicas in this process: `TaskReplica`, `ThreadReplica`.
 
 Async code runs in its caller's task, in a cancel scope, so it can be ended from outside. Plain code
 runs in a thread, as a `Job`. Nothing can interrupt it; only the wait for it can be ended.

@@ -55,7 +55,7 @@ class TaskReplica(LocalReplica):
             self._idle.remove(thread)
 
     def _done(self, thread: JobThread, job: Job, value: Any, error: BaseException | None) -> None:
-        if job.following is None:  # else the thread goes on
+        if job.following is None:  # otherwise the thread continues
             if len(self._idle) < _MOST_IDLE:
                 self._idle.append(thread)
             else:

@@ -95,7 +95,7 @@ class Conversation:
             await self._leave(call, kind)
 
     async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
-        """Makes a call whose response is a stream."""
+        """Makes a call with a stream of responses."""
         call = await self._begin(Kind.STREAM, message)
         taken = 0
         try:
@@ -196,8 +196,8 @@ class Conversation:
                 self.codec.drop(frame)
 
     async def _interrupt(self, call: PendingCall, kind: Kind) -> None:
-        # The control channel reaches plain code, whose thread does not read the data channel while
-        # it works. The data channel reaches async code, and code that waits for a stream's reader.
+        # The control channel reaches plain code, which does not read the data channel while it
+        # works. The data channel reaches async code, and code that waits for a stream's reader.
         self.control.send(MessageCodec().frame(Kind.CANCEL, call.id))
         self.data.send(self.codec.frame(Kind.CANCEL, call.id))
         if kind is Kind.RECONFIGURE:

@@ -1,10 +1,10 @@
 """The replies of a worker, and their delivery to the tasks that wait for them.
 
 No dedicated task reads the data channel. On asyncio a callback of the event loop reads it, and
-wakes the task whose reply it is. On trio only tasks can wait for a socket, so one of the waiting
-tasks reads it on behalf of all of them. When that one has its reply, the next one takes over. In
-neither case is a reply passed from one task to another, which would be a large part of the cost of
-a small call.
+wakes the task that waits for the reply. On trio only tasks can wait for a socket, so one of the
+waiting tasks reads it on behalf of all of them. When that one has its reply, the next one takes
+over. In neither case is a reply passed from one task to another, which would be a large part of the
+cost of a small call.
 
 Invariant: while a call that may read is waiting, the loop or some task reads, or a task was woken
 and will read or wake the next one.

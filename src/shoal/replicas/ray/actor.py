@@ -98,7 +98,7 @@ class ReplicaActor:
         self._instance: Any = None
         self._lock = threading.Lock()
         self._works: dict[int, AsyncActorWork] = {}
-        # A cancellation may overtake its call, whose items may have to be fetched first.
+        # A cancellation may overtake its call, since Ray may have to fetch the call's items.
         self._cancelled_early: deque[int] = deque(maxlen=1000)
 
     def __repr__(self) -> str:

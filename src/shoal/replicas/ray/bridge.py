@@ -1,6 +1,6 @@
 """Iteration over Ray's generators, in any event loop.
 
-Ray reports a result by a callback in a thread of its own. That callback may only schedule a
+Ray reports a result with a callback in a thread of its own. That callback may only schedule a
 function in the event loop. If it waited for the loop, it would block all other results. Awaiting
 Ray's references works only with asyncio, and is no faster.
 

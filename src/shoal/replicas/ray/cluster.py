@@ -114,7 +114,7 @@ def death_of(error: BaseException) -> str | None:
     if isinstance(error, known.RayTaskError):
         return None
     # An actor that Ray can't reach counts as dead: the replica's process is then killed, in case it
-    # is still running. The same holds for an actor whose result was lost with its node.
+    # is still running. So is an actor if its node was lost with a result.
     if not isinstance(error, known.RayActorError | known.ObjectLostError):
         return None
     lines = str(error).strip().splitlines()

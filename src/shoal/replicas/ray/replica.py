@@ -67,8 +67,8 @@ class RayReplica(Replica):
         self._starting = anyio.CancelScope()
         self._calls_out = CallsOut(self._link)
         self._beside = Beside()
-        # The current stage of the start, for messages: what it is, its limit, and what Ray was
-        # asked for and has not given.
+        # The current stage of the start, for messages, its limit, and the resources that Ray has
+        # not given yet.
         self._doing = ""
         self._limit_s = math.inf
         self._limited_by = ""

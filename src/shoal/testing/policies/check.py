@@ -73,7 +73,7 @@ class _Trial:
         self._length = 4 + seed // 16
         self._now = 0.0
         self._last_arrival = 0.0
-        self._asleep: Wait | None = None  # what the slot waits for; None while it is busy
+        self._asleep: Wait | None = None  # None while the slot is busy
         self._has_happened = False  # whether anything happened since the slot fell asleep
         self._looks = 0
 

@@ -32,7 +32,7 @@ _STEPS_SHOWN: Final = 50
 
 
 class WatchedPolicy:
-    """A policy whose calls are checked and recorded; `queue` has the names of requests."""
+    """Checks and records the calls of a policy; `queue` has the names of requests."""
 
     def __init__(self, policy: BatchPolicy, seed: int) -> None:
         self.queue: dict[Request, str] = {}

@@ -1,9 +1,9 @@
 """Checks that a placement keeps the promises of `Replica`.
 
-Test code runs in replicas of the placement and records what happens to it: it answers, streams,
-raises, waits, is cancelled, killed and stopped, as plain code and as async code. The check covers
-what a backend relies on. Each promise has a name; the error of a failed check tells which one was
-broken, and how.
+Test code runs in replicas of the placement and records each event: it returns, streams, raises,
+waits, is cancelled, killed and stopped, as plain code and as async code. The check covers the
+promises that a backend relies on. Each has a name; the error of a failed check names the broken
+promise, and how it was broken.
 
 The test code may run in another process, so it writes its notes to a file and waits for files, and
 the check runs on the real clock. It waits for events, not for fixed times; a timeout ends the check

@@ -1,4 +1,4 @@
-"""The code that the replica check runs: it records what happens to it, and waits for signals.
+"""The code that the replica check runs: it records events, and waits for signals.
 
 It uses a folder for this, given as an init arg, since it may run in another process. It is part of
 the package, not of a test, so that it can be imported wherever it runs.

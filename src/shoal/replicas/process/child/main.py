@@ -4,7 +4,7 @@ Only `shoal.replicas.process.worker` starts it. Before it loads user code, it ma
 will die with its parent, whatever either of them is doing.
 
 The problem: a parent that is killed can't notify its workers, and a worker that computes in C while
-it holds the GIL runs no Python code that could notice. So the kernel must do it. Linux sends a
+it holds the GIL runs no Python code that could notice. The kernel must do it. Linux sends a
 signal to the owner of a file descriptor when its state changes. Here the descriptor is the read end
 of a pipe that only the parent can write to, and the signal is SIGKILL. It is sent when the parent's
 end is closed, for whatever reason. The owner is the worker's process group, so its own children are

@@ -1,7 +1,7 @@
 """Conversion of exceptions to data and back, to send them between processes safely.
 
 An exception may fail to be pickled, or fail to be unpickled: pickle calls its class with ``args``,
-which fails where ``__init__`` takes others. So the worker tries both before it sends one. If that
+which fails where ``__init__`` takes others. The worker tries both before it sends one. If that
 fails, it sends the class, the ``args`` and the attributes, and the other end makes the exception
 without calling ``__init__``. If that fails too, or the parent can't find the class, the type's name
 and the text are sent, and become a `HandlerFailed`. An exception group is treated member by member.

@@ -63,7 +63,7 @@ MOST_GIVEN_BACK: Final = 255
 class Kind(IntEnum):
     """The kind of a frame."""
 
-    # Parent to child, by the data channel:
+    # Parent to child, over the data channel:
     START = 1
     """Load the code and get ready."""
     RUN = 2
@@ -73,10 +73,10 @@ class Kind(IntEnum):
     """A stream's reader has taken steps, so that more may be made."""
     CLOSE = 6
     """Close the code and exit."""
-    # Parent to child, by both channels; child to parent, by the control channel:
+    # Parent to child, over both channels; child to parent, over the control channel:
     CANCEL = 7
     """Cancel the call."""
-    # Parent to child, by the control channel:
+    # Parent to child, over the control channel:
     PING = 8
     HEALTH = 9
     DRAIN = 18
@@ -90,7 +90,7 @@ class Kind(IntEnum):
     """The call has failed; its last frame."""
     END = 13
     """The end of a stream, or of a cancelled call; its last frame."""
-    # Calls of the code to endpoints, child to parent, by the control channel:
+    # Calls of the code to endpoints, child to parent, over the control channel:
     CALL_OUT = 14
 
 

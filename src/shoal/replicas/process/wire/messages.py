@@ -135,7 +135,7 @@ class MessageCodec:
             self.incoming.give_back(places)
 
     def opened_here(self, frame: Frame[Any]) -> Any:
-        """Unpickles a frame's content, whose arrays are views of the shared memory."""
+        """Unpickles a frame's content; its arrays are views of the shared memory."""
         places = places_of(frame)
         if not places:
             return unpickled(frame.body, frame.buffers)

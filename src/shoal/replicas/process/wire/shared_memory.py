@@ -8,9 +8,9 @@ It is a ``memfd``, which has no name, so nothing is left over whichever process 
 size is sealed: if one end truncated the memory, SIGBUS would kill the other end when it reads.
 
 Each direction has a region. Its sender reserves one block for a message, and reuses it only when
-the reader has given it back. The parent copies what it reads at once. The worker's code gets views
-of the block instead, and may keep them after its batch. So a block is given back when its last view
-is gone, not when the batch has ended.
+the reader has given it back. The parent copies each block at once. The worker's code gets views of
+the block instead, and may keep them after its batch. A block is therefore given back when its last
+view is gone, not when the batch has ended.
 
 Buffers of equal size lie in their block without gaps: a list of equal arrays forms one array with
 one more dimension.

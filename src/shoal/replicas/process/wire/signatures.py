@@ -1,6 +1,6 @@
 """Conversion of a description to data and back: signatures, as far as they can be sent.
 
-An annotation that can't be sent or read is left out. An annotation whose class is in the code's own
+An annotation that can't be sent or read is left out. An annotation with a class of the code's own
 module is also left out, unless that module is already imported here: a process replica exists so
 that the parent does not import the code. Put such classes into a separate module.
 
