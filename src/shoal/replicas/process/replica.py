@@ -35,7 +35,7 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
-from shoal.replicas.gpus.visible import environment_of
+from shoal.replicas.gpus import environment_of
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.process.wire.batch import batch_as_data

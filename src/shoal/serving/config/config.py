@@ -27,7 +27,7 @@ from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.failures.held import held
 from shoal.replicas.contract import ReplicaOptions
-from shoal.replicas.gpus.visible import VISIBLE
+from shoal.replicas.gpus import VISIBLE
 from shoal.replicas.placements import (
     BUILT_IN,
     check_options,
