@@ -13,7 +13,7 @@ from conformance import process_backends
 from conformance.replica_scenes import service
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,8 +11,7 @@ from replicas.process_backends import Plain
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.process.child.calls import CallAnswers
-from shoal.replicas.process.child.control import Control
-from shoal.replicas.process.child.draining import ThreadsafeDraining
+from shoal.replicas.process.child.control import Control, ThreadsafeDraining
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.frames import FrameReader, Kind, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed

@@ -11,7 +11,7 @@ import pytest
 
 from replicas.playing import made, noted, playing
 from replicas.process_backends import Async, Made, Plain
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

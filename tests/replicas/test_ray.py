@@ -40,7 +40,7 @@ from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.replicas.check import check_replica
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Played
 from shoal.testing.requests import make_request
 

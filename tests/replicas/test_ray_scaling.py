@@ -10,7 +10,7 @@ import pytest
 from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, SMALL, growing_cluster
 from shoal.serving.controller.controller import Controller
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -14,7 +14,7 @@ from serving.abandoned_code import AsyncCode, Code, Isolated
 from shoal.errors import DeadlineExceeded, HandlerTimeout
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""A copy of a handler's exception for each caller, and the classification of exceptions.
+"""Exceptions of user code: a copy for each caller, their classification, and their text.
 
 A handler raises one exception, and many callers catch it. If they shared the object, each would add
 its traceback to it, and one caller's ``raise ... from`` or ``add_note`` would show up in another's
@@ -8,12 +8,15 @@ log. Each caller therefore gets an object of the same type, with the original as
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import threading
+import traceback
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
@@ -22,9 +25,18 @@ from shoal.loops.event_loop import cancellations, holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import FrameType
+    from types import FrameType, TracebackType
 
     from shoal.loops.parking import Parking
+
+_OWN: Final = f"{Path(__file__).parents[2]}{os.sep}"
+# They call the user's code, or are between Shoal's frames.
+_CALLERS: Final = frozenset(
+    {
+        *("anyio", "asyncio", "concurrent", "contextlib", "importlib", "_frozen_importlib"),
+        *("outcome", "threading", "trio"),
+    }
+)
 
 
 @holds_ctrl_c
@@ -145,3 +157,45 @@ def slots_of(cls: type) -> Iterable[str]:
     for base in cls.__mro__:
         slots: Any = base.__dict__.get("__slots__", ())
         yield from (slots,) if isinstance(slots, str) else slots
+
+
+def users_part(whole: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback from the first frame of the user's code on; None without such frames."""
+    while whole is not None:
+        frame = whole.tb_frame
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if not (frame.f_code.co_filename.startswith(_OWN) or package in _CALLERS):
+            return whole
+        whole = whole.tb_next
+    return None
+
+
+def failure_text(error: BaseException) -> str:
+    """Returns an exception as text: the user's frames, the exception, and its notes."""
+    error = alone(error)
+    part = users_part(error.__traceback__)
+    lines = "".join(traceback.format_exception(type(error), error, part)).splitlines()
+    # The line of the exception is left out where the last note quotes it. The notes of a group come
+    # last.
+    last = lines[-1]
+    quoted = {line for line in lines[:-1] if line and last.endswith(f": {line}")}
+    if _members(error):
+        lines.append(getattr(error, "__notes__", [in_one_line(error)])[-1])
+    return "\n".join(line for line in lines if line not in quoted)
+
+
+def alone(error: BaseException) -> BaseException:
+    """Returns the exception in a group of one, as a task group raises it; others unchanged."""
+    members = _members(error)
+    return alone(members[0]) if len(members) == 1 else error
+
+
+def _members(error: object) -> tuple[BaseException, ...]:
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return ()
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns the class and the message of an exception."""
+    return " ".join("".join(traceback.format_exception_only(type(error), error)[:1]).split())

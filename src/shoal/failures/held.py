@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from shoal.failures.exceptions import is_of_a_signal, own_copy
+from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
 from shoal.loops.event_loop import holds_ctrl_c
+from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -51,3 +53,29 @@ def shown(value: object) -> str:
         if is_of_a_signal(error):
             raise
         return f"<{type(value).__name__}>"
+
+
+def _of_the_code(error: BaseException) -> Exception:
+    return own_copy(error, "the code")
+
+
+class holding:  # noqa: N801 - used as a function
+    """Runs user code in a block, so that it raises only `Exception`s. Cancellation propagates.
+
+    The task's function must be marked with `holds_ctrl_c`. `told` converts other exceptions.
+    """
+
+    __slots__ = ("_told",)
+
+    def __init__(self, told: Callable[[BaseException], Exception] = _of_the_code) -> None:
+        self._told = told
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, Exception) or is_of_a_signal(error):
+            return
+        if not ends_the_program(error) and goes_on(error, parking_of_this_loop()):
+            return
+        raise self._told(error) from error

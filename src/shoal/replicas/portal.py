@@ -23,7 +23,7 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from shoal.errors import ShutDown
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.threads import WorkCancelled, check_may_block, inner_calls
 

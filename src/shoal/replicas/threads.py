@@ -54,8 +54,8 @@ class InnerCalls:
             give_up()
 
 
+# The calls of the work that this thread does; in the event loop, of the work that is started.
 inner_calls: Final[ContextVar[InnerCalls]] = ContextVar("shoal.inner_calls")
-"""The calls of the work that this thread does; in the event loop, of the work that is started."""
 
 
 class Soon(Protocol):

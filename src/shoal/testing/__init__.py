@@ -11,7 +11,7 @@ from shoal.core.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.core.simulation.simulate import simulate
-    from shoal.testing.policies.check import check_policy
+    from shoal.testing.policies import check_policy
     from shoal.testing.replicas.check import check_replica
     from shoal.testing.requests import make_request
     from shoal.testing.scripted import (
@@ -41,7 +41,7 @@ _WHERE = {
     "ScriptedHandler": "shoal.testing.scripted",
     "ScriptedSteps": "shoal.testing.scripted",
     "ScriptedStreams": "shoal.testing.scripted",
-    "check_policy": "shoal.testing.policies.check",
+    "check_policy": "shoal.testing.policies",
     "check_replica": "shoal.testing.replicas.check",
     "make_request": "shoal.testing.requests",
     "run_virtually": "shoal.testing.virtual_time",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from weakref import WeakSet
 
 from shoal.failures.exceptions import own_copy
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, say
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.failures.hints import server_hint
-from shoal.replicas.code.loggers import loggers_kept_on
+from shoal.replicas.code.definition import loggers_kept_on
 from shoal.server.activation import NO_SOCKETS, PassedSockets
 from shoal.server.listeners import AppListener, Unix
 from shoal.server.log_errors import contained

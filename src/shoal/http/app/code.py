@@ -16,8 +16,7 @@ from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.handlers.annotations import read_signature
 from shoal.batching.handlers.binding import unreadable_annotations
-from shoal.replicas.code.definition import Definition
-from shoal.replicas.code.given import given_names
+from shoal.replicas.code.definition import Definition, given_names
 from shoal.replicas.code.instance import adapted, call_of
 from shoal.serving.config.config import BackendConfig
 

@@ -2,32 +2,45 @@
 
 `accept_batch` marks whether code takes lists, where its annotations do not say so.
 
-An import path is loaded where the replica runs. The code of a process replica need not be
-imported here, nor be importable by this interpreter.
+An import path is loaded where the replica runs. The code of a process replica need not be imported
+here, nor be importable by this interpreter.
+
+Shoal fills in the parameters that are annotated with a class marked by `given_by`: they get handles
+of endpoints. The endpoint has the parameter's name, or another one: ``Annotated[Handle, "old"]``.
+Callers don't pass these parameters.
+
+A handle is made where the code runs, so the code can be an import path as well. It is filled in as
+with `functools.partial`, so functions that read the code's parameters leave it out.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
 import sys
+import typing
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from shoal.batching.handlers.annotations import read_signature
+from shoal.batching.handlers.binding import signature_of_call
 from shoal.batching.handlers.items_or_lists import MARK
 from shoal.errors import NotAllowed
 from shoal.failures.held import held
-from shoal.replicas.code.given import given_arguments
-from shoal.replicas.code.loggers import loggers_kept_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
+
 
 C = TypeVar("C", bound="Callable[..., Any]")
+Cls = TypeVar("Cls", bound=type)
+
+_GIVEN: Final = "__shoal_given__"
 
 
 class OwnPath(str):
@@ -231,7 +244,7 @@ def imported_unheld(path: str) -> Any:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; one that it imports does not
         raise ValueError(
-            f"{path!r}: there is no module {error.name!r} in {_searched()} or installed"
+            f"{path!r}: there is no module {error.name!r} in {_searched_directories()} or installed"
         ) from error
     for part in name.split("."):
         try:
@@ -243,20 +256,108 @@ def imported_unheld(path: str) -> Any:
         while isinstance(code, partial):  # belongs to its function's module
             code = code.func
         origin = getattr(code, "__module__", None)
-        if not isinstance(origin, str) or _package(origin) != _package(module_name):
+        package = module_name.partition(".")[0]
+        if not isinstance(origin, str) or origin.partition(".")[0] != package:
             raise NotAllowed(
-                f"{str(path)!r} is defined in {origin or 'no module'}, not in "
-                f"{_package(module_name)}: only a module's own functions and classes are allowed"
+                f"{str(path)!r} is defined in {origin or 'no module'}, not in {package}: "
+                "only a module's own functions and classes are allowed"
             )
     return found
 
 
-def _searched() -> str:
-    """Returns the directories that are searched for modules that are not installed."""
+def _searched_directories() -> str:
     installed = (sys.prefix, sys.base_prefix)
     searched = [one or os.getcwd() for one in sys.path if not one.startswith(installed)]
     return ", ".join(one for one in dict.fromkeys(searched) if os.path.isdir(one)) or os.getcwd()
 
 
-def _package(module_name: str) -> str:
-    return module_name.partition(".")[0]
+def given_by(make: Callable[[str], Any]) -> Callable[[Cls], Cls]:
+    """Marks a class as the annotation of handles; `make` makes one, where the code runs."""
+
+    def mark(cls: Cls) -> Cls:
+        setattr(cls, _GIVEN, make)
+        return cls
+
+    return mark
+
+
+def given_names(code: Any) -> dict[str, str]:
+    """Maps the handle parameters of a function, or of a class's constructor, to endpoints."""
+    return {name: named for name, (named, _) in _given(code).items()}
+
+
+def given_arguments(code: Any) -> Mapping[str, Any]:
+    """Makes the handles for the parameters of a function, or of a class's constructor."""
+    return {name: make(named) for name, (named, make) in _given(code).items()}
+
+
+def with_given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function with its handles filled in."""
+    arguments = given_arguments(function)
+    return partial(function, **arguments) if arguments else function
+
+
+def _given(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
+    is_class = inspect.isclass(code)
+    function: Any = partial(code.__init__, None) if is_class else code
+    try:
+        signature = signature_of_call(function)
+    except (TypeError, ValueError):  # written in C
+        return {}
+    found: dict[str, tuple[str, Callable[[str], Any]]] = {}
+    for parameter in signature.parameters.values():
+        annotation: Any = parameter.annotation
+        names: tuple[Any, ...] = getattr(annotation, "__metadata__", ())
+        kind = typing.get_args(annotation)[0] if names else annotation
+        make = _maker(kind)
+        if make is None:
+            if not is_class:  # init arguments may contain handles in any form
+                _refuse_inner(code, parameter)
+            continue
+        if len(names) > 1 or not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                f"the annotation of {parameter.name!r} of {code!r} must give one name, as in "
+                f'Annotated[{kind.__name__}, "name"], not {names!r}'
+            )
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{parameter.name!r} of {code!r} can't be given by its name")
+        found[parameter.name] = (names or (parameter.name,))[0], make
+    return found
+
+
+def _maker(annotation: Any) -> Callable[[str], Any] | None:
+    return vars(annotation).get(_GIVEN) if inspect.isclass(annotation) else None
+
+
+def _refuse_inner(code: Any, parameter: inspect.Parameter) -> None:
+    """Refuses an annotation with a marked class inside it, such as ``Handle | None``."""
+    inner = [*typing.get_args(parameter.annotation)]
+    while inner:
+        one = inner.pop()
+        if _maker(one) is not None:
+            raise TypeError(
+                f"the annotation of {parameter.name!r} of {code!r} must be {one.__name__} itself, "
+                f'or Annotated[{one.__name__}, "name"], not {parameter.annotation!r}'
+            )
+        inner += typing.get_args(one)
+
+
+@contextmanager
+def loggers_kept_on() -> Generator[None]:
+    # `logging.config.dictConfig` and ``fileConfig`` disable each existing logger that they do not
+    # name, by default. A module of the user does not mean Shoal's.
+    on = [logger for logger in _own_loggers() if not logger.disabled]
+    try:
+        yield
+    finally:
+        for logger in on:
+            logger.disabled = False
+
+
+def _own_loggers() -> list[logging.Logger]:
+    loggers = logging.getLogger().manager.loggerDict
+    return [
+        logger
+        for name, logger in [*loggers.items()]
+        if isinstance(logger, logging.Logger) and f"{name}.".startswith("shoal.")
+    ]

@@ -70,8 +70,8 @@ class HandleOptions:
         }
 
 
+# The fields of `HandleOptions`, by their names.
 HANDLE_OPTIONS: Final[Mapping[str, Option]] = options_of(HandleOptions)
-"""The fields of `HandleOptions`, by their names."""
 
 _DEFAULTS: Final = HandleOptions()
 
@@ -100,5 +100,5 @@ class CallOut:
     trace: Mapping[str, str] = field(default_factory=trace_headers)
 
 
+# The options of a call that asks whether the endpoint exists, instead of calling it.
 IS_THERE: Final = HandleOptions(method_name="?")
-"""The options of a call that asks whether the endpoint exists, instead of calling it."""

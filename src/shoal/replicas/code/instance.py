@@ -20,8 +20,8 @@ from shoal.batching.handlers.handler import Handler, innermost
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.batching.open.batch import OpenBatch
 from shoal.failures.held import held
+from shoal.replicas.code.definition import with_given
 from shoal.replicas.code.description import Description, Method
-from shoal.replicas.code.given import with_given
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -36,14 +36,14 @@ _METHODS: Final[tuple[type[Any], ...]] = (
     Decorated,
 )
 
+# The names of the hooks.
 HOOKS: Final = ("reconfigure", "health", "warm_up", "close")
-"""The names of the hooks."""
 
+# Ray Serve's names of hooks, where they differ; they work as well.
 _RAYS: Final = {"health": "check_health"}
-"""Ray Serve's names of hooks, where they differ; they work as well."""
 
+# The methods that callers can't call.
 _NOT_FOR_CALLERS: Final = frozenset({*HOOKS, *_RAYS.values()})
-"""The methods that callers can't call."""
 
 
 @held

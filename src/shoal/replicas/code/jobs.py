@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
     from shoal.loops.parking import Parking
 
+# The value that `PlainSteps.next` returns when the generator has ended.
 DONE: Final[Any] = object()
-"""The value that `PlainSteps.next` returns when the generator has ended."""
 
+# The name in errors of user code that is not a hook.
 HANDLER: Final = "the handler"
-"""The name in errors of user code that is not a hook."""
 
 
 class Job:

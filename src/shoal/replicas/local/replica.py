@@ -35,8 +35,7 @@ from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainSteps, plain_results
 from shoal.replicas.contract import Replica
-from shoal.replicas.local.job_thread import JobThread
-from shoal.replicas.local.work import UnderWay
+from shoal.replicas.local.work import JobThread, UnderWay
 from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.local.job_thread import JobThread
+    from shoal.replicas.local.work import JobThread
 
 
 _MOST_IDLE: Final = 8

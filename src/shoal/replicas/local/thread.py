@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from shoal.replicas.code.jobs import Job
-    from shoal.replicas.local.job_thread import JobThread
+    from shoal.replicas.local.work import JobThread
 
 
 class ThreadReplica(LocalReplica):

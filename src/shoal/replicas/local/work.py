@@ -1,22 +1,28 @@
-"""The work under way of a replica in this process, which can be ended all at once."""
+"""The work under way of a replica in this process, and the threads that run its plain code.
+
+A `JobThread` is one of anyio's worker threads, so its code can use ``anyio.from_thread``, but it
+stays with the replica. Getting a worker thread for each job takes one iteration of the event loop
+before the job begins, and that iteration may be long.
+"""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from contextvars import copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
+import anyio.to_thread
 
 from shoal.batching.decorator.block import own_block
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
-from shoal.failures.held import shown
-from shoal.failures.holding import holding
+from shoal.failures.held import holding, shown
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
-from shoal.replicas.threads import inner_calls
+from shoal.replicas.threads import inner_calls, loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -26,7 +32,12 @@ if TYPE_CHECKING:
     from shoal.loops.parking import Parking, Scope
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.jobs import Job
-    from shoal.replicas.threads import InnerCalls
+    from shoal.replicas.threads import InnerCalls, Soon
+
+    Answered = Callable[[Job, Any, BaseException | None], object]
+
+_MISSING: Final = object()
+
 
 T = TypeVar("T")
 
@@ -138,3 +149,62 @@ class UnderWay:
     def look_if_idle(self) -> None:
         if self._idle is not None and not self.jobs and not self._scopes:
             self._idle.set()
+
+
+class JobThread:
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Job, Context, Answered] | None] = SimpleQueue()
+        self._waiting = anyio.CancelScope(shield=True)
+
+    def begin(self, job: Job, context: Context, answered: Answered) -> None:
+        """Runs a job after earlier ones. Nothing else may run in its context."""
+        # `answered` is called in the event loop with the job, its value and its error, and with
+        # each following job that the thread starts by itself.
+        self._queue.put((job, context, answered))
+
+    def release(self) -> None:
+        """Ends the thread after its jobs."""
+        self._queue.put(None)
+
+    def abandon(self) -> None:
+        """Ends `run` at once; the thread itself ends after its jobs."""
+        self._waiting.cancel()
+
+    async def run(self) -> None:
+        """Returns after `release` or `abandon`, not when cancelled. Without a thread, jobs fail."""
+        _, soon = loop_of_caller()
+        work = partial(self._do_jobs, soon, copy_context())
+        try:
+            with self._waiting:
+                await anyio.to_thread.run_sync(
+                    work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+                )
+        except Exception as error:  # no thread could be started
+            while not self._queue.empty():
+                if (entry := self._queue.get()) is not None:
+                    job, _, answered = entry
+                    answered(job, None, error)
+        finally:
+            self.release()  # its jobs may end after the event loop, which then releases nothing
+
+    def _do_jobs(self, soon: Soon, loop_context: Context) -> None:
+        # Callers' contexts say that an event loop runs; restore this thread's own values.
+        differences: list[tuple[ContextVar[Any], Any]] = [
+            (variable, value)
+            for variable, value in copy_context().items()
+            if loop_context.get(variable, _MISSING) is not value
+        ]
+        while (entry := self._queue.get()) is not None:
+            job, context, answered = entry
+            del entry  # else its job would keep all following jobs and their values
+            for variable, value in differences:
+                context.run(variable.set, value)
+            following: Job | None = job
+            while following is not None:
+                job = following
+                outcome = context.run(job.run)
+                following = job.go_on() if self._queue.empty() else None
+                # Does not wait: an event loop that has ended would never call it.
+                soon(answered, job, *outcome)
+                del outcome
+            del job, context, answered  # or they would stay alive until the next job

@@ -16,7 +16,6 @@ import anyio
 import anyio.to_thread
 
 from shoal.loops.unlimited import UNLIMITED
-from shoal.replicas.cancelled_work import until_overdue
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.endpoint_calls import FROM_CODE, EndpointCalls
 from shoal.replicas.process.replies import PendingCall, Replies
@@ -31,6 +30,7 @@ from shoal.replicas.process.wire.messages import (
     places_of,
     unpickled,
 )
+from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.worker import Worker
 
+# The names of the code in errors, where it is not the handler.
 _NAMES: Final = {
     Kind.START: "the code that was being started",
     Kind.RECONFIGURE: "reconfigure()",
     Kind.HEALTH: "health()",
 }
-"""The names of the code in errors, where it is not the handler."""
 
 
 class Conversation:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.trace import continued
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.process.wire.frames import Frame
 
+# The kinds of frames on the control channel that belong to such calls.
 FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CREDIT, Kind.CANCEL})
-"""The kinds of frames on the control channel that belong to such calls."""
 
 
 class _Job:

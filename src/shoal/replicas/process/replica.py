@@ -32,12 +32,11 @@ from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
 from shoal.replicas.gpus import environment_of
+from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process.calls import Conversation
-from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.frames import Kind
 from shoal.replicas.process.wire.messages import packed
@@ -49,6 +48,7 @@ from shoal.replicas.process.wire.start import (
     why_unsendable,
 )
 from shoal.replicas.process.worker import Worker
+from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -59,12 +59,12 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.process.wire.messages import Message
-    from shoal.replicas.process.wire.signatures import DescriptionAsData
+    from shoal.replicas.process.wire.start import DescriptionAsData
 
 logger: Final = logging.getLogger("shoal.replicas")
 
+# How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``.
 _CLOSING_S: Final = 4.0
-"""How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``."""
 _MEMORY_PERIOD_S: Final = 0.2
 
 

@@ -10,13 +10,14 @@ the connection to the replica (`CONTROL`), the code's hooks (`HOOKS`), and the w
 cancel calls that run in an actor's thread, so `ReplicaActor.cancel` is a method of the first group.
 
 Errors of the code are returned as data: Ray wraps errors, and some don't survive that. An error
-that would end a process is returned as an `Ending`: Ray handles such exceptions differently in
-each thread, and never reports them.
+that would end a process is returned as an `Ending`: Ray handles such exceptions differently in each
+thread, and never reports them.
 """
 
 from __future__ import annotations
 
 import inspect
+import queue
 import threading
 import time
 from collections import deque
@@ -45,31 +46,71 @@ from shoal.replicas.process.child.endpoints import (
     parent_channel,
 )
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
-from shoal.replicas.process.wire.signatures import Defaults, DescriptionAsData, description_as_data
+from shoal.replicas.process.wire.frames import Frame, Kind
+from shoal.replicas.process.wire.messages import EMPTY, Message
+from shoal.replicas.process.wire.start import Defaults, DescriptionAsData, description_as_data
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
-from shoal.replicas.ray.carrier import ActorCarrier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from shoal.batching.handlers.handler import Handler
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.process.wire.batch import BatchAsData
-    from shoal.replicas.ray.carrier import Sent
 
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
+# The maximum of concurrent calls of each group. Three of `CONTROL` last as long as the actor.
 GROUPS: Final = {CONTROL: 6, HOOKS: 8}
-"""The maximum of concurrent calls of each group. Three of `CONTROL` last as long as the actor."""
-
+# The maximum of concurrent batches. The threads exist from the start, and take 10 kB each.
 WORK_THREADS: Final = 256
-"""The maximum of concurrent batches. The threads exist from the start, and take 10 kB each."""
-
+# The items of a call, and their batch; in one object, since they share the items.
 Load: TypeAlias = "tuple[list[Any], BatchAsData | None]"
-"""The items of a call, and their batch; in one object, since they share the items."""
-
+# What the code returned, or what it raised.
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
-"""What the code returned, or what it raised."""
+
+
+class Sent(NamedTuple):
+    """A frame as Ray carries it; code may write to the buffers."""
+
+    kind: int
+    id: int
+    body: bytes
+    buffers: tuple[bytearray, ...]
+
+    @classmethod
+    def of(cls, kind: Kind, id_: int, message: Message) -> Sent:
+        return cls(int(kind), id_, b"".join(message.parts), tuple(map(bytearray, message.buffers)))
+
+    def frame(self) -> Frame:
+        return Frame(Kind(self.kind), self.id, self.body, None, [*self.buffers], ())
+
+
+class ActorCarrier:
+    """The actor's end: it is used from all threads of the actor."""
+
+    def __init__(self) -> None:
+        self._answer: Callable[[Frame], None] = lambda _: None
+        self._frames: queue.SimpleQueue[Sent] = queue.SimpleQueue()
+
+    def answer_by(self, answer: Callable[[Frame], None]) -> None:
+        """Sets the function that gets each frame from the program."""
+        self._answer = answer
+
+    def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
+        self._frames.put(Sent.of(kind, id_, message))
+
+    def sent(self) -> list[Sent]:
+        """Waits until something is sent, and returns all available frames."""
+        frames = [self._frames.get()]
+        while not self._frames.empty():
+            frames.append(self._frames.get())
+        return frames
+
+    def answered(self, frames: list[Sent]) -> None:
+        """Forwards frames from the program."""
+        for one in frames:
+            self._answer(one.frame())
 
 
 class Ending(NamedTuple):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.failures.exceptions import ends_the_program, own_copy
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.replicas.code.jobs import DONE
 from shoal.replicas.process.child.endpoints import CancelToken
 

@@ -19,40 +19,40 @@ from shoal.errors import HandlerFailed, Overloaded, WrongResultType
 with needing("placement='ray'", "ray"):
     ray: Any = import_module("ray")
 
+from shoal.replicas.placements import RayOptions
 from shoal.replicas.ray.actor import GROUPS, WORK_THREADS, ReplicaActor
-from shoal.replicas.ray.options import RayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.replicas.contract import Blueprint
 
+# The options of every actor: Shoal's supervisor restarts replicas and retries work, and actors must
+# not outlive the program.
 _OURS: Final[Mapping[str, Any]] = {
     "max_restarts": 0,
     "max_task_retries": 0,
     "max_concurrency": WORK_THREADS,
     "lifetime": "non_detached",
 }
-"""The options of every actor: Shoal's supervisor restarts replicas and retries work, and actors
-must not outlive the program."""
 
+# Options that a backend's replicas can't share.
 _NOT_FOR_MANY: Final = ("name", "namespace", "get_if_exists")
-"""Options that a backend's replicas can't share."""
 
+# Options that decide where there is a place for an actor.
 _ASKED: Final = ("num_cpus", "num_gpus", "memory", "resources", "scheduling_strategy")
-"""Options that decide where there is a place for an actor."""
 
+# From this size on, a thread copies what is sent, because copying would block the event loop.
 _LARGE_BYTES: Final = 1_000_000
-"""From this size on, a thread copies what is sent, because copying would block the event loop."""
 
+# How many elements of a list are measured to estimate its size, by the remaining depth: nearly
+# always all items of a batch, and few of the elements in them.
 _LOOKED_AT: Final = (0, 8, 16, 256)
-"""How many elements of a list are measured to estimate its size, by the remaining depth: nearly
-always all items of a batch, and few of the elements in them."""
 
 _MOST_SHOWN: Final = 8
 
+# Held while this process connects to Ray; only one thread may do that at a time.
 _joining: Final = threading.Lock()
-"""Held while this process connects to Ray; only one thread may do that at a time."""
 
 
 def join() -> None:

@@ -6,6 +6,13 @@ does both, by the same rules for all replicas. Ray's own restart was measured to
 its retries know nothing of the requests in a batch.
 
 The death of an idle actor is noticed by its lifeline, a call that never returns. Nothing is polled.
+
+The actor's code may call endpoints, which only this process can reach. They are made like those of
+a worker process, with the same frames. An actor can't send by itself, so there is always a call of
+the actor under way that returns once its code has sent frames. Responses are sent with calls of the
+actor as well, one after the other, so that they can't overtake each other; responses that
+accumulate are sent together. A generator was rejected: a thread would wait in it all the time, and
+Ray crashes when the program ends the generator during such a wait.
 """
 
 from __future__ import annotations
@@ -22,13 +29,13 @@ import anyio.to_thread
 from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.hints import constructor_hint
-from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
+from shoal.replicas.placements import RayOptions
+from shoal.replicas.process.endpoint_calls import EndpointCalls
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
-from shoal.replicas.ray.actor import HOOKS
-from shoal.replicas.ray.calls_out import CallsOut
+from shoal.replicas.ray.actor import HOOKS, Sent
 from shoal.replicas.ray.cluster import (
     actor_options,
     asked_of_ray,
@@ -38,23 +45,58 @@ from shoal.replicas.ray.cluster import (
     put_if_large,
 )
 from shoal.replicas.ray.link import Link
-from shoal.replicas.ray.options import RayOptions
+from shoal.replicas.scopes import Beside
 from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.replicas.code.description import Description
+    from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Blueprint
+    from shoal.replicas.process.wire.frames import Kind
+    from shoal.replicas.process.wire.messages import Message
 
 logger: Final = logging.getLogger("shoal.replicas")
-
+# How long Ray may take to place an actor before the log says that it waits.
 _PATIENCE_S: Final = 10.0
-"""How long Ray may take to place an actor before the log says that it waits."""
+# How long Ray may take to say what it has free.
 _ROOM_S: Final = 2.0
-"""How long Ray may take to say what it has free."""
+
+
+class CallsOut:
+    """Makes the calls of the code of one actor, in the program."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._answers: list[Sent] = []
+        self._has_some = anyio.Event()
+
+    async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
+        """Makes and answers calls until the actor has died; `make` is None to refuse them."""
+        calls = EndpointCalls(self._send)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(calls.run, make)
+                tasks.start_soon(self._write)
+                while True:
+                    for one in await self._link.sent():
+                        calls.handle(one.frame())
+        except* ReplicaDied:
+            pass
+
+    def _send(self, kind: Kind, id_: int, message: Message) -> None:
+        self._answers.append(Sent.of(kind, id_, message))
+        self._has_some.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_some.wait()
+            self._has_some = anyio.Event()
+            answers, self._answers = self._answers, []
+            await self._link.answer(answers)
 
 
 class RayReplica(Replica):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from shoal.replicas.code.given import given_by
+from shoal.replicas.code.definition import given_by
 from shoal.serving.clients import arguments as forms
 from shoal.serving.clients.given_handles import GivenHandle
 from shoal.serving.clients.verbs import Verb, verb

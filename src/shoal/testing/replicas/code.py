@@ -4,7 +4,9 @@ It uses a folder for this, given as an init arg, since it may run in another pro
 the package, not of a test, so that it can be imported wherever it runs.
 """
 
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,7 +15,42 @@ import anyio.lowlevel
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import current_batch
 from shoal.replicas.code.current import current_backend_tag, current_replica_tag
-from shoal.testing.replicas.folder import Folder
+
+_LOOK_EVERY_S = 0.005
+
+
+class Folder:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._diary = Path(path, "diary")
+
+    def note(self, line: str) -> None:
+        with self._diary.open("a", encoding="utf-8") as diary:
+            diary.write(f"{line}\n")
+
+    def notes(self) -> list[str]:
+        if not self._diary.exists():
+            return []
+        return self._diary.read_text(encoding="utf-8").splitlines()
+
+    def let_go(self, name: str) -> None:
+        """Releases a wait; ``"all"`` releases all."""
+        Path(self.path, f"go {name}").touch()
+
+    def may_go(self, name: str) -> bool:
+        """Returns whether a wait is released, or the folder has been deleted."""
+        return (
+            any(Path(self.path, f"go {one}").exists() for one in (name, "all"))
+            or not Path(self.path).exists()
+        )
+
+    def wait(self, name: str) -> None:
+        while not self.may_go(name):
+            time.sleep(_LOOK_EVERY_S)
+
+    async def wait_async(self, name: str) -> None:
+        while not self.may_go(name):  # noqa: ASYNC110 - it may be in another process
+            await anyio.sleep(_LOOK_EVERY_S)
 
 
 class Mistake(Exception):

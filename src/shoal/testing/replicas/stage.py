@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Placement, Replica
-    from shoal.testing.replicas.folder import Folder
+    from shoal.testing.replicas.code import Folder
 
+# A kind of code: plain functions, or async ones.
 Kind: TypeAlias = Literal["plain", "async"]
-"""A kind of code: plain functions, or async ones."""
 
 IDENTITY = Identity("checked", "checked#3")
 READY = "serve reports the code's description as soon as it is ready, and keeps running"

@@ -17,8 +17,7 @@ from shoal.replicas.code.jobs import PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
 from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.messages import packed, places_of, unpickled
-from shoal.replicas.process.wire.signatures import Defaults
-from shoal.replicas.process.wire.start import why_unsendable
+from shoal.replicas.process.wire.start import Defaults, why_unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence

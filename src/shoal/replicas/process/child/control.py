@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.replicas.process.child.draining import ThreadsafeDraining
+import anyio
+import anyio.lowlevel
+
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     import socket
@@ -22,6 +26,34 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from shoal.replicas.process.wire.frames import Frame
+
+
+class ThreadsafeDraining:
+    """A flag that any thread can set and any event loop can wait for."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._tells: set[Callable[[], object]] = set()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        for tell in tuple(self._tells):
+            tell()
+
+    async def wait(self) -> None:
+        came = anyio.Event()
+        tell = partial(loop_of_caller()[1], came.set)
+        self._tells.add(tell)
+        try:
+            if self._is_set:
+                await anyio.lowlevel.checkpoint()
+            else:
+                await came.wait()
+        finally:
+            self._tells.discard(tell)
 
 
 class Control:

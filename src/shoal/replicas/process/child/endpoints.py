@@ -57,8 +57,8 @@ class CancelToken:
         self._waits.discard(wait)
 
 
+# The token of the work that the calling code does; threads that it starts do not inherit it.
 current_cancel_token: Final[ContextVar[CancelToken]] = ContextVar("shoal.current_cancel_token")
-"""The token of the work that the calling code does; threads that it starts do not inherit it."""
 
 
 class Carrier(Protocol):

@@ -44,8 +44,7 @@ from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, Kind, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
-from shoal.replicas.process.wire.signatures import description_as_data
-from shoal.replicas.process.wire.start import running_main_again
+from shoal.replicas.process.wire.start import description_as_data, running_main_again
 
 if TYPE_CHECKING:
     import io
@@ -56,8 +55,8 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.start import MainScript, StartMessage
 
+# The exit code of a worker whose version of Shoal has another protocol than its parent's.
 _OTHER_PROTOCOL: Final = 3
-"""The exit code of a worker whose version of Shoal has another protocol than its parent's."""
 
 
 def main(arguments: Sequence[str]) -> None:

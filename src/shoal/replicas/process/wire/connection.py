@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Buffer, Frame
 
 _MOST_PARTS: Final = 512
+# How often a socket is read before other tasks run.
 _MOST_AT_ONCE: Final = 8
-"""How often a socket is read before other tasks run."""
 
 
 class _Closed(Exception):

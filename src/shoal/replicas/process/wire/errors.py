@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
-from shoal.failures.exceptions import slots_of
-from shoal.failures.frames import users_part
+from shoal.failures.exceptions import slots_of, users_part
 from shoal.replicas.code import jobs
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# How many causes of an error are sent, with itself.
 _LONGEST_CHAIN: Final = 10
-"""How many causes of an error are sent, with itself."""
 
 Dumps = Callable[[object], bytes]
 

@@ -25,8 +25,25 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Generator, Sequence
 
+# The version of the protocol; both ends must have the same one.
+PROTOCOL: Final = 5
+Buffer: TypeAlias = bytes | bytearray | memoryview
+# Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
+_HEADER: Final = struct.Struct("<BB?xIQQ")
+_NUMBER: Final = struct.Struct("<Q")
+_PLACE: Final = struct.Struct("<QQ")
+_INLINE: Final = 2**64 - 1
+_CHUNK: Final = 2**16
+# A pickle up to this size is appended to its header, which is cheaper than a second part.
+_JOINED: Final = 2**14
+# How many steps of a stream the worker sends before its reader has taken one.
+STEPS_AHEAD: Final = 4
+# How many blocks of shared memory one frame can give back.
+MOST_GIVEN_BACK: Final = 255
+_MOST_PARTS: Final = 512
+
+# From this size on, memory uses huge pages, whose first use costs a quarter as much.
 _LARGE: Final = 2**21
-"""From this size on, memory uses huge pages, whose first use costs a quarter as much."""
 
 
 def fresh_memory(size: int) -> memoryview:
@@ -39,63 +56,42 @@ def fresh_memory(size: int) -> memoryview:
     return memoryview(memory)
 
 
-PROTOCOL: Final = 5
-"""The version of the protocol; both ends must have the same one."""
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
-# Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
-_HEADER: Final = struct.Struct("<BB?xIQQ")
-_NUMBER: Final = struct.Struct("<Q")
-_PLACE: Final = struct.Struct("<QQ")
-_INLINE: Final = 2**64 - 1
-_CHUNK: Final = 2**16
-_JOINED: Final = 2**14
-"""A pickle up to this size is appended to its header, which is cheaper than a second part."""
-
-STEPS_AHEAD: Final = 4
-"""How many steps of a stream the worker sends before its reader has taken one."""
-
-MOST_GIVEN_BACK: Final = 255
-"""How many blocks of shared memory one frame can give back."""
-
-
 class Kind(IntEnum):
     """The kind of a frame."""
 
     # Parent to child, over the data channel:
+    # Load the code and get ready.
     START = 1
-    """Load the code and get ready."""
     RUN = 2
     STREAM = 3
     RECONFIGURE = 4
+    # A stream's reader has taken steps, so that more may be made.
     CREDIT = 5
-    """A stream's reader has taken steps, so that more may be made."""
+    # Close the code and exit.
     CLOSE = 6
-    """Close the code and exit."""
     # Parent to child, over both channels; child to parent, over the control channel:
+    # Cancel the call.
     CANCEL = 7
-    """Cancel the call."""
     # Parent to child, over the control channel:
     PING = 8
     HEALTH = 9
+    # The backend is shutting down: set `draining`.
     DRAIN = 18
-    """The backend is shutting down: set `draining`."""
     # Child to parent:
+    # The answer of a call; its last frame.
     RESULT = 10
-    """The answer of a call; its last frame."""
+    # A step of a stream.
     PART = 11
-    """A step of a stream."""
+    # The call has failed; its last frame.
     ERROR = 12
-    """The call has failed; its last frame."""
+    # The end of a stream, or of a cancelled call; its last frame.
     END = 13
-    """The end of a stream, or of a cancelled call; its last frame."""
     # Calls of the code to endpoints, child to parent, over the control channel:
     CALL_OUT = 14
 
 
+# The kinds of frames of a connection.
 K = TypeVar("K", bound=IntEnum, default=Kind)
-"""The kinds of frames of a connection."""
 
 
 @dataclass(slots=True)
@@ -226,9 +222,6 @@ def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
             return [memoryview(part)[sent:], *parts[nth + 1 :]]
         sent -= length
     return []
-
-
-_MOST_PARTS: Final = 512
 
 
 def send(sock: socket.socket, parts: list[Buffer]) -> None:

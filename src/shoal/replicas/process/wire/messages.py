@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Buffer, Frame
     from shoal.replicas.process.wire.shared_memory import Region
 
+# Smaller buffers go into the pickle.
 _LEAST_BESIDE: Final = 16 * 1024
-"""Smaller buffers go into the pickle."""
 
+# Smaller pickles are sent with their frame, even if there is shared memory.
 _LEAST_SHARED: Final = 64 * 1024
-"""Smaller pickles are sent with their frame, even if there is shared memory."""
 
+# From this size on, copying is done in a thread, not in the event loop.
 LEAST_IN_THREAD: Final = 2**23
-"""From this size on, copying is done in a thread, not in the event loop."""
 
 
 @dataclass(slots=True)
