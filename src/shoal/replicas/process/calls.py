@@ -17,11 +17,11 @@ import anyio.to_thread
 
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.jobs import HANDLER
-from shoal.replicas.process.endpoint_calls import FROM_CODE, EndpointCalls
+from shoal.replicas.process.calls_out import FROM_CODE, CallOutRunner
 from shoal.replicas.process.replies import PendingCall, Replies
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.errors import ErrorAsData, slots_as_exceptions
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import (
     LEAST_IN_THREAD,
     Message,
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 
 # The names of the code in errors, where it is not the handler.
 _NAMES: Final = {
-    Kind.START: "the code that was being started",
-    Kind.RECONFIGURE: "reconfigure()",
-    Kind.HEALTH: "health()",
+    FrameKind.START: "the code that was being started",
+    FrameKind.RECONFIGURE: "reconfigure()",
+    FrameKind.HEALTH: "health()",
 }
 
 
@@ -63,7 +63,7 @@ class Conversation:
         self.data = FrameConnection(worker.data, on_invalid_frame=on_invalid_frame)
         self.control = FrameConnection(worker.control, on_invalid_frame=on_invalid_frame)
         # A bound method would keep this object and the shared memory alive.
-        self.endpoint_calls = EndpointCalls(partial(_send_on, self.control))
+        self.calls_out = CallOutRunner(partial(_send_on, self.control))
         # Set when work is under way.
         self.at_work = anyio.Event()
         self._worker = worker
@@ -83,7 +83,7 @@ class Conversation:
     def is_idle(self) -> bool:
         return not self._replies.calls
 
-    async def ask(self, kind: Kind, message: Message) -> Any:
+    async def ask(self, kind: FrameKind, message: Message) -> Any:
         """Makes a call with one response; only the call that starts the code is not cancelled."""
         call = await self._begin(kind, message)
         try:
@@ -96,25 +96,25 @@ class Conversation:
 
     async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
         """Makes a call with a stream of responses."""
-        call = await self._begin(Kind.STREAM, message)
+        call = await self._begin(FrameKind.STREAM, message)
         taken = 0
         try:
             while True:
                 frame = await self._replies.next(call)
                 if frame is None:
                     raise self._worker.death()
-                if frame.kind is Kind.END:
+                if frame.kind is FrameKind.END:
                     return
                 yield await self._opened(frame, HANDLER)
                 taken += 1
                 if taken == STEPS_AHEAD // 2 and not call.is_over:
                     credit = packed(taken)
-                    self.data.send(self.codec.frame(Kind.CREDIT, call.id, credit))
+                    self.data.send(self.codec.frame(FrameKind.CREDIT, call.id, credit))
                     taken = 0
         finally:
-            await self._leave(call, Kind.STREAM)
+            await self._leave(call, FrameKind.STREAM)
 
-    async def ask_beside(self, kind: Kind) -> Any:
+    async def ask_beside(self, kind: FrameKind) -> Any:
         """Makes a call over the control channel, which does not wait behind work."""
         call = self._new_call(reads=False)
         try:
@@ -133,10 +133,10 @@ class Conversation:
         self.control.close()
 
     def drain(self) -> None:
-        self.control.send(MessageCodec().frame(Kind.DRAIN, 0))
+        self.control.send(MessageCodec().frame(FrameKind.DRAIN, 0))
 
     def close_worker(self) -> None:
-        self.data.send(self.codec.frame(Kind.CLOSE, 0))
+        self.data.send(self.codec.frame(FrameKind.CLOSE, 0))
 
     def handle(self, frame: Frame) -> None:
         self.codec.take_back(frame)
@@ -145,7 +145,7 @@ class Conversation:
 
     def handle_control(self, frame: Frame) -> None:
         if frame.kind in FROM_CODE:
-            self.endpoint_calls.handle(frame)
+            self.calls_out.handle(frame)
         else:
             self.handle(frame)
 
@@ -164,7 +164,7 @@ class Conversation:
         self._replies.calls[call.id] = call
         return call
 
-    async def _begin(self, kind: Kind, message: Message) -> PendingCall:
+    async def _begin(self, kind: FrameKind, message: Message) -> PendingCall:
         if self.codec.reserve(message):
             if message.size < LEAST_IN_THREAD:
                 self.codec.write(message)
@@ -185,22 +185,22 @@ class Conversation:
         self.data.send(self.codec.frame(kind, call.id, message))
         return call
 
-    async def _leave(self, call: PendingCall, kind: Kind) -> None:
+    async def _leave(self, call: PendingCall, kind: FrameKind) -> None:
         """Ends a call after the worker has stopped working on it."""
         try:
-            if not call.is_over and kind is not Kind.START:
+            if not call.is_over and kind is not FrameKind.START:
                 await self._interrupt(call, kind)
         finally:
             del self._replies.calls[call.id]
             while (frame := call.pop()) is not None:
                 self.codec.drop(frame)
 
-    async def _interrupt(self, call: PendingCall, kind: Kind) -> None:
+    async def _interrupt(self, call: PendingCall, kind: FrameKind) -> None:
         # The control channel reaches plain code, which does not read the data channel while it
         # works. The data channel reaches async code, and code that waits for a stream's reader.
-        self.control.send(MessageCodec().frame(Kind.CANCEL, call.id))
-        self.data.send(self.codec.frame(Kind.CANCEL, call.id))
-        if kind is Kind.RECONFIGURE:
+        self.control.send(MessageCodec().frame(FrameKind.CANCEL, call.id))
+        self.data.send(self.codec.frame(FrameKind.CANCEL, call.id))
+        if kind is FrameKind.RECONFIGURE:
             what, when = "reconfigure()", "it was cancelled"
             with anyio.move_on_after(self._grace_s, shield=True):
                 await self._replies.see_over(call)
@@ -226,7 +226,7 @@ class Conversation:
             except BaseException:
                 self.codec.drop(frame)
                 raise
-        if frame.kind is Kind.END:
+        if frame.kind is FrameKind.END:
             return None
         try:
             content = unpickled(frame.body, frame.buffers)
@@ -234,7 +234,7 @@ class Conversation:
             raise TypeError(
                 f"the answer of {self._where} can't be unpickled here: {error}"
             ) from error
-        if frame.kind is Kind.ERROR:
+        if frame.kind is FrameKind.ERROR:
             assert isinstance(content, ErrorAsData)
             raised = content.as_exception(self._where, name)
             try:
@@ -244,5 +244,5 @@ class Conversation:
         return slots_as_exceptions(content, self._where)
 
 
-def _send_on(control: FrameConnection, kind: Kind, id_: int, message: Message) -> None:
+def _send_on(control: FrameConnection, kind: FrameKind, id_: int, message: Message) -> None:
     control.send(MessageCodec().frame(kind, id_, message))

@@ -38,7 +38,7 @@ from shoal.replicas.gpus import environment_of
 from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process.calls import Conversation
 from shoal.replicas.process.wire.batch import batch_as_data
-from shoal.replicas.process.wire.frames import Kind
+from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.messages import packed
 from shoal.replicas.process.wire.start import (
     StartMessage,
@@ -107,7 +107,7 @@ class ProcessReplica(Replica):
                 tasks.start_soon(beside.run, worker.stdout.read)
                 tasks.start_soon(beside.run, worker.stderr.read)
                 tasks.start_soon(beside.run, conversation.control.read, conversation.handle_control)
-                tasks.start_soon(beside.run, conversation.endpoint_calls.run, self.on_call_out)
+                tasks.start_soon(beside.run, conversation.calls_out.run, self.on_call_out)
                 tasks.start_soon(beside.run, conversation.control.write)
                 tasks.start_soon(beside.run, conversation.data.write)
                 try:
@@ -150,7 +150,7 @@ class ProcessReplica(Replica):
 
     async def run(self, method: str, items: list[Any]) -> Any:
         conversation = self._working()
-        return await conversation.ask(Kind.RUN, _packed(method, items))
+        return await conversation.ask(FrameKind.RUN, _packed(method, items))
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
@@ -167,13 +167,13 @@ class ProcessReplica(Replica):
             message = packed(user_config)
         except Exception as error:
             raise TypeError(f"the user_config can't be sent to a process: {error}") from error
-        await conversation.ask(Kind.RECONFIGURE, message)
+        await conversation.ask(FrameKind.RECONFIGURE, message)
 
     async def check_health(self) -> None:
         conversation = self._working()
         assert self._description is not None
         asks = self._description.checks_health
-        await conversation.ask_beside(Kind.HEALTH if asks else Kind.PING)
+        await conversation.ask_beside(FrameKind.HEALTH if asks else FrameKind.PING)
 
     def drain(self) -> None:
         if self._conversation is not None:
@@ -227,7 +227,7 @@ class ProcessReplica(Replica):
         found: DescriptionAsData | None = None
         try:
             with anyio.move_on_after(timeout_s):
-                found = await conversation.ask(Kind.START, packed(start_message))
+                found = await conversation.ask(FrameKind.START, packed(start_message))
             if found is None:
                 worker.kill(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
                 with anyio.CancelScope(shield=True):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.process.wire.frames import Kind
+from shoal.replicas.process.wire.frames import FrameKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import Frame
 
-_LAST_FRAMES: Final = frozenset({Kind.RESULT, Kind.ERROR, Kind.END})
+_LAST_FRAMES: Final = frozenset({FrameKind.RESULT, FrameKind.ERROR, FrameKind.END})
 
 
 class PendingCall:

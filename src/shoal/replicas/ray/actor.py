@@ -46,7 +46,7 @@ from shoal.replicas.process.child.endpoints import (
     parent_channel,
 )
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
-from shoal.replicas.process.wire.frames import Frame, Kind
+from shoal.replicas.process.wire.frames import Frame, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message
 from shoal.replicas.process.wire.start import Defaults, DescriptionAsData, description_as_data
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
@@ -70,7 +70,7 @@ Load: TypeAlias = "tuple[list[Any], BatchAsData | None]"
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
 
 
-class Sent(NamedTuple):
+class RayFrame(NamedTuple):
     """A frame as Ray carries it; code may write to the buffers."""
 
     kind: int
@@ -79,35 +79,35 @@ class Sent(NamedTuple):
     buffers: tuple[bytearray, ...]
 
     @classmethod
-    def of(cls, kind: Kind, id_: int, message: Message) -> Sent:
+    def of(cls, kind: FrameKind, id_: int, message: Message) -> RayFrame:
         return cls(int(kind), id_, b"".join(message.parts), tuple(map(bytearray, message.buffers)))
 
     def frame(self) -> Frame:
-        return Frame(Kind(self.kind), self.id, self.body, None, [*self.buffers], ())
+        return Frame(FrameKind(self.kind), self.id, self.body, None, [*self.buffers], ())
 
 
-class ActorCarrier:
+class ActorTransport:
     """The actor's end: it is used from all threads of the actor."""
 
     def __init__(self) -> None:
         self._answer: Callable[[Frame], None] = lambda _: None
-        self._frames: queue.SimpleQueue[Sent] = queue.SimpleQueue()
+        self._frames: queue.SimpleQueue[RayFrame] = queue.SimpleQueue()
 
     def answer_by(self, answer: Callable[[Frame], None]) -> None:
         """Sets the function that gets each frame from the program."""
         self._answer = answer
 
-    def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
-        self._frames.put(Sent.of(kind, id_, message))
+    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
+        self._frames.put(RayFrame.of(kind, id_, message))
 
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[RayFrame]:
         """Waits until something is sent, and returns all available frames."""
         frames = [self._frames.get()]
         while not self._frames.empty():
             frames.append(self._frames.get())
         return frames
 
-    def answered(self, frames: list[Sent]) -> None:
+    def answered(self, frames: list[RayFrame]) -> None:
         """Forwards frames from the program."""
         for one in frames:
             self._answer(one.frame())
@@ -124,8 +124,8 @@ class ReplicaActor:
 
     def __init__(self, identity: tuple[str, str], loop: str) -> None:
         self._identity = Identity(*identity)
-        self._carrier = ActorCarrier()
-        self._channel = ParentChannel(self._carrier)
+        self._transport = ActorTransport()
+        self._channel = ParentChannel(self._transport)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
         self._end: Future[Ending] = Future()
@@ -156,13 +156,13 @@ class ReplicaActor:
         """Returns when a batched function of the code has raised an error that ends processes."""
         return self._end.result()
 
-    def sent(self) -> list[Sent]:
+    def sent(self) -> list[RayFrame]:
         """Waits until the code has sent frames of its calls to endpoints, and returns them."""
-        return self._carrier.sent()
+        return self._transport.sent()
 
-    def answered(self, frames: list[Sent]) -> None:
+    def answered(self, frames: list[RayFrame]) -> None:
         """Takes the frames of responses to the code's calls."""
-        self._carrier.answered(frames)
+        self._transport.answered(frames)
 
     def begin(
         self, definition: Definition, user_config: Any

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator
     from concurrent.futures import Future
 
-    from shoal.replicas.ray.actor import Answer, Sent
+    from shoal.replicas.ray.actor import Answer, RayFrame
     from shoal.replicas.threads import Soon
 
 # How many steps of a stream an actor runs before they are fetched.
@@ -164,15 +164,15 @@ class Link:
                 pump.drop()
                 await self._cancel(call, pump.ended)
 
-    async def sent(self) -> list[Sent]:
+    async def sent(self) -> list[RayFrame]:
         """Waits until the code has sent frames; on cancellation, they may be lost."""
         method = self._actor.sent.options(concurrency_group=CONTROL)
         with self._sending(None):
             reference = method.remote()
-        frames: list[Sent] = await self._result(reference)
+        frames: list[RayFrame] = await self._result(reference)
         return frames
 
-    async def answer(self, frames: list[Sent]) -> None:
+    async def answer(self, frames: list[RayFrame]) -> None:
         """Sends frames to the code, and waits until the actor has received them."""
         method = self._actor.answered.options(concurrency_group=CONTROL)
         with self._sending(None):

@@ -32,10 +32,10 @@ from shoal.failures.hints import constructor_hint
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
 from shoal.replicas.placements import RayOptions
-from shoal.replicas.process.endpoint_calls import EndpointCalls
+from shoal.replicas.process.calls_out import CallOutRunner
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
-from shoal.replicas.ray.actor import HOOKS, Sent
+from shoal.replicas.ray.actor import HOOKS, RayFrame
 from shoal.replicas.ray.cluster import (
     actor_options,
     asked_of_ray,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.description import Description
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.process.wire.frames import Kind
+    from shoal.replicas.process.wire.frames import FrameKind
     from shoal.replicas.process.wire.messages import Message
 
 logger: Final = logging.getLogger("shoal.replicas")
@@ -71,12 +71,12 @@ class CallsOut:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._answers: list[Sent] = []
+        self._answers: list[RayFrame] = []
         self._has_some = anyio.Event()
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
         """Makes and answers calls until the actor has died; `make` is None to refuse them."""
-        calls = EndpointCalls(self._send)
+        calls = CallOutRunner(self._send)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(calls.run, make)
@@ -87,8 +87,8 @@ class CallsOut:
         except* ReplicaDied:
             pass
 
-    def _send(self, kind: Kind, id_: int, message: Message) -> None:
-        self._answers.append(Sent.of(kind, id_, message))
+    def _send(self, kind: FrameKind, id_: int, message: Message) -> None:
+        self._answers.append(RayFrame.of(kind, id_, message))
         self._has_some.set()
 
     async def _write(self) -> None:

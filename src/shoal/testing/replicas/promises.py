@@ -19,7 +19,15 @@ from shoal.testing.replicas.code import (
     raise_panic,
     raise_system_exit,
 )
-from shoal.testing.replicas.stage import IDENTITY, READY, STOPPED, Call, Played, a_batch_of, outcome
+from shoal.testing.replicas.stage import (
+    IDENTITY,
+    READY,
+    STOPPED,
+    CheckedCall,
+    Played,
+    a_batch_of,
+    outcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +88,7 @@ async def knowing(stage: Stage, played: Played) -> None:
 async def at_once(stage: Stage, played: Played) -> None:
     async with anyio.create_task_group() as tasks:
         stage.promise = AT_ONCE
-        calls = [Call(stage, played.run("one", [number])) for number in range(5)]
+        calls = [CheckedCall(stage, played.run("one", [number])) for number in range(5)]
         for call in calls:
             tasks.start_soon(call.run)
         for number, call in enumerate(calls):
@@ -132,10 +140,10 @@ async def calls_that_are_left(stage: Stage) -> None:
         stage.expect(has_died or got == [2], f"it gave {got!r}")
 
 
-async def _leave(stage: Stage, work: Any, name: str) -> Call:
+async def _leave(stage: Stage, work: Any, name: str) -> CheckedCall:
     """Cancels a running call, and waits for its end."""
     stage.promise = LEFT
-    call = Call(stage, work)
+    call = CheckedCall(stage, work)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(call.run)
         await stage.until(f"holds {name}")
@@ -285,7 +293,7 @@ async def health(stage: Stage, played: Played) -> None:
             got = await outcome(played.replica.check_health())
             stage.expect(is_well == (got is None), f"with the config {config!r} it gave {got!r}")
         stage.promise = BESIDE
-        work = Call(stage, played.run("hold", ["a"]))
+        work = CheckedCall(stage, played.run("hold", ["a"]))
         tasks.start_soon(work.run)
         await stage.until("holds a")
         await played.replica.check_health()
@@ -294,7 +302,7 @@ async def health(stage: Stage, played: Played) -> None:
         await work.ended.wait()
         await played.replica.reconfigure("hang")
         looks = stage.folder.notes().count("health")
-        look = Call(stage, played.replica.check_health())
+        look = CheckedCall(stage, played.replica.check_health())
         tasks.start_soon(look.run)
         await stage.until("health", times=looks + 1)
         stage.expect(not look.ended.is_set(), f"health() was still at it, and it {look.result!r}")
@@ -324,7 +332,7 @@ async def kill(stage: Stage) -> None:
         async with stage.playing() as played, anyio.create_task_group() as tasks:
             stage.promise = KILLED
             work = played.run if method == "hold" else played.steps
-            call = Call(stage, work(method, [method]))
+            call = CheckedCall(stage, work(method, [method]))
             tasks.start_soon(call.run)
             await stage.until(f"holds {method}")
             played.replica.kill("out of luck")
@@ -342,7 +350,7 @@ async def kill(stage: Stage) -> None:
 async def cancelled(stage: Stage) -> None:
     async with stage.playing() as played, anyio.create_task_group() as tasks:
         stage.promise = CANCELLED
-        call = Call(stage, played.run("hold", ["a"]))
+        call = CheckedCall(stage, played.run("hold", ["a"]))
         tasks.start_soon(call.run)
         await stage.until("holds a")
         played.scope.cancel()

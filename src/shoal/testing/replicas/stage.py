@@ -76,7 +76,7 @@ class Played:
         return found
 
 
-class Call:
+class CheckedCall:
     """A call in its own task, and the events that the code had recorded when it ended."""
 
     def __init__(self, stage: Stage, work: Awaitable[Any]) -> None:

@@ -24,7 +24,7 @@ from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job
 from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.wire.connection import FrameConnection
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, packed
 from shoal.replicas.threads import loop_of_caller
 
@@ -88,7 +88,7 @@ class AsyncWork:
                 await self._connection.read_by_loop(self._handle)
             tasks.cancel_scope.cancel()
 
-    def send(self, kind: Kind, id_: int, message: Message) -> None:
+    def send(self, kind: FrameKind, id_: int, message: Message) -> None:
         self._connection.send(self._answers.codec.frame(kind, id_, message))
 
     def check_health(self, id_: int) -> None:
@@ -109,13 +109,13 @@ class AsyncWork:
 
     def _handle(self, frame: Frame) -> None:
         self._answers.codec.take_back(frame)
-        if frame.kind in (Kind.RUN, Kind.STREAM, Kind.RECONFIGURE):
+        if frame.kind in (FrameKind.RUN, FrameKind.STREAM, FrameKind.RECONFIGURE):
             self._calls[frame.id] = _Call()
             self._tasks.start_soon(self._work, frame, self._calls[frame.id])
-        elif frame.kind is Kind.CLOSE:
+        elif frame.kind is FrameKind.CLOSE:
             self._is_closing.cancel()
         elif (call := self._calls.get(frame.id)) is not None:
-            if frame.kind is Kind.CREDIT:
+            if frame.kind is FrameKind.CREDIT:
                 call.credit += self._answers.credit(frame)
                 call.has_credit.set()
             else:
@@ -123,7 +123,7 @@ class AsyncWork:
                 call.cancel_token.cancel()
 
     async def _work(self, frame: Frame, call: _Call) -> None:
-        kind, message = Kind.END, EMPTY
+        kind, message = FrameKind.END, EMPTY
         try:
             with call.scope:
                 kind, message = await self._attempt(frame, call)
@@ -132,24 +132,24 @@ class AsyncWork:
         # Sent only when nothing refers to the items any more: the frame gives their memory back.
         self.send(kind, frame.id, message)
 
-    async def _attempt(self, frame: Frame, call: _Call) -> tuple[Kind, Message]:
+    async def _attempt(self, frame: Frame, call: _Call) -> tuple[FrameKind, Message]:
         try:
-            if frame.kind is Kind.RUN:
-                return Kind.RESULT, await self._call(frame, call)
-            if frame.kind is Kind.STREAM:
+            if frame.kind is FrameKind.RUN:
+                return FrameKind.RESULT, await self._call(frame, call)
+            if frame.kind is FrameKind.STREAM:
                 work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
                 await in_own_context(self._stream(frame, call, work), self._hold_log_of(work))
-                return Kind.END, EMPTY
+                return FrameKind.END, EMPTY
             user_config = self._answers.codec.opened_here(frame)
             await self.call_hook(self._answers.takes_user_config(), user_config)
-            return Kind.RESULT, packed(None)
+            return FrameKind.RESULT, packed(None)
         except Exception as error:
-            return Kind.ERROR, self._answers.failure(error)
+            return FrameKind.ERROR, self._answers.failure(error)
         except BaseException as error:
             if goes_on(error, self._parking):
                 raise
-            name = "reconfigure()" if frame.kind is Kind.RECONFIGURE else HANDLER
-            return Kind.ERROR, self._answers.failure(own_copy(error, name))
+            name = "reconfigure()" if frame.kind is FrameKind.RECONFIGURE else HANDLER
+            return FrameKind.ERROR, self._answers.failure(own_copy(error, name))
 
     async def _call(self, frame: Frame, call: _Call) -> Message:
         work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
@@ -169,7 +169,7 @@ class AsyncWork:
         with work.is_running() if not work.handler.threaded else nullcontext():
             async with aclosing(self._steps(work)) as steps:
                 async for step in steps:
-                    self.send(Kind.PART, frame.id, self._answers.packed(work, step))
+                    self.send(FrameKind.PART, frame.id, self._answers.packed(work, step))
                     call.credit -= 1
                     while call.credit == 0:
                         call.has_credit = anyio.Event()

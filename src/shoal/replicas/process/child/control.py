@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, receive, send
+from shoal.replicas.process.wire.frames import FrameKind, FrameReader, encoded, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed
 from shoal.replicas.threads import loop_of_caller
 
@@ -79,7 +79,7 @@ class Control:
         """Sets the function that gets each response to a call of the code to an endpoint."""
         self._answer = answer
 
-    def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
+    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
         with self._sending:
             send(self._socket, encoded(kind, id_, message.parts, message.buffers))
 
@@ -87,9 +87,9 @@ class Control:
         if error is None and answer is False:
             error = RuntimeError("health() returned False")
         if error is None:
-            self.send(Kind.RESULT, id_, packed(None))
+            self.send(FrameKind.RESULT, id_, packed(None))
         else:
-            self.send(Kind.ERROR, id_, packed(as_data(error)))
+            self.send(FrameKind.ERROR, id_, packed(as_data(error)))
 
     def check_in_thread(self, id_: int, health: Callable[[], object], context: Context) -> None:
         """Runs a plain ``health()`` in a thread of its own, and sends the outcome."""
@@ -121,13 +121,13 @@ class Control:
             os._exit(1)  # the parent is gone
 
     def _handle(self, frame: Frame) -> None:
-        if frame.kind is Kind.PING:
-            self.send(Kind.RESULT, frame.id, packed(None))
-        elif frame.kind is Kind.CANCEL:
+        if frame.kind is FrameKind.PING:
+            self.send(FrameKind.RESULT, frame.id, packed(None))
+        elif frame.kind is FrameKind.CANCEL:
             self._cancel(frame.id)
-        elif frame.kind is Kind.DRAIN:
+        elif frame.kind is FrameKind.DRAIN:
             self.draining.set()
-        elif frame.kind is Kind.HEALTH:
+        elif frame.kind is FrameKind.HEALTH:
             self._check_health(frame.id)
         else:
             self._answer(frame)

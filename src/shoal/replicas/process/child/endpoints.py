@@ -21,7 +21,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.mapping import all_results
 from shoal.replicas.process.wire.errors import ErrorAsData
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.threads import WorkCancelled, loop_of_caller, runs_a_loop
 
@@ -61,20 +61,20 @@ class CancelToken:
 current_cancel_token: Final[ContextVar[CancelToken]] = ContextVar("shoal.current_cancel_token")
 
 
-class Carrier(Protocol):
+class FrameTransport(Protocol):
     """Carries the frames of calls between this process and its parent."""
 
     def answer_by(self, answer: Callable[[Frame], None]) -> None:
         """Sets the function that gets each frame from the parent; from any thread."""
 
-    def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
+    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
         """Sends a frame; from any thread."""
 
 
 class ParentChannel:
     """Makes calls over the control channel; they raise the endpoint's errors."""
 
-    def __init__(self, control: Carrier) -> None:
+    def __init__(self, control: FrameTransport) -> None:
         # The clock of this process's deadlines, less `time.monotonic`, in seconds.
         self.clock_offset = 0.0
         self._control = control
@@ -148,18 +148,18 @@ class ParentChannel:
             ) from error
         id_ = next(self._ids)
         self._takers[id_] = taker
-        self._control.send(Kind.CALL_OUT, id_, message)
+        self._control.send(FrameKind.CALL_OUT, id_, message)
         return id_
 
     def took(self, id_: int, steps: int) -> None:
         """Reports that a stream's reader has taken steps."""
-        self._control.send(Kind.CREDIT, id_, packed(steps))
+        self._control.send(FrameKind.CREDIT, id_, packed(steps))
 
     def leave(self, id_: int, *, is_over: bool) -> None:
         """Removes a call, and cancels it unless it is over."""
         self._takers.pop(id_, None)
         if not is_over:
-            self._control.send(Kind.CANCEL, id_)
+            self._control.send(FrameKind.CANCEL, id_)
 
     def _answered(self, frame: Frame) -> None:
         taker = self._takers.get(frame.id)
@@ -182,8 +182,8 @@ class _Answers:
     def opened(self, frame: Frame | None) -> Any:
         if frame is None:
             raise WorkCancelled("the work that made the call was cancelled")
-        self.is_over = frame.kind is not Kind.PART
-        if frame.kind is Kind.END:
+        self.is_over = frame.kind is not FrameKind.PART
+        if frame.kind is FrameKind.END:
             return None
         content = unpickled(frame.body, frame.buffers)
         if isinstance(content, ErrorAsData):

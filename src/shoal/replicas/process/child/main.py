@@ -41,7 +41,7 @@ from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, Kind, receive, send
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameKind, FrameReader, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
 from shoal.replicas.process.wire.start import description_as_data, running_main_again
@@ -120,7 +120,7 @@ class Child:
             if not is_async_class(definition.target):
                 answers = self._answers_of(definition, user_config)
         except Exception as error:
-            self._say(frame, Kind.ERROR, as_data(error))
+            self._say(frame, FrameKind.ERROR, as_data(error))
             sys.exit(1)
         if answers is not None and _is_plain(answers.instance):
             self._run_plain(frame, answers, user_config)
@@ -151,14 +151,14 @@ class Child:
             if (warm_up := instance.hook("warm_up")) is not None:
                 context.copy().run(warm_up)
         except Exception as error:
-            self._say(frame, Kind.ERROR, as_data(error))
+            self._say(frame, FrameKind.ERROR, as_data(error))
             sys.exit(1)
         self._control.cancel_by(work.cancel)
         if (health := instance.hook("health")) is not None:
             self._control.check_health_by(
                 lambda id_: self._control.check_in_thread(id_, health, context)
             )
-        self._say(frame, Kind.RESULT, description_as_data(instance.description))
+        self._say(frame, FrameKind.RESULT, description_as_data(instance.description))
         work.run()
         if (close := instance.hook("close")) is not None:
             try:
@@ -192,10 +192,10 @@ class Child:
                 await work.call_hook(warm_up)
         except Exception as error:
             self._socket.setblocking(True)
-            self._say(frame, Kind.ERROR, as_data(error))
+            self._say(frame, FrameKind.ERROR, as_data(error))
             sys.exit(1)
         self._control.check_health_by(work.check_health)
-        work.send(Kind.RESULT, frame.id, packed(description_as_data(instance.description)))
+        work.send(FrameKind.RESULT, frame.id, packed(description_as_data(instance.description)))
         await work.run()
         if (close := instance.hook("close")) is not None:
             try:
@@ -203,7 +203,7 @@ class Child:
             except Exception:
                 traceback.print_exc()
 
-    def _say(self, start_message: Frame, kind: Kind, content: Any) -> None:
+    def _say(self, start_message: Frame, kind: FrameKind, content: Any) -> None:
         send(self._socket, self._codec.frame(kind, start_message.id, packed(content)))
 
 

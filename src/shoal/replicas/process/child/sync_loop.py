@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shoal.replicas.code.jobs import DONE
 from shoal.replicas.process.child.endpoints import CancelToken
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind, receive, send
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, packed
 
 if TYPE_CHECKING:
@@ -62,13 +62,13 @@ class SyncWork:
                 self._cancel_token.cancel()
                 return
             self._dropped.add(id_)
-        self._control.send(Kind.END, id_)
+        self._control.send(FrameKind.END, id_)
 
     def run(self) -> None:
         """Runs calls until a message closes the worker, or the parent is gone."""
         while True:
             frame = self._put_aside.popleft() if self._put_aside else self._receive()
-            if frame is None or frame.kind is Kind.CLOSE:
+            if frame is None or frame.kind is FrameKind.CLOSE:
                 return
             self._handle(frame)
 
@@ -79,11 +79,11 @@ class SyncWork:
         return frame
 
     def _handle(self, frame: Frame) -> None:
-        if frame.kind is Kind.RUN:
+        if frame.kind is FrameKind.RUN:
             work = self._call
-        elif frame.kind is Kind.STREAM:
+        elif frame.kind is FrameKind.STREAM:
             work = self._stream
-        elif frame.kind is Kind.RECONFIGURE:
+        elif frame.kind is FrameKind.RECONFIGURE:
             work = self._reconfigure
         else:
             return  # belongs to a call that is over
@@ -93,14 +93,14 @@ class SyncWork:
             kind, message = work(frame)
             self._send(kind, frame.id, message)
 
-    def _call(self, frame: Frame) -> tuple[Kind, Message]:
+    def _call(self, frame: Frame) -> tuple[FrameKind, Message]:
         try:
             work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
-            return Kind.RESULT, self._answers.packed(work, work.plain_results())
+            return FrameKind.RESULT, self._answers.packed(work, work.plain_results())
         except BaseException as error:
             return self._failed(error)
 
-    def _stream(self, frame: Frame) -> tuple[Kind, Message]:
+    def _stream(self, frame: Frame) -> tuple[FrameKind, Message]:
         credit = STEPS_AHEAD
         try:
             work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
@@ -113,27 +113,27 @@ class SyncWork:
                     step = work.next_of(steps)
                     if step is DONE:
                         break
-                    self._send(Kind.PART, frame.id, self._answers.packed(work, step))
+                    self._send(FrameKind.PART, frame.id, self._answers.packed(work, step))
                     credit -= 1
             finally:
                 steps.close()
         except BaseException as error:
             return self._failed(error)
-        return Kind.END, EMPTY
+        return FrameKind.END, EMPTY
 
-    def _reconfigure(self, frame: Frame) -> tuple[Kind, Message]:
+    def _reconfigure(self, frame: Frame) -> tuple[FrameKind, Message]:
         try:
             user_config = self._answers.codec.opened_here(frame)
             copy_context().run(self._answers.takes_user_config(), user_config)
         except BaseException as error:
             return self._failed(error)
-        return Kind.RESULT, packed(None)
+        return FrameKind.RESULT, packed(None)
 
-    def _failed(self, error: BaseException) -> tuple[Kind, Message]:
+    def _failed(self, error: BaseException) -> tuple[FrameKind, Message]:
         """Returns the response to an error of the code; raises one that must end the process."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error
-        return Kind.ERROR, self._answers.failure(error)
+        return FrameKind.ERROR, self._answers.failure(error)
 
     def _wait_for_reader(self, id_: int) -> int:
         """Waits until a stream's reader takes steps or disconnects; returns their number."""
@@ -144,7 +144,7 @@ class SyncWork:
                 break
         else:
             frame = self._next_of(id_)
-        if frame.kind is Kind.CREDIT:
+        if frame.kind is FrameKind.CREDIT:
             return self._answers.credit(frame)
         self._is_cancelled = True
         return 0
@@ -159,7 +159,7 @@ class SyncWork:
                 return frame
             self._put_aside.append(frame)
 
-    def _send(self, kind: Kind, id_: int, message: Message) -> None:
+    def _send(self, kind: FrameKind, id_: int, message: Message) -> None:
         send(self._socket, self._answers.codec.frame(kind, id_, message))
 
     def _begins(self, frame: Frame) -> bool:

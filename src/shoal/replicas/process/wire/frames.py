@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The version of the protocol; both ends must have the same one.
 PROTOCOL: Final = 5
 Buffer: TypeAlias = bytes | bytearray | memoryview
-# Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
+# FrameKind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
 _HEADER: Final = struct.Struct("<BB?xIQQ")
 _NUMBER: Final = struct.Struct("<Q")
 _PLACE: Final = struct.Struct("<QQ")
@@ -56,7 +56,7 @@ def fresh_memory(size: int) -> memoryview:
     return memoryview(memory)
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame."""
 
     # Parent to child, over the data channel:
@@ -91,7 +91,7 @@ class Kind(IntEnum):
 
 
 # The kinds of frames of a connection.
-K = TypeVar("K", bound=IntEnum, default=Kind)
+K = TypeVar("K", bound=IntEnum, default=FrameKind)
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def encoded(
 class FrameReader(Generic[K]):
     """Decodes frames from the bytes of a socket, however they are split."""
 
-    def __init__(self, kinds: Any = Kind) -> None:
+    def __init__(self, kinds: Any = FrameKind) -> None:
         self._kinds: Callable[[int], K] = kinds
         self._chunk = memoryview(bytearray(_CHUNK))
         # The part of the chunk that was received and not yet parsed.

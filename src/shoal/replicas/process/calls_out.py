@@ -11,7 +11,7 @@ from shoal.batching.trace import continued
 from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame
 
 # The kinds of frames on the control channel that belong to such calls.
-FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CREDIT, Kind.CANCEL})
+FROM_CODE: Final = frozenset({FrameKind.CALL_OUT, FrameKind.CREDIT, FrameKind.CANCEL})
 
 
 class _Job:
@@ -33,22 +33,22 @@ class _Job:
         self.has_credit = anyio.Event()
 
 
-class EndpointCalls:
+class CallOutRunner:
     """Makes the calls of a worker's code to endpoints, each in a task of its own."""
 
-    def __init__(self, send: Callable[[Kind, int, Message], object]) -> None:
+    def __init__(self, send: Callable[[FrameKind, int, Message], object]) -> None:
         self._send = send
         self._jobs: dict[int, _Job] = {}
         self._asked: deque[Frame] = deque()
         self._has_some = anyio.Event()
 
     def handle(self, frame: Frame) -> None:
-        if frame.kind is Kind.CALL_OUT:
+        if frame.kind is FrameKind.CALL_OUT:
             self._jobs[frame.id] = _Job()
             self._asked.append(frame)
             self._has_some.set()
         elif (job := self._jobs.get(frame.id)) is not None:
-            if frame.kind is Kind.CREDIT:
+            if frame.kind is FrameKind.CREDIT:
                 job.credit += unpickled(frame.body)
                 job.has_credit.set()
             else:
@@ -74,18 +74,18 @@ class EndpointCalls:
                 with continued(call.trace):
                     if call.stream:
                         await self._stream(frame.id, job, await make(call))
-                        self._send(Kind.END, frame.id, EMPTY)
+                        self._send(FrameKind.END, frame.id, EMPTY)
                     else:
-                        self._send(Kind.RESULT, frame.id, _packed(call, await make(call)))
+                        self._send(FrameKind.RESULT, frame.id, _packed(call, await make(call)))
         except Exception as error:
-            self._send(Kind.ERROR, frame.id, packed(as_data(error)))
+            self._send(FrameKind.ERROR, frame.id, packed(as_data(error)))
         finally:
             del self._jobs[frame.id]
 
     async def _stream(self, id_: int, job: _Job, opened: Any) -> None:
         async with opened as steps:
             async for step in steps:
-                self._send(Kind.PART, id_, _packed(None, step))
+                self._send(FrameKind.PART, id_, _packed(None, step))
                 job.credit -= 1
                 while job.credit == 0:
                     job.has_credit = anyio.Event()
