@@ -165,7 +165,7 @@ def test_frames_cross_a_blocking_socket():
 
 def test_what_is_sent_has_a_number_that_changes_with_it():
     """Raise PROTOCOL when you change this test: a worker may have another version of Shoal."""
-    assert PROTOCOL == 5
+    assert PROTOCOL == 6
     assert sorted(FrameKind) == [*range(1, 15), 18]
     assert [one.name for one in fields(CallOut)] == [
         *("endpoint", "args", "kwargs", "stream", "options", "trace")

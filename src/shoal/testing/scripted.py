@@ -117,12 +117,15 @@ class _ScriptedHandler(Generic[B]):
 
     def __init__(self, *, patience_s: float = 60.0) -> None:
         self._patience_s = patience_s
-        self._arrivals = Arrivals[B](patience_s)
+        self._batches: list[B] = []
+        self._scripts: list[Script] = []
+        self._taken = 0
+        self._arrival: anyio.Event | None = None
 
     @property
     def batches(self) -> Sequence[B]:
         """All batches that the handler was called with, in order."""
-        return self._arrivals.batches
+        return self._batches
 
     async def next_batch(self) -> B:
         """Waits for the next batch that the handler is called with.
@@ -135,7 +138,20 @@ class _ScriptedHandler(Generic[B]):
 
         Checkpoint: always.
         """
-        return await self._arrivals.next()
+        await anyio.lowlevel.checkpoint()
+        with anyio.move_on_after(self._patience_s) as patience:
+            while self._taken == len(self._batches):
+                self._arrival = self._arrival or anyio.Event()
+                await self._arrival.wait()
+        # The handler may lose its patience at the same time, and then another batch begins.
+        if patience.cancelled_caught:
+            forgotten = self._forgotten()
+            raise AssertionError(
+                f"no batch arrived within {self._patience_s} s, after {self._taken} earlier ones"
+                + (f"; the test did not answer {forgotten}" if forgotten else "")
+            )
+        self._taken += 1
+        return self._batches[self._taken - 1]
 
     async def no_batch(self) -> None:
         """Waits until every other task waits, and asserts that there is no new batch.
@@ -146,8 +162,9 @@ class _ScriptedHandler(Generic[B]):
         Checkpoint: always.
         """
         await settle()
-        if untaken := self._arrivals.untaken():
-            raise AssertionError(f"there should be no batch, but there is {untaken[0]!r}")
+        if self._taken < len(self._scripts):
+            first = self._scripts[self._taken]
+            raise AssertionError(f"there should be no batch, but there is {first!r}")
 
     def __enter__(self) -> Self:
         return self
@@ -159,9 +176,20 @@ class _ScriptedHandler(Generic[B]):
         traceback: TracebackType | None,
     ) -> None:
         """Asserts that every batch that callers waited for was answered."""
-        forgotten = self._arrivals.forgotten()
+        forgotten = self._forgotten()
         if forgotten and exc is None:
             raise AssertionError(f"the test did not answer {forgotten}")
+
+    def _add(self, batch: B, script: Script) -> None:
+        self._batches.append(batch)
+        self._scripts.append(script)
+        if self._arrival is not None:
+            self._arrival.set()
+            self._arrival = None
+
+    def _forgotten(self) -> list[Script]:
+        """Returns the scripts whose answers callers wait for, or have waited for in vain."""
+        return [script for script in self._scripts if script.is_forgotten()]
 
 
 class ScriptedHandler(_ScriptedHandler[ScriptedBatch[T, R]], Generic[T, R]):
@@ -178,7 +206,7 @@ class ScriptedHandler(_ScriptedHandler[ScriptedBatch[T, R]], Generic[T, R]):
     async def __call__(self, items: list[T], /) -> Results[R]:
         """Waits for the test to answer a batch; called by the batcher."""
         script = Script(items, self._patience_s)
-        self._arrivals.add(ScriptedBatch(items, script), script)
+        self._add(ScriptedBatch(items, script), script)
         try:
             said: tuple[Results[R]] = await script.next()
         finally:
@@ -201,7 +229,7 @@ class ScriptedStreams(_ScriptedHandler[ScriptedSteps[T, R]], Generic[T, R]):
         """Waits for the test to make the steps of a batch; called by the batcher."""
         script = Script(items, self._patience_s)
         batch = ScriptedSteps[T, R](items, script)
-        self._arrivals.add(batch, script)
+        self._add(batch, script)
         try:
             said: tuple[Results[R]] | None
             while (said := await script.next()) is not None:
@@ -219,7 +247,7 @@ class Script:
         self.batch = current_batch()
         self.is_over = False
         self._patience_s = patience_s
-        self._said: deque[Any] = deque()
+        self._answers: deque[Any] = deque()
         self._changed = anyio.Event()
         self._is_complete = False  # the test has answered how the handler ends
         self._is_played = False  # the handler has ended in this way
@@ -231,7 +259,7 @@ class Script:
             raise AssertionError(f"{self!r} was answered before")
         if self.is_over:
             raise AssertionError(f"{self!r} can't be answered: its handler was cancelled")
-        self._said.append(what)
+        self._answers.append(what)
         self._is_complete = last
         self._changed.set()
 
@@ -243,8 +271,8 @@ class Script:
         except BaseException:
             self._was_waited_for = any(r.state is not State.CANCELLED for r in running)
             raise
-        said = self._said.popleft()
-        self._is_played = self._is_complete and not self._said
+        said = self._answers.popleft()
+        self._is_played = self._is_complete and not self._answers
         try:
             if isinstance(said, Exception):
                 raise said
@@ -254,10 +282,10 @@ class Script:
 
     async def _wait(self) -> None:
         with anyio.move_on_after(self._patience_s):
-            while not self._said:
+            while not self._answers:
                 self._changed = anyio.Event()
                 await self._changed.wait()
-        if not self._said:
+        if not self._answers:
             raise AssertionError(f"the test did not answer {self!r} within {self._patience_s} s")
 
     def was_cancelled(self) -> bool:
@@ -273,48 +301,3 @@ class Script:
 
     def __repr__(self) -> str:
         return f"the batch of {self.items!r:.200}"
-
-
-class Arrivals(Generic[B]):
-    """The batches of one scripted handler, and the test's wait for the next one."""
-
-    def __init__(self, patience_s: float) -> None:
-        self.batches: list[B] = []
-        self.scripts: list[Script] = []
-        self._patience_s = patience_s
-        self._taken = 0
-        self._arrival: anyio.Event | None = None
-
-    def add(self, batch: B, script: Script) -> None:
-        self.batches.append(batch)
-        self.scripts.append(script)
-        if self._arrival is not None:
-            self._arrival.set()
-            self._arrival = None
-
-    def untaken(self) -> list[Script]:
-        """Returns the batches that `next` has not returned yet."""
-        return self.scripts[self._taken :]
-
-    async def next(self) -> B:
-        await anyio.lowlevel.checkpoint()
-        with anyio.move_on_after(self._patience_s) as patience:
-            while not self.untaken():
-                self._arrival = self._arrival or anyio.Event()
-                await self._arrival.wait()
-        # The handler may lose its patience at the same time, and then another batch begins.
-        if patience.cancelled_caught:
-            raise AssertionError(
-                f"no batch arrived within {self._patience_s} s, after {self._taken} earlier ones"
-                + self._missing_answers()
-            )
-        self._taken += 1
-        return self.batches[self._taken - 1]
-
-    def forgotten(self) -> list[Script]:
-        """Returns the scripts whose answers callers wait for, or have waited for in vain."""
-        return [script for script in self.scripts if script.is_forgotten()]
-
-    def _missing_answers(self) -> str:
-        forgotten = self.forgotten()
-        return f"; the test did not answer {forgotten}" if forgotten else ""

@@ -107,6 +107,16 @@ class Instance:
             found = getattr(self._target, _RAYS[name], None)
         return found if callable(found) else None
 
+    @held
+    def reconfigure_hook(self, user_config: Any, tag: str) -> Callable[..., Any]:
+        hook = self.hook("reconfigure")
+        if hook is None:
+            raise TypeError(
+                f"{tag} was given user_config={user_config!r:.80}, but its code has no "
+                "method reconfigure(user_config)"
+            )
+        return hook
+
 
 def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "__call__", target

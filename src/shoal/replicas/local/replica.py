@@ -165,7 +165,7 @@ class LocalReplica(Replica):
     @holds_ctrl_c
     async def reconfigure(self, user_config: Any) -> None:
         self._work.check_open()
-        hook = self._takes_user_config(user_config)
+        hook = self.instance.reconfigure_hook(user_config, self.tag)
         if not is_async(hook):
             await self._reconfigured(Job(partial(hook, user_config), "reconfigure()"))
             return
@@ -236,7 +236,7 @@ class LocalReplica(Replica):
                 await self._construct()
                 self._check_code()
                 if (user_config := self.blueprint.user_config) is not None:
-                    takes = self._takes_user_config(user_config)
+                    takes = self.instance.reconfigure_hook(user_config, self.tag)
                     await self._call("reconfigure()", takes, user_config)
                 if (hook := self.instance.hook("warm_up")) is not None:
                     await self._call("warm_up()", hook)
@@ -270,16 +270,6 @@ class LocalReplica(Replica):
             self.instance = await self._in_thread(job, shield=False)
         else:
             self.instance = held(Instance)(definition)  # runs almost no user code
-
-    @held
-    def _takes_user_config(self, user_config: Any) -> Callable[..., Any]:
-        hook = self.instance.hook("reconfigure")
-        if hook is None:
-            raise TypeError(
-                f"{self.tag} was given user_config={user_config!r:.80}, but its code has no "
-                "method reconfigure(user_config)"
-            )
-        return hook
 
     async def _close(self) -> None:
         try:

@@ -44,6 +44,7 @@ from shoal.replicas.process.wire.start import (
     StartMessage,
     main_script,
     pickled_code,
+    received,
     running_main_again,
     why_unsendable,
 )
@@ -59,7 +60,6 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.process.wire.messages import Message
-    from shoal.replicas.process.wire.start import DescriptionAsData
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -224,11 +224,11 @@ class ProcessReplica(Replica):
         self, worker: Worker, conversation: Conversation, start_message: StartMessage
     ) -> Description:
         timeout_s = self.blueprint.options.start_timeout_s
-        found: DescriptionAsData | None = None
+        description: Description | None = None
         try:
             with anyio.move_on_after(timeout_s):
-                found = await conversation.ask(FrameKind.START, packed(start_message))
-            if found is None:
+                description = await conversation.ask(FrameKind.START, packed(start_message))
+            if description is None:
                 worker.kill(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
                 with anyio.CancelScope(shield=True):
                     await worker.ended.wait()
@@ -245,7 +245,7 @@ class ProcessReplica(Replica):
             # The frames of its traceback would keep the worker's objects alive with the error.
             raise ReplicaNotStarted(how) from error.with_traceback(None)
         path = self.blueprint.definition.import_path
-        return found.as_description(None if path is None else split_import_path(path)[0])
+        return received(description, path and split_import_path(path)[0])
 
     async def _live(self, worker: Worker, conversation: Conversation) -> None:
         await self._to_end.wait()

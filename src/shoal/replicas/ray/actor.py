@@ -48,7 +48,7 @@ from shoal.replicas.process.child.endpoints import (
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
 from shoal.replicas.process.wire.frames import Frame, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message
-from shoal.replicas.process.wire.start import Defaults, DescriptionAsData, description_as_data
+from shoal.replicas.process.wire.start import Defaults, sendable
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Handler
     from shoal.replicas.code.definition import Definition
+    from shoal.replicas.code.description import Description
     from shoal.replicas.process.wire.batch import BatchAsData
 
 CONTROL: Final = "control"
@@ -90,12 +91,8 @@ class ActorTransport:
     """The actor's end: it is used from all threads of the actor."""
 
     def __init__(self) -> None:
-        self._answer: Callable[[Frame], None] = lambda _: None
+        self.on_answer: Callable[[Frame], object] = lambda _: None
         self._frames: queue.SimpleQueue[RayFrame] = queue.SimpleQueue()
-
-    def answer_by(self, answer: Callable[[Frame], None]) -> None:
-        """Sets the function that gets each frame from the program."""
-        self._answer = answer
 
     def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
         self._frames.put(RayFrame.of(kind, id_, message))
@@ -110,7 +107,7 @@ class ActorTransport:
     def answered(self, frames: list[RayFrame]) -> None:
         """Forwards frames from the program."""
         for one in frames:
-            self._answer(one.frame())
+            self.on_answer(one.frame())
 
 
 class Ending(NamedTuple):
@@ -166,7 +163,7 @@ class ReplicaActor:
 
     def begin(
         self, definition: Definition, user_config: Any
-    ) -> tuple[DescriptionAsData | None, ErrorAsData | None]:
+    ) -> tuple[Description | None, ErrorAsData | None]:
         """Starts the code, and returns its description."""
         try:
             with self._code_context():
@@ -183,7 +180,7 @@ class ReplicaActor:
                 self._call_hook("warm_up")
         except BaseException as error:
             return None, _sendable(error)
-        return description_as_data(instance.description), None
+        return sendable(instance.description), None
 
     def run(self, call: int, method: str, load: Load) -> Answer:
         """Runs a unary method; returns None as the results if it was cancelled."""

@@ -130,12 +130,7 @@ class Link:
 
     async def ask(self, name: str, *args: Any, group: str | None = None) -> Any:
         """Calls a method of the actor; if this is cancelled, the actor keeps running the call."""
-        method = getattr(self._actor, name)
-        if group is not None:
-            method = method.options(concurrency_group=group)
-        with self._sending(args):
-            reference = method.remote(*args)
-        return self._taken(await self._result(reference))
+        return self._taken(await self._call(name, *args, group=group))
 
     async def run(self, method: str, load: Any) -> Any:
         call = next(self._calls)
@@ -166,18 +161,12 @@ class Link:
 
     async def sent(self) -> list[RayFrame]:
         """Waits until the code has sent frames; on cancellation, they may be lost."""
-        method = self._actor.sent.options(concurrency_group=CONTROL)
-        with self._sending(None):
-            reference = method.remote()
-        frames: list[RayFrame] = await self._result(reference)
+        frames: list[RayFrame] = await self._call("sent", group=CONTROL)
         return frames
 
     async def answer(self, frames: list[RayFrame]) -> None:
         """Sends frames to the code, and waits until the actor has received them."""
-        method = self._actor.answered.options(concurrency_group=CONTROL)
-        with self._sending(None):
-            reference = method.remote(frames)
-        await self._result(reference)
+        await self._call("answered", frames, group=CONTROL)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:
         """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent."""
@@ -204,6 +193,14 @@ class Link:
         death = ReplicaDied(f"{self._tag} {how}", replica=self._tag)
         death.__cause__ = cause
         return death
+
+    async def _call(self, name: str, *args: Any, group: str | None) -> Any:
+        method = getattr(self._actor, name)
+        if group is not None:
+            method = method.options(concurrency_group=group)
+        with self._sending(args):
+            reference = method.remote(*args)
+        return await self._result(reference)
 
     async def _result(self, reference: Any) -> Any:
         future = reference.future()

@@ -35,6 +35,7 @@ from shoal.replicas.placements import RayOptions
 from shoal.replicas.process.calls_out import CallOutRunner
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
+from shoal.replicas.process.wire.start import received
 from shoal.replicas.ray.actor import HOOKS, RayFrame
 from shoal.replicas.ray.cluster import (
     actor_options,
@@ -211,10 +212,9 @@ class RayReplica(Replica):
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         tasks.start_soon(self._beside.run, self._calls_out.run, self.on_call_out)
         definition = blueprint.definition
-        data = await self._link.ask("begin", definition, blueprint.user_config)
+        description = await self._link.ask("begin", definition, blueprint.user_config)
         path = definition.import_path
-        description: Description = data.as_description(path and split_import_path(path)[0])
-        return description
+        return received(description, path and split_import_path(path)[0])
 
     def _limit(self, option: str, limit_s: float | None) -> None:
         """Limits the stage of the start that begins now."""

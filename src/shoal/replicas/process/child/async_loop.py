@@ -21,11 +21,12 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import is_async
-from shoal.replicas.code.jobs import DONE, HANDLER, Job
+from shoal.replicas.code.jobs import DONE, HANDLER, Job, PlainSteps
 from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
-from shoal.replicas.process.wire.messages import EMPTY, packed
+from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled
 from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class AsyncWork:
             self._is_closing.cancel()
         elif (call := self._calls.get(frame.id)) is not None:
             if frame.kind is FrameKind.CREDIT:
-                call.credit += self._answers.credit(frame)
+                call.credit += unpickled(frame.body)
                 call.has_credit.set()
             else:
                 call.scope.cancel()
@@ -141,15 +142,15 @@ class AsyncWork:
                 await in_own_context(self._stream(frame, call, work), self._hold_log_of(work))
                 return FrameKind.END, EMPTY
             user_config = self._answers.codec.opened_here(frame)
-            await self.call_hook(self._answers.takes_user_config(), user_config)
+            await self.call_hook(self._answers.reconfigure_hook(user_config), user_config)
             return FrameKind.RESULT, packed(None)
         except Exception as error:
-            return FrameKind.ERROR, self._answers.failure(error)
+            return FrameKind.ERROR, packed(as_data(error))
         except BaseException as error:
             if goes_on(error, self._parking):
                 raise
             name = "reconfigure()" if frame.kind is FrameKind.RECONFIGURE else HANDLER
-            return FrameKind.ERROR, self._answers.failure(own_copy(error, name))
+            return FrameKind.ERROR, packed(as_data(own_copy(error, name)))
 
     async def _call(self, frame: Frame, call: _Call) -> Message:
         work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
@@ -181,7 +182,7 @@ class AsyncWork:
         return self._plain_steps(work) if work.handler.threaded else work.handler.steps(work.items)
 
     async def _plain_steps(self, work: Work) -> AsyncGenerator[Any, None]:
-        steps = work.plain_steps()
+        steps = PlainSteps(work.handler, work.items)
         try:
             while (step := await self._in_thread(partial(work.next_of, steps))) is not DONE:
                 yield step

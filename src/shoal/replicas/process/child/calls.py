@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.trace import continued
+from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
-from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
-from shoal.replicas.process.wire.messages import packed, places_of, unpickled
+from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data
+from shoal.replicas.process.wire.messages import packed, places_of
 from shoal.replicas.process.wire.start import Defaults, why_unsendable
 
 if TYPE_CHECKING:
@@ -82,10 +83,6 @@ class Work:
         with self.is_running():
             return plain_results(self.handler, self.items)
 
-    def plain_steps(self) -> PlainSteps:
-        """Returns the steps of a plain generator method; none of its code has run yet."""
-        return PlainSteps(self.handler, self.items)
-
     def next_of(self, steps: PlainSteps) -> Any:
         """Runs and returns the next step, in this thread; `jobs.DONE` if there is none."""
         with self.is_running():
@@ -149,19 +146,5 @@ class CallAnswers:
             self.codec.write(message)
         return message
 
-    def failure(self, error: BaseException) -> Message:
-        return packed(as_data(error))
-
-    def credit(self, frame: Frame) -> int:
-        """Returns how many steps of a stream its reader has taken."""
-        count: int = unpickled(frame.body)
-        return count
-
-    def takes_user_config(self) -> Callable[..., Any]:
-        """Returns the code's ``reconfigure``, or raises a TypeError."""
-        hook = self.instance.hook("reconfigure")
-        if hook is None:
-            raise TypeError(
-                "it was given a user_config, but its code has no method reconfigure(user_config)"
-            )
-        return hook
+    def reconfigure_hook(self, user_config: Any) -> Callable[..., Any]:
+        return self.instance.reconfigure_hook(user_config, running_replica.get().replica)

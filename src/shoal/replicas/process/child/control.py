@@ -60,24 +60,14 @@ class Control:
     """The worker's end of the control channel, for all its threads."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._cancel: Callable[[int], None] = _ignore
-        self._check_health: Callable[[int], None] = _ignore
-        self._answer: Callable[[Frame], None] = _ignore
+        # These get the id of a cancelled call, the id of a health check, for which they must call
+        # `answer_health`, and each response to a call of the code to an endpoint.
+        self.on_cancel: Callable[[int], object] = _ignore
+        self.on_health_check: Callable[[int], object] = _ignore
+        self.on_answer: Callable[[Frame], object] = _ignore
         self.draining = ThreadsafeDraining()
         self._socket = sock
         self._sending = threading.Lock()
-
-    def cancel_by(self, cancel: Callable[[int], None]) -> None:
-        """Sets the function that cancels a call, by its id."""
-        self._cancel = cancel
-
-    def check_health_by(self, check: Callable[[int], None]) -> None:
-        """Sets the function that checks health, and must call `answer_health` with the id."""
-        self._check_health = check
-
-    def answer_by(self, answer: Callable[[Frame], None]) -> None:
-        """Sets the function that gets each response to a call of the code to an endpoint."""
-        self._answer = answer
 
     def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
         with self._sending:
@@ -124,13 +114,13 @@ class Control:
         if frame.kind is FrameKind.PING:
             self.send(FrameKind.RESULT, frame.id, packed(None))
         elif frame.kind is FrameKind.CANCEL:
-            self._cancel(frame.id)
+            self.on_cancel(frame.id)
         elif frame.kind is FrameKind.DRAIN:
             self.draining.set()
         elif frame.kind is FrameKind.HEALTH:
-            self._check_health(frame.id)
+            self.on_health_check(frame.id)
         else:
-            self._answer(frame)
+            self.on_answer(frame)
 
 
 def _ignore(_what: object) -> None:

@@ -64,8 +64,8 @@ current_cancel_token: Final[ContextVar[CancelToken]] = ContextVar("shoal.current
 class FrameTransport(Protocol):
     """Carries the frames of calls between this process and its parent."""
 
-    def answer_by(self, answer: Callable[[Frame], None]) -> None:
-        """Sets the function that gets each frame from the parent; from any thread."""
+    # Gets each frame from the parent; from any thread.
+    on_answer: Callable[[Frame], object]
 
     def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
         """Sends a frame; from any thread."""
@@ -81,7 +81,7 @@ class ParentChannel:
         self._ids = count(1)
         # The function that receives the frames of each call; the watchdog's thread calls it.
         self._takers: dict[int, Callable[[Frame], object]] = {}
-        control.answer_by(self._answered)
+        control.on_answer = self._answered
 
     def call(self, call: CallOut) -> Any:
         """Blocks until there is a response; raises RuntimeError in an event loop."""

@@ -44,7 +44,7 @@ from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameKind, FrameReader, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
-from shoal.replicas.process.wire.start import description_as_data, running_main_again
+from shoal.replicas.process.wire.start import running_main_again, sendable
 
 if TYPE_CHECKING:
     import io
@@ -138,7 +138,7 @@ class Child:
     def _answers_of(self, definition: Definition, user_config: Any) -> CallAnswers:
         answers = CallAnswers(self._codec, Instance(definition), self._control.draining)
         if user_config is not None:
-            answers.takes_user_config()
+            answers.reconfigure_hook(user_config)
         return answers
 
     def _run_plain(self, frame: Frame, answers: CallAnswers, user_config: Any) -> None:
@@ -147,18 +147,18 @@ class Child:
         context = copy_context()
         try:
             if user_config is not None:
-                context.copy().run(answers.takes_user_config(), user_config)
+                context.copy().run(answers.reconfigure_hook(user_config), user_config)
             if (warm_up := instance.hook("warm_up")) is not None:
                 context.copy().run(warm_up)
         except Exception as error:
             self._say(frame, FrameKind.ERROR, as_data(error))
             sys.exit(1)
-        self._control.cancel_by(work.cancel)
+        self._control.on_cancel = work.cancel
         if (health := instance.hook("health")) is not None:
-            self._control.check_health_by(
-                lambda id_: self._control.check_in_thread(id_, health, context)
+            self._control.on_health_check = lambda id_: self._control.check_in_thread(
+                id_, health, context
             )
-        self._say(frame, FrameKind.RESULT, description_as_data(instance.description))
+        self._say(frame, FrameKind.RESULT, sendable(instance.description))
         work.run()
         if (close := instance.hook("close")) is not None:
             try:
@@ -187,15 +187,15 @@ class Child:
             instance = answers.instance
             work = make(answers, self._control, self._socket, self._reader, context)
             if user_config is not None:
-                await work.call_hook(answers.takes_user_config(), user_config)
+                await work.call_hook(answers.reconfigure_hook(user_config), user_config)
             if (warm_up := instance.hook("warm_up")) is not None:
                 await work.call_hook(warm_up)
         except Exception as error:
             self._socket.setblocking(True)
             self._say(frame, FrameKind.ERROR, as_data(error))
             sys.exit(1)
-        self._control.check_health_by(work.check_health)
-        work.send(FrameKind.RESULT, frame.id, packed(description_as_data(instance.description)))
+        self._control.on_health_check = work.check_health
+        work.send(FrameKind.RESULT, frame.id, packed(sendable(instance.description)))
         await work.run()
         if (close := instance.hook("close")) is not None:
             try:

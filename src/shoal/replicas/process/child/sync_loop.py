@@ -17,10 +17,11 @@ from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
-from shoal.replicas.code.jobs import DONE
+from shoal.replicas.code.jobs import DONE, PlainSteps
 from shoal.replicas.process.child.endpoints import CancelToken
+from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, receive, send
-from shoal.replicas.process.wire.messages import EMPTY, packed
+from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled
 
 if TYPE_CHECKING:
     import socket
@@ -104,7 +105,7 @@ class SyncWork:
         credit = STEPS_AHEAD
         try:
             work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
-            steps = work.plain_steps()
+            steps = PlainSteps(work.handler, work.items)
             try:
                 while not self._is_cancelled:
                     if credit == 0:
@@ -124,7 +125,7 @@ class SyncWork:
     def _reconfigure(self, frame: Frame) -> tuple[FrameKind, Message]:
         try:
             user_config = self._answers.codec.opened_here(frame)
-            copy_context().run(self._answers.takes_user_config(), user_config)
+            copy_context().run(self._answers.reconfigure_hook(user_config), user_config)
         except BaseException as error:
             return self._failed(error)
         return FrameKind.RESULT, packed(None)
@@ -133,7 +134,7 @@ class SyncWork:
         """Returns the response to an error of the code; raises one that must end the process."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error
-        return FrameKind.ERROR, self._answers.failure(error)
+        return FrameKind.ERROR, packed(as_data(error))
 
     def _wait_for_reader(self, id_: int) -> int:
         """Waits until a stream's reader takes steps or disconnects; returns their number."""
@@ -145,7 +146,8 @@ class SyncWork:
         else:
             frame = self._next_of(id_)
         if frame.kind is FrameKind.CREDIT:
-            return self._answers.credit(frame)
+            steps: int = unpickled(frame.body)
+            return steps
         self._is_cancelled = True
         return 0
 

@@ -16,24 +16,18 @@ import os
 import pickle
 import sys
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from shoal.replicas.code.description import Description, Method
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shoal.replicas.code.definition import Definition
+    from shoal.replicas.code.description import Description, Method
 
 _PLAIN = (str, int, float, complex, bool, bytes, type(None))
-_KINDS: Final = (
-    Parameter.POSITIONAL_ONLY,
-    Parameter.POSITIONAL_OR_KEYWORD,
-    Parameter.VAR_POSITIONAL,
-    Parameter.KEYWORD_ONLY,
-    Parameter.VAR_KEYWORD,
-)
-
 
 # Whether this worker is running its parent's main script, to find the code in it.
 running_main_again: Final[ContextVar[bool]] = ContextVar("shoal.running_main_again", default=False)
@@ -123,61 +117,31 @@ class Default:
         return f"<the default of {self.parameter}>"
 
 
-class ParameterAsData(NamedTuple):
-    """A parameter as data, for another process."""
-
-    name: str
-    kind: int
-    default: Any
-    annotation: bytes | None
+def sendable(description: Description) -> Description:
+    """Replaces annotations with their pickles, and defaults that are not sent."""
+    return _converted(description, _pickled, _default)
 
 
-class MethodAsData(NamedTuple):
-    """A method as data, for another process."""
-
-    name: str
-    parameters: list[ParameterAsData]
-    answer: bytes | None
-    streams: bool
-    batched: bool
-    gathers: bool
+def received(description: Description, own_module: str | None) -> Description:
+    """Restores the annotations of `sendable` without importing the code's `own_module`."""
+    return _converted(description, partial(_annotation, own_module), lambda p: p.default)
 
 
-class DescriptionAsData(NamedTuple):
-    """A description as data, for another process."""
-
-    methods: list[MethodAsData]
-    reconfigures: bool
-    checks_health: bool
-
-    def as_description(self, own_module: str | None) -> Description:
-        """Rebuilds the description without importing the code's `own_module`."""
-        return Description(
-            {method.name: _method(method, own_module) for method in self.methods},
-            reconfigures=self.reconfigures,
-            checks_health=self.checks_health,
-        )
-
-
-def description_as_data(description: Description) -> DescriptionAsData:
-    return DescriptionAsData(
-        [
-            MethodAsData(
-                method.name,
-                [
-                    ParameterAsData(p.name, int(p.kind), _default(p), _pickled(p.annotation))
-                    for p in method.signature.parameters.values()
-                ],
-                _pickled(method.signature.return_annotation),
-                method.streams,
-                method.batched,
-                method.gathers,
-            )
-            for method in description.methods.values()
-        ],
-        description.reconfigures,
-        description.checks_health,
-    )
+def _converted(
+    description: Description,
+    annotation: Callable[[Any], Any],
+    default: Callable[[Parameter], Any],
+) -> Description:
+    methods: dict[str, Method] = {}
+    for name, method in description.methods.items():
+        parameters = [
+            Parameter(p.name, p.kind, default=default(p), annotation=annotation(p.annotation))
+            for p in method.signature.parameters.values()
+        ]
+        returned = annotation(method.signature.return_annotation)
+        signature = Signature(parameters, return_annotation=returned)
+        methods[name] = replace(method, signature=signature)
+    return replace(description, methods=methods)
 
 
 class Defaults:
@@ -223,23 +187,7 @@ def _pickled(annotation: Any) -> bytes | None:
         return None
 
 
-def _method(method: MethodAsData, own_module: str | None) -> Method:
-    signature = Signature(
-        [
-            Parameter(
-                p.name,
-                _KINDS[p.kind],
-                default=p.default,
-                annotation=_annotation(p.annotation, own_module),
-            )
-            for p in method.parameters
-        ],
-        return_annotation=_annotation(method.answer, own_module),
-    )
-    return Method(method.name, signature, method.streams, method.batched, method.gathers)
-
-
-def _annotation(data: bytes | None, own_module: str | None) -> Any:
+def _annotation(own_module: str | None, data: bytes | None) -> Any:
     if data is None:
         return Parameter.empty
     try:
