@@ -221,7 +221,7 @@ async def test_many_calls_run_at_once(folder):
         for _ in range(50):
             tasks.start_soon(played.run, "is_stuck", [1])
         await noted(folder, "began", 50)
-        folder.let_go("on")
+        folder.release("on")
 
 
 async def test_a_replica_whose_process_is_killed_dies(folder):
@@ -464,7 +464,7 @@ async def test_a_crash_in_a_stream_comes_after_its_steps(folder):
     async with playing(Model, folder.path) as played:
         async with aclosing(played.replica.run_stream("crashes_in_a_step", [1])) as steps:
             assert await anext(steps) == [1]
-            folder.let_go("on")
+            folder.release("on")
             with pytest.raises(ReplicaDied):
                 await anext(steps)
         await played.ended.wait()

@@ -62,13 +62,13 @@ def _of_the_code(error: BaseException) -> Exception:
 class holding:  # noqa: N801 - used as a function
     """Runs user code in a block, so that it raises only `Exception`s. Cancellation propagates.
 
-    The task's function must be marked with `holds_ctrl_c`. `told` converts other exceptions.
+    The task's function must be marked with `holds_ctrl_c`. `convert` converts other exceptions.
     """
 
-    __slots__ = ("_told",)
+    __slots__ = ("_convert",)
 
-    def __init__(self, told: Callable[[BaseException], Exception] = _of_the_code) -> None:
-        self._told = told
+    def __init__(self, convert: Callable[[BaseException], Exception] = _of_the_code) -> None:
+        self._convert = convert
 
     def __enter__(self) -> None:
         pass
@@ -78,4 +78,4 @@ class holding:  # noqa: N801 - used as a function
             return
         if not ends_the_program(error) and goes_on(error, parking_of_this_loop()):
             return
-        raise self._told(error) from error
+        raise self._convert(error) from error

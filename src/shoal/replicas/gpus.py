@@ -91,12 +91,12 @@ def _readings_by_name(readings: Iterable[GpuReading]) -> dict[str, GpuReading]:
     if ours is None:
         return {str(one.index): one for one in readings}
     by_index = list(readings)
-    found: dict[str, GpuReading] = {}
+    by_name: dict[str, GpuReading] = {}
     for name in ours:
         matching = [one for one in by_index if _names(name, one)]
         if len(matching) == 1:
-            found[name] = matching[0]
-    return found
+            by_name[name] = matching[0]
+    return by_name
 
 
 def _names(name: str, reading: GpuReading) -> bool:
@@ -144,13 +144,13 @@ class Nvml:
 
     def readings(self) -> tuple[GpuReading, ...]:
         """Leaves out GPUs that do not respond."""
-        found: list[GpuReading] = []
+        readings: list[GpuReading] = []
         for index in range(min(self.count(), _MOST_DEVICES)):
             try:
-                found.append(self._reading(index))
+                readings.append(self._reading(index))
             except self._module.NVMLError:
                 continue  # the GPU has fallen off the bus
-        return tuple(found)
+        return tuple(readings)
 
     def _reading(self, index: int) -> GpuReading:
         module = self._module

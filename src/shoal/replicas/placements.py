@@ -206,17 +206,17 @@ def _check_effect(placement: str, by_name: Mapping[str, Any], own: Mapping[str, 
 
 def placement_of(placement: Any, options: Mapping[str, Any] | None = None) -> Placement:
     """Loads a placement by name or path, and checks `options` against its ``Options``."""
-    found = checked_placement(placement)
-    if isinstance(found, str):
-        found = imported(BUILT_IN[found].path if found in BUILT_IN else found)
-    if not callable(found):
+    loaded = checked_placement(placement)
+    if isinstance(loaded, str):
+        loaded = imported(BUILT_IN[loaded].path if loaded in BUILT_IN else loaded)
+    if not callable(loaded):
         raise _not_callable(placement)
-    record: Any = getattr(found, "Options", None)
+    record: Any = getattr(loaded, "Options", None)
     if record is not None and options is not None:
         if not isinstance(record, type) or not is_dataclass(record):
-            raise TypeError(f"{placement_name(found)}.Options must be a dataclass, not {record!r}")
+            raise TypeError(f"{placement_name(loaded)}.Options must be a dataclass, not {record!r}")
         held(record_of, "the placement's Options")(record, "placement_options", options)
-    return cast("Placement", found)
+    return cast("Placement", loaded)
 
 
 def placement_name(placement: Any) -> str:

@@ -37,7 +37,7 @@ ONCE: Final = "every request that is added is returned by one take, or removed, 
 PRESSURE: Final = "with a pressure and a request in the queue, decide returns Dispatch"
 SIZE: Final = "after Dispatch, take returns at least one request and at most its size"
 TIME: Final = "if nothing else happens, decide returns Dispatch at the time that Wait named"
-WOKEN: Final = "a waiting slot is told, by a time, a number or add, when to decide again"
+WOKEN: Final = "a waiting slot learns, by a time, a number or add, when to decide again"
 EMPTY: Final = "with an empty queue, decide returns Wait"
 ROOM: Final = "take_within returns no more than fits into the room"
 PLACES: Final = "put_back puts requests back to their old positions"
@@ -121,10 +121,10 @@ class _Trial:
         else:
             self._last_arrival = self._now
         self._has_happened = True
-        is_told = self._policy.add(self._make_request(self._random, self._last_arrival))
+        must_decide = self._policy.add(self._make_request(self._random, self._last_arrival))
         if self._asleep is None:
             return
-        if is_told or len(self._policy.queue) == self._asleep.wake_at:
+        if must_decide or len(self._policy.queue) == self._asleep.wake_at:
             self._look()
         elif self._random.random() < 0.5:
             self._check_sleeping_slot(self._asleep)
@@ -174,7 +174,7 @@ class _Trial:
         """Checks that a sleeping slot did not need to be woken."""
         decision = self._policy.decide(self._now, None)
         if isinstance(decision, Dispatch) or time_of(decision) < time_of(asleep):
-            raise self._policy.broken(f"{WOKEN}, but the last one was told {asleep}")
+            raise self._policy.broken(f"{WOKEN}, but the last one got {asleep}")
 
     def _pressure(self) -> None:
         queue = self._policy.queue
@@ -221,9 +221,9 @@ class WatchedPolicy:
         request.state = State.QUEUED
         self._names[request] = self.queue[request] = name = f"r{len(self._names) + 1}"
         what = f"add({name}), item={request.item!r:.40}, arrived_at={request.arrived_at}"
-        is_told = self._call(what, self._policy.add, request)
+        must_decide = self._call(what, self._policy.add, request)
         self._compare()
-        return bool(is_told)
+        return bool(must_decide)
 
     def remove(self, request: Request) -> None:
         request.state = State.CANCELLED

@@ -21,7 +21,7 @@ from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, say
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.failures.hints import server_hint
-from shoal.replicas.code.definition import loggers_kept_on
+from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.server.activation import NO_SOCKETS, PassedSockets
 from shoal.server.listeners import AppListener, Unix
 from shoal.server.log_errors import contained
@@ -188,7 +188,7 @@ async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
 
     is_up = anyio.Event()
     startup = ExitStack()
-    startup.enter_context(loggers_kept_on())
+    startup.enter_context(keeping_loggers_on())
     shoals = run.shoals
     loading = Progress(f"loading {run.spec}", tuple if shoals is None else shoals.own_pages.loading)
     startup.enter_context(loading)

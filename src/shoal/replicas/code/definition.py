@@ -5,9 +5,9 @@
 An import path is loaded where the replica runs. The code of a process replica need not be imported
 here, nor be importable by this interpreter.
 
-Shoal fills in the parameters that are annotated with a class marked by `given_by`: they get handles
-of endpoints. The endpoint has the parameter's name, or another one: ``Annotated[Handle, "old"]``.
-Callers don't pass these parameters.
+Shoal fills in the parameters that are annotated with a class marked by `makes_handles`: they get
+handles of endpoints. The endpoint has the parameter's name, or another one: ``Annotated[Handle,
+"old"]``. Callers don't pass these parameters.
 
 A handle is made where the code runs, so the code can be an import path as well. It is filled in as
 with `functools.partial`, so functions that read the code's parameters leave it out.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="Callable[..., Any]")
 Cls = TypeVar("Cls", bound=type)
 
-_GIVEN: Final = "__shoal_given__"
+_MAKER: Final = "__shoal_given__"
 
 
 class OwnPath(str):
@@ -93,7 +93,7 @@ class Definition:
 
     def instantiated(self, cls: Any) -> Any:
         """Instantiates a class with its init arguments and the handles of its parameters."""
-        with loggers_kept_on():
+        with keeping_loggers_on():
             return cls(*self.init_args, **self.keywords_of(cls))
 
     def keywords_of(self, cls: Any) -> dict[str, Any]:
@@ -102,11 +102,11 @@ class Definition:
         Raises:
             TypeError: The annotation of a handle is wrong.
         """
-        given = given_arguments(cls)
-        if given and self.init_args:
+        handles = handle_arguments(cls)
+        if handles and self.init_args:
             names = list(read_signature(cls).parameters)[: len(self.init_args)]
-            given = {name: value for name, value in given.items() if name not in names}
-        return {**given, **dict(self.init_kwargs)}
+            handles = {name: value for name, value in handles.items() if name not in names}
+        return {**handles, **dict(self.init_kwargs)}
 
     def checked(self) -> Definition:
         """Checks the definition without importing anything, and returns it.
@@ -133,9 +133,9 @@ class Definition:
         self.check_allowed()
         if not isinstance(self.target, str):
             return self.target
-        found = imported(self.target)
-        self.check_loaded(found)
-        return found
+        loaded = imported(self.target)
+        self.check_loaded(loaded)
+        return loaded
 
     def check_allowed(self) -> None:
         """Raises an error if the code must not be loaded.
@@ -146,24 +146,24 @@ class Definition:
         if self.refusal is not None:
             raise NotAllowed(self.refusal)
 
-    def check_loaded(self, found: Any) -> None:
+    def check_loaded(self, loaded: Any) -> None:
         """Checks the function, class or object.
 
         Raises:
             TypeError: It is not callable, or is a function that has init args.
         """
-        if inspect.isclass(found):
-            if "__call__" not in dir(found):
+        if inspect.isclass(loaded):
+            if "__call__" not in dir(loaded):
                 raise TypeError(
-                    f"the class {found.__qualname__} has no __call__, which is the "
-                    f"handler; write\n    class {found.__name__}:\n"
+                    f"the class {loaded.__qualname__} has no __call__, which is the "
+                    f"handler; write\n    class {loaded.__name__}:\n"
                     "        def __call__(self, items: list[T]) -> list[R]: ..."
                 )
             return
-        if not callable(found):
+        if not callable(loaded):
             raise TypeError(
                 f"a backend is a function, a class with __call__, or an import path such as "
-                f"'package.module:Name', not {found!r}"
+                f"'package.module:Name', not {loaded!r}"
             )
         if self.init_args or self.init_kwargs:
             raise TypeError(
@@ -195,8 +195,8 @@ def accept_batch(code: Any, /) -> Any:
 
 
 def _marked(code: C, *, accepts: bool) -> C:
-    given: Any = code
-    marked: Any = given.__call__ if isinstance(given, type) else given
+    callable_: Any = code
+    marked: Any = callable_.__call__ if isinstance(callable_, type) else callable_
     try:
         setattr(marked, MARK, accepts)
     except AttributeError:
@@ -238,8 +238,8 @@ def imported_unheld(path: str) -> Any:
     """Imports an object; also raises a module's `SystemExit` and the like."""
     module_name, name = split_import_path(path)
     try:
-        with loggers_kept_on():
-            found: Any = importlib.import_module(module_name)
+        with keeping_loggers_on():
+            target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; one that it imports does not
@@ -248,11 +248,11 @@ def imported_unheld(path: str) -> Any:
         ) from error
     for part in name.split("."):
         try:
-            found = getattr(found, part)
+            target = getattr(target, part)
         except AttributeError:
             raise ValueError(f"{path!r}: {module_name} has no attribute {name!r}") from None
     if isinstance(path, OwnPath):
-        code = found
+        code = target
         while isinstance(code, partial):  # belongs to its function's module
             code = code.func
         origin = getattr(code, "__module__", None)
@@ -262,7 +262,7 @@ def imported_unheld(path: str) -> Any:
                 f"{str(path)!r} is defined in {origin or 'no module'}, not in {package}: "
                 "only a module's own functions and classes are allowed"
             )
-    return found
+    return target
 
 
 def _searched_directories() -> str:
@@ -271,40 +271,40 @@ def _searched_directories() -> str:
     return ", ".join(one for one in dict.fromkeys(searched) if os.path.isdir(one)) or os.getcwd()
 
 
-def given_by(make: Callable[[str], Any]) -> Callable[[Cls], Cls]:
+def makes_handles(make: Callable[[str], Any]) -> Callable[[Cls], Cls]:
     """Marks a class as the annotation of handles; `make` makes one, where the code runs."""
 
     def mark(cls: Cls) -> Cls:
-        setattr(cls, _GIVEN, make)
+        setattr(cls, _MAKER, make)
         return cls
 
     return mark
 
 
-def given_names(code: Any) -> dict[str, str]:
+def handle_names(code: Any) -> dict[str, str]:
     """Maps the handle parameters of a function, or of a class's constructor, to endpoints."""
-    return {name: named for name, (named, _) in _given(code).items()}
+    return {name: endpoint for name, (endpoint, _) in _handle_parameters(code).items()}
 
 
-def given_arguments(code: Any) -> Mapping[str, Any]:
+def handle_arguments(code: Any) -> Mapping[str, Any]:
     """Makes the handles for the parameters of a function, or of a class's constructor."""
-    return {name: make(named) for name, (named, make) in _given(code).items()}
+    return {name: make(endpoint) for name, (endpoint, make) in _handle_parameters(code).items()}
 
 
-def with_given(function: Callable[..., Any]) -> Callable[..., Any]:
+def with_handles(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function with its handles filled in."""
-    arguments = given_arguments(function)
+    arguments = handle_arguments(function)
     return partial(function, **arguments) if arguments else function
 
 
-def _given(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
+def _handle_parameters(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
     is_class = inspect.isclass(code)
     function: Any = partial(code.__init__, None) if is_class else code
     try:
         signature = signature_of_call(function)
     except (TypeError, ValueError):  # written in C
         return {}
-    found: dict[str, tuple[str, Callable[[str], Any]]] = {}
+    makers: dict[str, tuple[str, Callable[[str], Any]]] = {}
     for parameter in signature.parameters.values():
         annotation: Any = parameter.annotation
         names: tuple[Any, ...] = getattr(annotation, "__metadata__", ())
@@ -321,12 +321,12 @@ def _given(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
             )
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(f"{parameter.name!r} of {code!r} can't be given by its name")
-        found[parameter.name] = (names or (parameter.name,))[0], make
-    return found
+        makers[parameter.name] = (names or (parameter.name,))[0], make
+    return makers
 
 
 def _maker(annotation: Any) -> Callable[[str], Any] | None:
-    return vars(annotation).get(_GIVEN) if inspect.isclass(annotation) else None
+    return vars(annotation).get(_MAKER) if inspect.isclass(annotation) else None
 
 
 def _refuse_inner(code: Any, parameter: inspect.Parameter) -> None:
@@ -343,7 +343,7 @@ def _refuse_inner(code: Any, parameter: inspect.Parameter) -> None:
 
 
 @contextmanager
-def loggers_kept_on() -> Generator[None]:
+def keeping_loggers_on() -> Generator[None]:
     # `logging.config.dictConfig` and ``fileConfig`` disable each existing logger that they do not
     # name, by default. A module of the user does not mean Shoal's.
     on = [logger for logger in _own_loggers() if not logger.disabled]

@@ -56,10 +56,10 @@ class Description:
         Raises:
             NoSuchName: No method has that name.
         """
-        found = self.methods.get(name)
-        if found is None:
+        method = self.methods.get(name)
+        if method is None:
             raise self.has_no(name)
-        return found
+        return method
 
     def has_no(self, name: str) -> NoSuchName:
         """Returns the error for a method that does not exist."""

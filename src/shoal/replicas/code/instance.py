@@ -20,7 +20,7 @@ from shoal.batching.handlers.handler import Handler, innermost
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.batching.open.batch import OpenBatch
 from shoal.failures.held import held
-from shoal.replicas.code.definition import with_given
+from shoal.replicas.code.definition import with_handles
 from shoal.replicas.code.description import Description, Method
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ class Instance:
     def hook(self, name: str) -> Callable[..., Any] | None:
         if inspect.isroutine(self._target):
             return None
-        found = getattr(self._target, name, None)
-        if not callable(found) and name in _RAYS:
-            found = getattr(self._target, _RAYS[name], None)
-        return found if callable(found) else None
+        hook = getattr(self._target, name, None)
+        if not callable(hook) and name in _RAYS:
+            hook = getattr(self._target, _RAYS[name], None)
+        return hook if callable(hook) else None
 
     @held
     def reconfigure_hook(self, user_config: Any, tag: str) -> Callable[..., Any]:
@@ -149,8 +149,8 @@ def _forms_batches(target: Any) -> bool:
     if isinstance(target, Decorated):
         return True
     cls = cast("Any", type(target))
-    found = (inspect.getattr_static(cls, name, None) for name in dir(cls))
-    return any(isinstance(getattr(one, "__func__", one), Decorated) for one in found)
+    members = (inspect.getattr_static(cls, name, None) for name in dir(cls))
+    return any(isinstance(getattr(one, "__func__", one), Decorated) for one in members)
 
 
 def _own_batchers(target: Any) -> Iterator[Decorated]:
@@ -197,7 +197,7 @@ def _adapted(
     if isinstance(batched_already, Decorated):
         return Handler.of_one(_awaited(batched_already)), False
     try:
-        function = with_given(function)
+        function = with_handles(function)
         batched = takes_lists(function)
     except TypeError:  # helpers may have any parameters
         batched = False
@@ -221,7 +221,7 @@ def adapted(
     face = function.__call__ if isinstance(code, Decorated) else function
     if isinstance(face, Decorated):
         return Handler.of_one(_awaited(face)), False
-    function = with_given(function)
+    function = with_handles(function)
     if fill != "closed":
         return Handler(function, definition.signature, fill=fill, streams=streams), True
     batched = definition.accept_batch
@@ -234,5 +234,5 @@ def adapted(
 
 def call_of(cls: Any) -> Any:
     """Returns a stand-in for the ``__call__`` of instances of a class, only for inspection."""
-    found: Any = inspect.getattr_static(cls, "__call__", None)
-    return found.bound_to(cls) if isinstance(found, Decorated) else partial(cls.__call__, None)
+    call: Any = inspect.getattr_static(cls, "__call__", None)
+    return call.bound_to(cls) if isinstance(call, Decorated) else partial(cls.__call__, None)

@@ -31,7 +31,7 @@ class Job:
         function: Callable[[], Any],
         name: str = HANDLER,
         undo: Callable[[], None] | None = None,
-        goes_on: Callable[[], bool] | None = None,
+        repeats: Callable[[], bool] | None = None,
     ) -> None:
         self.name = name
         # Called in a thread if the job was given up; perhaps twice.
@@ -47,7 +47,7 @@ class Job:
         self.following: Job | None = None
         self._function = function
         # Called in the thread; returns whether to make the call again at once.
-        self._goes_on = goes_on
+        self._repeats = repeats
         self._end: Callable[[], object] | None = None  # wakes the task that waits
         self._value: Any = None
         self._error: BaseException | None = None
@@ -62,10 +62,10 @@ class Job:
             return None, error
         return value, None
 
-    def go_on(self) -> Job | None:
+    def next_job(self) -> Job | None:
         """Returns the job that its idle thread runs next by itself; None for none."""
-        if self._goes_on is not None and not self.is_given_up and self._goes_on():
-            self.following = Job(self._function, self.name, self.undo, self._goes_on)
+        if self._repeats is not None and not self.is_given_up and self._repeats():
+            self.following = Job(self._function, self.name, self.undo, self._repeats)
             self.following.has_begun = True
         return self.following
 
@@ -74,7 +74,7 @@ class Job:
         if self.is_given_up:
             return False
         self._value, self._error = value, error
-        self._let_go()
+        self._end_wait()
         return True
 
     def give_up(self, error: Exception) -> None:
@@ -82,9 +82,9 @@ class Job:
         if not self.has_ended:
             self.is_given_up = True
             self._error = error
-            self._let_go()
+            self._end_wait()
 
-    def _let_go(self) -> None:
+    def _end_wait(self) -> None:
         self.has_ended = True
         if self._end is not None:
             self._end()

@@ -138,11 +138,11 @@ class LocalReplica(Replica):
             step, may_go_on = stepping.take(lambda: _as_plain(plain.next()))
             return step
 
-        def goes_on() -> bool:
+        def repeats() -> bool:
             return may_go_on and not calls.is_cancelled
 
         calls = InnerCalls()
-        job = Job(take, undo=plain.close, goes_on=goes_on)
+        job = Job(take, undo=plain.close, repeats=repeats)
         try:
             while True:
                 step = await self._in_thread(job, calls=calls, began=stepping.began)
@@ -150,7 +150,7 @@ class LocalReplica(Replica):
                     return
                 yield step
                 self._work.check_open()
-                job = job.following or Job(take, undo=plain.close, goes_on=goes_on)
+                job = job.following or Job(take, undo=plain.close, repeats=repeats)
         finally:
             stepping.has_room = False  # a step may be under way
             with anyio.CancelScope(shield=True):
@@ -208,7 +208,7 @@ class LocalReplica(Replica):
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
         # Batchers that the code opens belong to this replica.
-        block = BatcherBlock(told=self._work.told, is_private=True)
+        block = BatcherBlock(told=self._work.convert_error, is_private=True)
         with setting(running_replica, self.blueprint.identity):
             async with block as self._work.block:
                 await self._serve(task_status)
@@ -334,7 +334,7 @@ class LocalReplica(Replica):
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
         if error is not None:
-            error = self._work.told(error, job.name)
+            error = self._work.convert_error(error, job.name)
         following = job.following
         if following is not None:
             self._work.jobs.add(following)

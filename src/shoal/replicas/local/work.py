@@ -81,7 +81,7 @@ class UnderWay:
             context.run(inner_calls.set, calls)
         return context
 
-    def told(self, error: BaseException, name: str = HANDLER) -> Exception:
+    def convert_error(self, error: BaseException, name: str = HANDLER) -> Exception:
         """Converts an error of the code; one that would end a process kills the replica."""
         if isinstance(error, Exception):
             return error
@@ -115,7 +115,7 @@ class UnderWay:
         try:
             return await code
         except BaseException:
-            with holding(partial(self.told, name=name)):
+            with holding(partial(self.convert_error, name=name)):
                 raise
         finally:
             own_block.reset(block)
@@ -203,7 +203,7 @@ class JobThread:
             while following is not None:
                 job = following
                 outcome = context.run(job.run)
-                following = job.go_on() if self._queue.empty() else None
+                following = job.next_job() if self._queue.empty() else None
                 # Does not wait: an event loop that has ended would never call it.
                 soon(answered, job, *outcome)
                 del outcome

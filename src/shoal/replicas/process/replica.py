@@ -256,7 +256,7 @@ class ProcessReplica(Replica):
             with anyio.move_on_after(limit_s):
                 await worker.ended.wait()
             if not worker.ended.is_set():
-                logger.warning("%s had not closed %g s after it was told to", self.tag, limit_s)
+                logger.warning("%s had not closed %g s after it was asked to", self.tag, limit_s)
             if self._reason is None:
                 return
         await worker.ended.wait()

@@ -100,9 +100,10 @@ class Worker:
                 os.close(memory)
         self.pid = self._process.pid
         log = logging.getLogger(f"shoal.replica.{identity.backend}")
-        kept = options.log_lines
-        self.stdout = Output(self._process.stdout, log, self._tag, kept)
-        self.stderr = Output(self._process.stderr, log, self._tag, kept, beside=self.stdout)
+        self.stdout = Output(self._process.stdout, log, self._tag, options.log_lines)
+        self.stderr = Output(
+            self._process.stderr, log, self._tag, options.log_lines, beside=self.stdout
+        )
 
     async def watch(self, on_end: Callable[[], object]) -> None:
         """Waits for the end of the process, even when cancelled, and reaps it."""
@@ -223,12 +224,12 @@ class Output:
         pipe: IO[bytes] | None,
         log: logging.Logger,
         tag: str,
-        kept: int,
+        stored_lines: int,
         *,
         beside: Output | None = None,
     ) -> None:
         assert pipe is not None
-        self.lines: deque[str] = deque(maxlen=kept) if beside is None else beside.lines
+        self.lines: deque[str] = deque(maxlen=stored_lines) if beside is None else beside.lines
         self._fd = pipe.fileno()
         self._log = log
         self._tag = tag

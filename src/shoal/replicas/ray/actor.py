@@ -195,7 +195,7 @@ class ReplicaActor:
                     results = self._portal.call(work.results, found.handler, items)
                 return found.slots_of(items, results), None
         except BaseException as error:
-            return None, _told(error)
+            return None, _convert_error(error)
 
     def steps(self, call: int, method: str, load: Load) -> Generator[Answer]:
         """Runs a generator method, until its end or until it is cancelled."""
@@ -217,7 +217,7 @@ class ReplicaActor:
         except GeneratorExit:
             raise
         except BaseException as error:
-            yield None, _told(error)
+            yield None, _convert_error(error)
 
     def cancel(self, call: int) -> None:
         """Cancels a call by its number: async code at once, generators after their current step."""
@@ -235,7 +235,7 @@ class ReplicaActor:
             with self._code_context():
                 self._reconfigure(user_config)
         except BaseException as error:
-            return None, _told(error)
+            return None, _convert_error(error)
         return None, None
 
     def health(self) -> Answer:
@@ -244,7 +244,7 @@ class ReplicaActor:
             with self._code_context():
                 return self._call_hook("health"), None
         except BaseException as error:
-            return None, _told(error)
+            return None, _convert_error(error)
 
     def close(self) -> Answer:
         try:
@@ -276,16 +276,16 @@ class ReplicaActor:
 
     @asynccontextmanager
     async def _open_batchers(self) -> AsyncGenerator[None]:
-        async with BatcherBlock(told=self._told_in_batch):
+        async with BatcherBlock(told=self._convert_batch_error):
             yield
 
-    def _told_in_batch(self, error: BaseException) -> Exception:
+    def _convert_batch_error(self, error: BaseException) -> Exception:
         # Any call may wait for the batch, and may not pass the error on.
         if not self._end.done():
             self._end.set_result(_ending(error))
-        told = CodeEnded()
-        told.__cause__ = error
-        return told
+        ended = CodeEnded()
+        ended.__cause__ = error
+        return ended
 
     @contextmanager
     def _code_context(
@@ -349,7 +349,7 @@ async def _awaited(awaitable: Any) -> Any:
         return await awaitable
 
 
-def _told(error: BaseException) -> ErrorAsData | Ending:
+def _convert_error(error: BaseException) -> ErrorAsData | Ending:
     """Converts an error of the code, after it was ready, to a response."""
     error = _of_the_code(error)
     return _ending(error) if ends_the_program(error) else _sendable(error)

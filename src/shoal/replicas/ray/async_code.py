@@ -35,10 +35,10 @@ class CodeEnded(Exception):
 
 def as_exceptions() -> AbstractContextManager[None]:
     """Converts errors of code in this block of a task to `Exception`s."""
-    return holding(_told)
+    return holding(_convert_error)
 
 
-def _told(error: BaseException) -> Exception:
+def _convert_error(error: BaseException) -> Exception:
     return CodeEnded() if ends_the_program(error) else own_copy(error)
 
 

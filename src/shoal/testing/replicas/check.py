@@ -107,7 +107,7 @@ async def _run(check: Callable[[Stage], Awaitable[None]], stage: Stage, patience
         except Exception as error:
             failure = _first(error)
         finally:
-            stage.folder.let_go("all")
+            stage.folder.release("all")
             tasks.cancel_scope.cancel()
     if scope.cancel_called:
         raise stage.broken(f"nothing happened for {patience_s:g} s")

@@ -33,11 +33,11 @@ class Folder:
             return []
         return self._diary.read_text(encoding="utf-8").splitlines()
 
-    def let_go(self, name: str) -> None:
+    def release(self, name: str) -> None:
         """Releases a wait; ``"all"`` releases all."""
         Path(self.path, f"go {name}").touch()
 
-    def may_go(self, name: str) -> bool:
+    def is_released(self, name: str) -> bool:
         """Returns whether a wait is released, or the folder has been deleted."""
         return (
             any(Path(self.path, f"go {one}").exists() for one in (name, "all"))
@@ -45,11 +45,11 @@ class Folder:
         )
 
     def wait(self, name: str) -> None:
-        while not self.may_go(name):
+        while not self.is_released(name):
             time.sleep(_LOOK_EVERY_S)
 
     async def wait_async(self, name: str) -> None:
-        while not self.may_go(name):  # noqa: ASYNC110 - it may be in another process
+        while not self.is_released(name):  # noqa: ASYNC110 - it may be in another process
             await anyio.sleep(_LOOK_EVERY_S)
 
 

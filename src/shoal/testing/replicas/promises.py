@@ -81,7 +81,7 @@ async def knowing(stage: Stage, played: Played) -> None:
         async with aclosing(played.replica.run_stream("go_on", ["a"])) as reading:
             for _ in range(2):
                 step = await anext(reading)
-                stage.expect(step == [IDENTITY.replica], f"a generator was told {step!r}")
+                stage.expect(step == [IDENTITY.replica], f"a generator got {step!r}")
                 stage.expect(_is_elsewhere(), "a reader could ask too")
 
 
@@ -151,7 +151,7 @@ async def _leave(stage: Stage, work: Any, name: str) -> CheckedCall:
         if stage.kind == "plain":
             for _ in range(_A_FEW_TURNS):
                 await anyio.lowlevel.checkpoint()
-            stage.folder.let_go(name)
+            stage.folder.release(name)
         await call.ended.wait()
     return call
 
@@ -203,24 +203,24 @@ async def start(stage: Stage, played: Played) -> None:
     notes = stage.folder.notes()
     stage.expect(notes == ["constructed", "configured first", "warmed up"], f"it was {notes}")
     stage.promise = DESCRIBED
-    found = played.description
-    assert found is not None
+    description = played.description
+    assert description is not None
     names = ("__call__", "one", "count", "count_one")
-    kinds = [(found.method(name).batched, found.method(name).streams) for name in names]
+    kinds = [(description.method(name).batched, description.method(name).streams) for name in names]
     wanted = [(True, False), (False, False), (True, True), (False, True)]
     stage.expect(kinds == wanted, f"{names} take lists and stream as {kinds}, not {wanted}")
-    parameters = list(found.method("add").signature.parameters)
+    parameters = list(description.method("add").signature.parameters)
     stage.expect(parameters == ["left", "right"], f"add has the parameters {parameters}")
-    stage.expect("close" not in found.methods, "close() is among them")
-    stage.expect(found.reconfigures and found.checks_health, "it has no hooks")
+    stage.expect("close" not in description.methods, "close() is among them")
+    stage.expect(description.reconfigures and description.checks_health, "it has no hooks")
 
 
 async def arguments(stage: Stage, played: Played) -> None:
     stage.promise = ARGUMENTS
     greeting, config, *_ = (await played.run("state", [1]))[0]
-    stage.expect(greeting == "hello", f"greeting='hello' came as {greeting!r}")
+    stage.expect(greeting == "hello", f"greeting='hello' was {greeting!r}")
     stage.promise = RECONFIGURED
-    stage.expect(config == "first", f"the first user config came as {config!r}")
+    stage.expect(config == "first", f"the first user config was {config!r}")
 
 
 async def import_path(stage: Stage) -> None:
@@ -247,7 +247,7 @@ async def not_ready(stage: Stage) -> None:
         stage.expect(isinstance(got, ReplicaDied), f"during the start it gave {got!r}")
         stage.promise = READY
         stage.expect(not played.ready.is_set(), f"it was ready too early, or {played.error!r}")
-        stage.folder.let_go("constructor")
+        stage.folder.release("constructor")
         await played.ready.wait()
         stage.expect(played.description is not None, f"it ended with {played.error!r}")
         stage.promise = STOPPED
@@ -278,7 +278,7 @@ async def reconfigure(stage: Stage, played: Played) -> None:
     stage.promise = RECONFIGURED
     await played.replica.reconfigure("second")
     config = (await played.run("state", [1]))[0][1]
-    stage.expect(config == "second", f"the second user config came as {config!r}")
+    stage.expect(config == "second", f"the second user config was {config!r}")
     got = await outcome(played.replica.reconfigure("mistake"))
     stage.expect(isinstance(got, Mistake), f"it ended with {got!r}")
     got = await outcome(played.run("__call__", [1]))
@@ -298,7 +298,7 @@ async def health(stage: Stage, played: Played) -> None:
         await stage.until("holds a")
         await played.replica.check_health()
         stage.expect(not work.ended.is_set(), f"the work had ended with {work.result!r}")
-        stage.folder.let_go("a")
+        stage.folder.release("a")
         await work.ended.wait()
         await played.replica.reconfigure("hang")
         looks = stage.folder.notes().count("health")
@@ -310,7 +310,7 @@ async def health(stage: Stage, played: Played) -> None:
         await look.ended.wait()
         got = await outcome(played.run("__call__", [1]))
         stage.expect(got == [2], f"the replica then gave {got!r}")
-        stage.folder.let_go("health")
+        stage.folder.release("health")
 
 
 async def stop(stage: Stage) -> None:
@@ -340,7 +340,7 @@ async def kill(stage: Stage) -> None:
             await call.ended.wait()
             got = call.result if method == "hold" else call.result[-1]
             stage.expect(_has_died(got, "out of luck"), f"{method} ended with {got!r}")
-            stage.folder.let_go(method)
+            stage.folder.release(method)
             await played.ended.wait()
             how = f"serve ended with {played.error!r}"
             stage.expect(_has_died(played.error, "out of luck"), how)

@@ -66,14 +66,14 @@ class Played:
 
     async def steps(self, method: str, items: list[Any]) -> list[Any]:
         """Returns all steps of a generator, followed by its error if it raised one."""
-        found: list[Any] = []
+        steps: list[Any] = []
         with a_batch_of(items):
             try:
                 async for step in self.replica.run_stream(method, items):
-                    found.append(step)  # noqa: PERF401 - the steps before an error are kept
+                    steps.append(step)  # noqa: PERF401 - the steps before an error are kept
             except Exception as error:
-                found.append(error)
-        return found
+                steps.append(error)
+        return steps
 
 
 class CheckedCall:
@@ -121,8 +121,8 @@ class Stage:
             f"{name} breaks a promise: {self.promise}; with {self.kind} code, {how}"
         )
 
-    def expect(self, kept: bool, how: str) -> None:
-        if not kept:
+    def expect(self, is_kept: bool, how: str) -> None:
+        if not is_kept:
             raise self.broken(how)
 
     def code(self, trouble: str = "", **kwargs: Any) -> Definition:
@@ -153,7 +153,7 @@ class Stage:
             try:
                 yield played
             except BaseException:
-                self.folder.let_go("all")
+                self.folder.release("all")
                 tasks.cancel_scope.cancel()
                 raise
             self.promise = STOPPED
@@ -178,7 +178,7 @@ class Stage:
         """Cancels a check when its time is over."""
         await anyio.sleep(self._patience_s)
         scope.cancel()
-        self.folder.let_go("all")
+        self.folder.release("all")
 
 
 @contextmanager

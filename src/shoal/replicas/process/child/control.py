@@ -33,27 +33,27 @@ class ThreadsafeDraining:
 
     def __init__(self) -> None:
         self._is_set = False
-        self._tells: set[Callable[[], object]] = set()
+        self._listeners: set[Callable[[], object]] = set()
 
     def is_set(self) -> bool:
         return self._is_set
 
     def set(self) -> None:
         self._is_set = True
-        for tell in tuple(self._tells):
-            tell()
+        for notify in tuple(self._listeners):
+            notify()
 
     async def wait(self) -> None:
-        came = anyio.Event()
-        tell = partial(loop_of_caller()[1], came.set)
-        self._tells.add(tell)
+        is_set = anyio.Event()
+        notify = partial(loop_of_caller()[1], is_set.set)
+        self._listeners.add(notify)
         try:
             if self._is_set:
                 await anyio.lowlevel.checkpoint()
             else:
-                await came.wait()
+                await is_set.wait()
         finally:
-            self._tells.discard(tell)
+            self._listeners.discard(notify)
 
 
 class Control:

@@ -224,20 +224,20 @@ class _Awaiting(_Answers):
     def __init__(self, channel: ParentChannel, call: CallOut) -> None:
         super().__init__(channel)
         self._frames: deque[Frame] = deque()
-        self._came = anyio.Event()
+        self._has_frames = anyio.Event()
         self._soon = loop_of_caller()[1]
         self.id = channel.begin(call, self._take)
 
     async def next(self) -> Any:
         await anyio.lowlevel.checkpoint_if_cancelled()
         while not self._frames:
-            self._came = anyio.Event()
-            await self._came.wait()
+            self._has_frames = anyio.Event()
+            await self._has_frames.wait()
         return self.opened(self._frames.popleft())
 
     def _take(self, frame: Frame) -> None:
         self._frames.append(frame)
-        self._soon(lambda: self._came.set())  # looked up when it runs
+        self._soon(lambda: self._has_frames.set())  # looked up when it runs
 
 
 def _leave(begun: _BlockingAnswers | TypeError) -> None:

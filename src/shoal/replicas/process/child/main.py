@@ -235,12 +235,12 @@ def _run_main_again(script: MainScript) -> None:
     token = running_main_again.set(True)
     try:
         if script.is_module:
-            found = runpy.run_module(script.found_at, run_name="__mp_main__", alter_sys=True)
+            variables = runpy.run_module(script.found_at, run_name="__mp_main__", alter_sys=True)
         else:
-            found = runpy.run_path(script.found_at, run_name="__mp_main__")
+            variables = runpy.run_path(script.found_at, run_name="__mp_main__")
     finally:
         running_main_again.reset(token)
-    main.__dict__.update(found)
+    main.__dict__.update(variables)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
 
 

@@ -50,28 +50,28 @@ class ErrorAsData(NamedTuple):
 
     def as_exception(self, where: str, name: str = jobs.HANDLER) -> Exception:
         """Returns the exception, or a `HandlerFailed` in its place, with a note on `where`."""
-        found = self._loaded()
-        if found is None:
-            found = _failed(name, self.type_name, self.text)
+        error = self._loaded()
+        if error is None:
+            error = _failed(name, self.type_name, self.text)
         if self.traceback:
             with suppress(TypeError):  # its notes are no list
-                found.add_note(f"In {where}:\n{self.traceback}")
+                error.add_note(f"In {where}:\n{self.traceback}")
         if self.cause is not None:
             before = self.cause.as_exception(where, name)
             if self.is_raised_from:
-                found.__cause__ = before
+                error.__cause__ = before
             else:
-                found.__context__ = before
-        return found
+                error.__context__ = before
+        return error
 
     def _loaded(self) -> Exception | None:
         if self.pickled is None:
             return None
         try:
-            found: Any = unpickled(self.pickled)
+            error: Any = unpickled(self.pickled)
         except Exception:  # a foreign class may raise anything
             return None
-        return found if isinstance(found, Exception) else None
+        return error if isinstance(error, Exception) else None
 
 
 def as_data(error: BaseException, dumps: Dumps = _dumps) -> ErrorAsData:
@@ -191,12 +191,12 @@ def _made_again(
     attributes: dict[str, Any],
     slots: dict[str, Any],
 ) -> BaseException:
-    found = cls.__new__(cls, *args)
-    found.args = args
-    found.__dict__.update(attributes)
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
     for name, value in slots.items():
-        setattr(found, name, value)
-    return found
+        setattr(error, name, value)
+    return error
 
 
 def _failed(name: str, type_name: str, text: str) -> HandlerFailed:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The version of the protocol; both ends must have the same one.
 PROTOCOL: Final = 6
 Buffer: TypeAlias = bytes | bytearray | memoryview
-# FrameKind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
+# Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
 _HEADER: Final = struct.Struct("<BB?xIQQ")
 _NUMBER: Final = struct.Struct("<Q")
 _PLACE: Final = struct.Struct("<QQ")

@@ -122,13 +122,13 @@ class Region:
     def copies(self, places: Sequence[tuple[int, int]], *, pause: bool) -> list[memoryview]:
         """Returns copies of these places of a block, and gives the block back."""
         copy = _Copy(pause=pause)
-        found: list[memoryview] = []
+        copies: list[memoryview] = []
         for offset, size in places:
             target = fresh_memory(size)
             copy.run(self._memory[offset : offset + size], target)
-            found.append(target)
+            copies.append(target)
         self.give_back(places)
-        return found
+        return copies
 
     def as_bytes(self, place: tuple[int, int]) -> bytes:
         """Returns the content of a block with one place, and gives the block back."""
