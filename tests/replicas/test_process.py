@@ -24,8 +24,8 @@ from shoal.batching.current import running_batch
 from shoal.batching.setting import setting
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied
+from shoal.testing.policies import make_request
 from shoal.testing.replicas.code import Folder
-from shoal.testing.requests import make_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -39,10 +39,10 @@ from shoal.errors import (
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.testing.policies import make_request
 from shoal.testing.replicas.check import check_replica
 from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Played
-from shoal.testing.requests import make_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

@@ -178,16 +178,9 @@ def check_placement_options(
         raise ValueError(f"{min(twice)} is given twice, by its name and in placement_options")
     if not isinstance(placement, str):
         placement_of(placement, {**by_name, **own})
-    elif placement in BUILT_IN:
-        _check_effect(placement, by_name, own)
-
-
-def has_effect(placement: str | Placement, name: str) -> bool:
-    known = BUILT_IN.get(placement) if isinstance(placement, str) else None
-    return known is None or name in options_of(known.options)
-
-
-def _check_effect(placement: str, by_name: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        return
+    if placement not in BUILT_IN:
+        return
     for name in by_name:
         if not has_effect(placement, name):
             places = [place for place, one in BUILT_IN.items() if name in options_of(one.options)]
@@ -202,6 +195,11 @@ def _check_effect(placement: str, by_name: Mapping[str, Any], own: Mapping[str, 
             "placement_options is for a placement of your own; write the options of "
             f"placement={placement!r} by name{names}"
         )
+
+
+def has_effect(placement: str | Placement, name: str) -> bool:
+    known = BUILT_IN.get(placement) if isinstance(placement, str) else None
+    return known is None or name in options_of(known.options)
 
 
 def placement_of(placement: Any, options: Mapping[str, Any] | None = None) -> Placement:

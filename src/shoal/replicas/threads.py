@@ -10,13 +10,16 @@ import builtins
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    # Schedules a call of a function with arguments in the event loop; from any thread.
+    Soon = Callable[..., object]
 
 
 class WorkCancelled(Exception):
@@ -56,12 +59,6 @@ class InnerCalls:
 
 # The calls of the work that this thread does; in the event loop, of the work that is started.
 inner_calls: Final[ContextVar[InnerCalls]] = ContextVar("shoal.inner_calls")
-
-
-class Soon(Protocol):
-    """Schedules a call of a function in the event loop; from any thread."""
-
-    def __call__(self, function: Callable[..., object], *args: Any) -> None: ...
 
 
 def into_this_loop() -> tuple[str, Soon]:

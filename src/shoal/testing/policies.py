@@ -17,21 +17,21 @@ policy's after each call. It records the calls for the report.
 from __future__ import annotations
 
 import math
+from contextvars import Context
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.batch import DispatchReason
 from shoal.core.policy import Dispatch, Pressure, Wait
-from shoal.core.request import State
-from shoal.testing.requests import make_request as plain_request
+from shoal.core.request import Request, RequestOptions, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from shoal.core.policy import BatchPolicy
-    from shoal.core.request import Request
 
     MakeRequest = Callable[[Random, float], Request]
+
 
 ONCE: Final = "every request that is added is returned by one take, or removed, exactly once"
 PRESSURE: Final = "with a pressure and a request in the queue, decide returns Dispatch"
@@ -49,7 +49,7 @@ _MORE_THAN_ANY_BATCH = 1000
 
 
 def _any_request(random: Random, arrived_at: float) -> Request:
-    return plain_request(random.randrange(20), arrived_at=arrived_at)
+    return make_request(random.randrange(20), arrived_at=arrived_at)
 
 
 def check_policy(
@@ -327,3 +327,37 @@ class WatchedPolicy:
 
 def time_of(wait: Wait) -> float:
     return math.inf if wait.until is None else wait.until
+
+
+def make_request(
+    item: Any = None,
+    *,
+    arrived_at: float = 0.0,
+    deadline: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    priority: int = 1,
+    cost: float = 1,
+    key: Hashable = None,
+) -> Request:
+    """Makes a queued request without a caller.
+
+    Args:
+        item: The item of the call.
+        arrived_at: When it arrived, in seconds.
+        deadline: When it must have ended, in seconds; None for no limit.
+        metadata: The metadata of the call; empty by default.
+        priority: Its priority level; 1 is the highest.
+        cost: How much of ``max_batch_size`` it takes up.
+        key: Its bucket key; all requests of one batch have equal keys.
+
+    Returns:
+        The request, to be passed to a policy's `add`.
+    """
+    request = Request()
+    request.item = item
+    request.arrived_at = arrived_at
+    request.context = Context()
+    request.options = RequestOptions(deadline, metadata or {}, priority, cost, key)
+    request.state = State.QUEUED
+    request.waiter = request.batch = request.value = request.error = None
+    return request

@@ -211,20 +211,17 @@ class LocalReplica(Replica):
         block = BatcherBlock(told=self._work.convert_error, is_private=True)
         with setting(running_replica, self.blueprint.identity):
             async with block as self._work.block:
-                await self._serve(task_status)
-
-    async def _serve(self, task_status: TaskStatus[Description]) -> None:
-        await self._start()
-        self._work.is_open = True
-        task_status.started(self.instance.description)
-        await self._work.ended.wait()
-        if not self._was_killed:
-            with self._closing:
-                await self._work.wait_idle()
-                await self._close()
-        if self._was_killed:
-            await self._work.wait_idle()
-            raise self._work.died()
+                await self._start()
+                self._work.is_open = True
+                task_status.started(self.instance.description)
+                await self._work.ended.wait()
+                if not self._was_killed:
+                    with self._closing:
+                        await self._work.wait_idle()
+                        await self._close()
+                if self._was_killed:
+                    await self._work.wait_idle()
+                    raise self._work.died()
 
     async def _start(self) -> None:
         timeout_s = self.blueprint.options.start_timeout_s

@@ -52,12 +52,11 @@ from shoal.replicas.process.worker import Worker
 from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator
 
     from anyio.abc import TaskStatus
 
     from shoal.replicas.code.description import Description
-    from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.process.wire.messages import Message
 
@@ -75,7 +74,6 @@ class ProcessReplica(Replica):
         if blueprint.devices:
             options = replace(options, env={**environment_of(blueprint.devices), **options.env})
         self._options = options
-        self.on_call_out: Callable[[CallOut], Awaitable[Any]] | None = None
         self._worker: Worker | None = None
         self._conversation: Conversation | None = None
         self._description: Description | None = None

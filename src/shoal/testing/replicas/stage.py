@@ -13,8 +13,8 @@ from shoal.core.request import State
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.testing.policies import make_request
 from shoal.testing.replicas.code import AsyncCode, PlainCode
-from shoal.testing.requests import make_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
