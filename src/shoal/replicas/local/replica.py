@@ -53,8 +53,7 @@ logger: Final = logging.getLogger("shoal.replicas")
 
 
 class LocalReplica(Replica):
-    instance: Instance
-    # `instance` is set when the code is constructed.
+    instance: Instance  # set when the code is constructed
     _tasks: TaskGroup
 
     def __init__(self, blueprint: Blueprint) -> None:

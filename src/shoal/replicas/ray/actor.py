@@ -87,29 +87,6 @@ class RayFrame(NamedTuple):
         return Frame(FrameKind(self.kind), self.id, self.body, None, [*self.buffers], ())
 
 
-class ActorTransport:
-    """The actor's end: it is used from all threads of the actor."""
-
-    def __init__(self) -> None:
-        self.on_answer: Callable[[Frame], object] = lambda _: None
-        self._frames: queue.SimpleQueue[RayFrame] = queue.SimpleQueue()
-
-    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
-        self._frames.put(RayFrame.of(kind, id_, message))
-
-    def sent(self) -> list[RayFrame]:
-        """Waits until something is sent, and returns all available frames."""
-        frames = [self._frames.get()]
-        while not self._frames.empty():
-            frames.append(self._frames.get())
-        return frames
-
-    def answered(self, frames: list[RayFrame]) -> None:
-        """Forwards frames from the program."""
-        for one in frames:
-            self.on_answer(one.frame())
-
-
 class Ending(NamedTuple):
     """A response that says that the replica must end, and how it ended."""
 
@@ -121,8 +98,9 @@ class ReplicaActor:
 
     def __init__(self, identity: tuple[str, str], loop: str) -> None:
         self._identity = Identity(*identity)
-        self._transport = ActorTransport()
-        self._channel = ParentChannel(self._transport)
+        self.on_answer: Callable[[Frame], object] = lambda _: None
+        self._frames: queue.SimpleQueue[RayFrame] = queue.SimpleQueue()
+        self._channel = ParentChannel(self)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
         self._end: Future[Ending] = Future()
@@ -153,13 +131,21 @@ class ReplicaActor:
         """Returns when a batched function of the code has raised an error that ends processes."""
         return self._end.result()
 
-    def sent(self) -> list[RayFrame]:
-        """Waits until the code has sent frames of its calls to endpoints, and returns them."""
-        return self._transport.sent()
+    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
+        """Sends a frame of a call of the code to an endpoint; from any thread."""
+        self._frames.put(RayFrame.of(kind, id_, message))
 
-    def answered(self, frames: list[RayFrame]) -> None:
-        """Takes the frames of responses to the code's calls."""
-        self._transport.answered(frames)
+    def take_frames(self) -> list[RayFrame]:
+        """Waits until the code has sent frames of its calls to endpoints, and returns them."""
+        frames = [self._frames.get()]
+        while not self._frames.empty():
+            frames.append(self._frames.get())
+        return frames
+
+    def put_frames(self, frames: list[RayFrame]) -> None:
+        """Forwards the frames of responses to the code's calls."""
+        for one in frames:
+            self.on_answer(one.frame())
 
     def begin(
         self, definition: Definition, user_config: Any

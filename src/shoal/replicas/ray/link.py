@@ -159,14 +159,14 @@ class Link:
                 pump.drop()
                 await self._cancel(call, pump.ended)
 
-    async def sent(self) -> list[RayFrame]:
+    async def take_frames(self) -> list[RayFrame]:
         """Waits until the code has sent frames; on cancellation, they may be lost."""
-        frames: list[RayFrame] = await self._call("sent", group=CONTROL)
+        frames: list[RayFrame] = await self._call("take_frames", group=CONTROL)
         return frames
 
-    async def answer(self, frames: list[RayFrame]) -> None:
+    async def put_frames(self, frames: list[RayFrame]) -> None:
         """Sends frames to the code, and waits until the actor has received them."""
-        await self._call("answered", frames, group=CONTROL)
+        await self._call("put_frames", frames, group=CONTROL)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:
         """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent."""

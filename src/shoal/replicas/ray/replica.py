@@ -83,7 +83,7 @@ class CallsOut:
                 tasks.start_soon(calls.run, make)
                 tasks.start_soon(self._write)
                 while True:
-                    for one in await self._link.sent():
+                    for one in await self._link.take_frames():
                         calls.handle(one.frame())
         except* ReplicaDied:
             pass
@@ -97,7 +97,7 @@ class CallsOut:
             await self._has_some.wait()
             self._has_some = anyio.Event()
             answers, self._answers = self._answers, []
-            await self._link.answer(answers)
+            await self._link.put_frames(answers)
 
 
 class RayReplica(Replica):
