@@ -106,10 +106,8 @@ CONTRACTS = {
     # What others call a batched function by, in annotations.
     "shoal.batching.calls.call.StreamCall",
     "shoal.batching.calls.call.UnaryCall",
-    # The typed keywords of each placement, beside its options.
+    # The typed keywords of placements, beside their options.
     "shoal.replicas.placements.PlacementKeywords",
-    "shoal.replicas.process.options.ProcessKeywords",
-    "shoal.replicas.ray.options.RayKeywords",
     # What a call over HTTP takes, beside what a stream does.
     "shoal.http_client.keywords.StreamKeywords",
     # What a protocol over HTTP is: a codec, and the form of its streams.

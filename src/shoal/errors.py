@@ -6,7 +6,7 @@ Exceptions that the handler raises keep their type.
 
 All can be copied and pickled, with their message, attributes and notes, so they can be sent between
 processes. The default ``__reduce__`` calls the class with the error's ``args``, which fails for a
-class that takes more than a message. The one of `ShoalError` calls no constructor.
+class that takes more than a message. `ShoalError.__reduce__` calls no constructor.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class NotOpen(ShoalError, RuntimeError):
 class WouldDeadlock(ShoalError, RuntimeError):
     """A handler waits for itself.
 
-    It called its own batcher, whose only worker slot runs its batch; or it left a block that waits
-    for it: of `shoal.blocking`, `shoal.open_batchers`, `shoal.Batcher` or `shoal.start`.
+    It called its own batcher while its batch occupied the only worker slot; or it left a block that
+    waits for it: of `shoal.blocking`, `shoal.open_batchers`, `shoal.Batcher` or `shoal.start`.
     """
 
 
@@ -55,10 +55,10 @@ class DeadlineExceeded(ShoalError, TimeoutError):
 
 
 class ItemTooLarge(ShoalError, ValueError):
-    """An item costs more than ``max_batch_size``, so it fits into no batch.
+    """An item costs more than ``max_batch_size``, so it does not fit into any batch.
 
     Attributes:
-        limit_exceeded: The item's cost and the limit, in a sentence for clients; empty where the
+        limit_exceeded: The item's cost and the limit, in a sentence for clients; empty if the
             code of a backend raised it.
     """
 
@@ -115,13 +115,13 @@ class ReplicaNotStarted(ShoalError, RuntimeError):
 
 
 class HttpProblem(ShoalError, RuntimeError):
-    """A server answered a client's request with an error for which there is no other class.
+    """A server responded to a client's request with an error that has no class of its own.
 
     Attributes:
         status: The HTTP status.
         kind: The last part of the problem's type, such as ``"invalid-item"``; empty if it is not a
             Shoal server's problem.
-        members: The JSON object of the problem; empty if the answer was none.
+        members: The JSON object of the problem; empty if the response is not a problem.
     """
 
     def __init__(

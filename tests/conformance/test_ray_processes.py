@@ -13,7 +13,7 @@ from conformance import process_backends
 from conformance.replica_scenes import service
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +99,7 @@ async def test_rc3_plain_code_that_is_cancelled_is_left_to_finish_and_keeps_its_
         await said(folder, "runs held")
         caller.leave()
         await until(lambda: caller.outcome == LEFT)
-        folder.let_go("held")
+        folder.release("held")
         assert await handle.options(method_name="pid").call("") == pid
         assert controller.status_now().backends["only"].deaths == 0
 
@@ -116,7 +116,7 @@ async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handle
         await until(lambda: controller.status_now().backends["only"].queued == 1)
         second.leave()
         await until(lambda: second.outcome == LEFT)
-        folder.let_go("all")
+        folder.release("all")
         assert await handle.call("third") == "third"
         assert first.outcome == "first"
         assert controller.status_now().backends["only"].deaths == 0

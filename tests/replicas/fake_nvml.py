@@ -8,7 +8,7 @@ import types
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
-from shoal.replicas.gpus import nvml
+from shoal.replicas.gpus import has_nvml
 
 if TYPE_CHECKING:
     import pytest
@@ -80,5 +80,5 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     # Any library will do, since nothing is called in it.
-    monkeypatch.setattr(nvml.is_there, "__defaults__", (None,))
+    monkeypatch.setattr(has_nvml, "__defaults__", (None,))
     return fake

@@ -103,7 +103,7 @@ def decisions(monkeypatch, method):
     """Returns a queue that gets whether each job's thread has gone on by itself.
 
     Args:
-        method: Which method of `Job` tells it: ``"go_on"``, once the thread has decided, or
+        method: Which method of `Job` tells it: ``"next_job"``, once the thread has decided, or
             ``"answer"``, in the event loop.
     """
     decided = SimpleQueue()

@@ -17,7 +17,7 @@ from shoal.testing.replicas.stage import Played
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from shoal.testing.replicas.folder import Folder
+    from shoal.testing.replicas.code import Folder
 
 MODULE = "replicas.process_backends"
 

@@ -20,7 +20,7 @@ from shoal.batching.current import current_batch
 from shoal.replicas.code.current import current_replica_tag
 from shoal.replicas.code.endpoint_call import CallOut
 from shoal.replicas.process.child.endpoints import parent_channel
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 import shoal
 from shoal.replicas.threads import loop_of_caller
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 
 class Noting:

@@ -11,10 +11,9 @@ from replicas.process_backends import Plain
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.process.child.calls import CallAnswers
-from shoal.replicas.process.child.control import Control
-from shoal.replicas.process.child.draining import ThreadsafeDraining
+from shoal.replicas.process.child.control import Control, ThreadsafeDraining
 from shoal.replicas.process.child.sync_loop import SyncWork
-from shoal.replicas.process.wire.frames import FrameReader, Kind, receive, send
+from shoal.replicas.process.wire.frames import FrameKind, FrameReader, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed
 
 
@@ -33,7 +32,7 @@ def ends(tmp_path):
     worker = threading.Thread(target=work.run)
     worker.start()
     yield ours, FrameReader()
-    send(ours, MessageCodec().frame(Kind.CLOSE, 0))
+    send(ours, MessageCodec().frame(FrameKind.CLOSE, 0))
     worker.join(10)
     for sock in (data, ours, control, watched):
         sock.close()
@@ -43,23 +42,23 @@ def test_a_stream_that_was_cancelled_while_another_waited_does_not_wait_for_its_
     # The control channel, which would say so as well, is read by a thread that may be late.
     ours, reader = ends
 
-    def tell(kind: Kind, id_: int, content: object = None) -> None:
+    def tell(kind: FrameKind, id_: int, content: object = None) -> None:
         send(ours, MessageCodec().frame(kind, id_, packed(content)))
 
-    def heard(id_: int) -> list[Kind]:
+    def heard(id_: int) -> list[FrameKind]:
         kinds = []
-        while not kinds or kinds[-1] is not Kind.END:
+        while not kinds or kinds[-1] is not FrameKind.END:
             frame = receive(ours, reader)
             assert frame is not None
             assert frame.id == id_
             kinds.append(frame.kind)
         return kinds
 
-    tell(Kind.STREAM, 1, ("count", [5], None))
+    tell(FrameKind.STREAM, 1, ("count", [5], None))
     for _ in range(4):
-        assert receive(ours, reader).kind is Kind.PART
-    tell(Kind.STREAM, 2, ("count", [1000], None))
-    tell(Kind.CANCEL, 2)
-    tell(Kind.CREDIT, 1, 4)
-    assert heard(1) == [Kind.PART, Kind.END]
-    assert heard(2)[-1] is Kind.END
+        assert receive(ours, reader).kind is FrameKind.PART
+    tell(FrameKind.STREAM, 2, ("count", [1000], None))
+    tell(FrameKind.CANCEL, 2)
+    tell(FrameKind.CREDIT, 1, 4)
+    assert heard(1) == [FrameKind.PART, FrameKind.END]
+    assert heard(2)[-1] is FrameKind.END

@@ -16,7 +16,7 @@ import pytest
 
 from replicas.playing import made, playing
 from shoal.replicas.process.wire.connection import FrameConnection
-from shoal.replicas.process.wire.frames import Frame, FrameReader, Kind, encoded
+from shoal.replicas.process.wire.frames import Frame, FrameKind, FrameReader, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -44,7 +44,7 @@ class Reading:
         self.closed.set()
 
     def take(self, frame: Frame) -> None:
-        if frame.kind is Kind.CANCEL:
+        if frame.kind is FrameKind.CANCEL:
             raise KeyError(frame.id)
         self.frames.append(frame)
         self.got_some.set()
@@ -83,7 +83,7 @@ async def test_the_loop_reads_each_frame_until_the_other_end_is_gone(ends):
     ours, theirs = ends
     reading = Reading(ours)
     for nth in range(3):
-        theirs.sendall(b"".join(encoded(Kind.RESULT, nth, [b"x"])))
+        theirs.sendall(b"".join(encoded(FrameKind.RESULT, nth, [b"x"])))
         await reading.got_some.wait()
         reading.got_some = anyio.Event()
     assert [frame.id for frame in reading.frames] == [0, 1, 2]
@@ -96,11 +96,11 @@ async def test_the_loop_reads_each_frame_until_the_other_end_is_gone(ends):
     reading.connection.close()
 
 
-@pytest.mark.parametrize("sent", [BAD_KIND, b"".join(encoded(Kind.CANCEL, 7))])
+@pytest.mark.parametrize("sent", [BAD_KIND, b"".join(encoded(FrameKind.CANCEL, 7))])
 async def test_the_loop_reads_nothing_behind_an_invalid_frame(ends, sent):
     ours, theirs = ends
     reading = Reading(ours)
-    theirs.sendall(sent + b"".join(encoded(Kind.RESULT, 1)))
+    theirs.sendall(sent + b"".join(encoded(FrameKind.RESULT, 1)))
     await reading.closed.wait()
     reading.connection.close()
     assert len(reading.errors) == 1

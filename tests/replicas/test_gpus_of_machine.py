@@ -12,10 +12,17 @@ import anyio.lowlevel
 import pytest
 
 from replicas.fake_nvml import FakeNvml, NVMLError, installed
-from shoal.replicas.gpus.bounded import BoundedCall
-from shoal.replicas.gpus.meter import GpuMeter
-from shoal.replicas.gpus.nvml import GpuReading, Nvml, is_there
-from shoal.replicas.gpus.visible import counted, counted_without_nvml, environment_of, given_to_us
+from shoal.replicas.gpus import (
+    BoundedCall,
+    GpuMeter,
+    GpuReading,
+    Nvml,
+    count_gpus,
+    count_without_nvml,
+    environment_of,
+    has_nvml,
+    listed_devices,
+)
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.devices import Devices
 
@@ -91,7 +98,7 @@ async def test_only_the_gpus_that_the_server_may_use_are_read(nvml, monkeypatch,
 
 
 async def test_where_nvml_is_missing_nothing_is_said(missing, caplog):
-    assert not is_there(None)
+    assert not has_nvml(None)
     meter = GpuMeter()
     assert await meter.read() == {}
     assert await meter.read() == {}
@@ -99,9 +106,9 @@ async def test_where_nvml_is_missing_nothing_is_said(missing, caplog):
 
 
 def test_without_the_library_of_the_driver_no_thread_is_started(nvml, monkeypatch):
-    assert is_there()
-    assert not is_there("libnone.so.1")
-    monkeypatch.setattr(is_there, "__defaults__", ("libnone.so.1",))
+    assert has_nvml()
+    assert not has_nvml("libnone.so.1")
+    monkeypatch.setattr(has_nvml, "__defaults__", ("libnone.so.1",))
     assert GpuMeter()._is_missing
 
 
@@ -180,14 +187,14 @@ async def test_a_call_that_raises_says_so():
 
 
 def test_gpus_are_counted_by_nvml_or_by_what_the_driver_shows(nvml, monkeypatch, tmp_path: Path):
-    assert counted(tmp_path) == 2
+    assert count_gpus(tmp_path) == 2
     for name in ("0000:01:00.0", "0000:02:00.0", "0000:03:00.0"):
         (tmp_path / name).mkdir()
     nvml.init_error = NVMLError("driver/library version mismatch")
-    assert counted(tmp_path) == 3
+    assert count_gpus(tmp_path) == 3
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert counted(tmp_path) == 3
-    assert counted_without_nvml(tmp_path / "none") == 0
+    assert count_gpus(tmp_path) == 3
+    assert count_without_nvml(tmp_path / "none") == 0
 
 
 async def test_all_gpus_of_the_machine_are_given_out_by_index(nvml):
@@ -219,7 +226,7 @@ async def test_all_gpus_of_the_machine_are_given_out_by_index(nvml):
 def test_the_servers_own_list_is_read_as_cuda_does(monkeypatch, listed, names):
     if listed is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert given_to_us() == names
+    assert listed_devices() == names
 
 
 def test_indices_are_those_of_the_bus_unless_the_environment_says_otherwise(monkeypatch):

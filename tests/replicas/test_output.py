@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from shoal.replicas.process.output import Output
+from shoal.replicas.process.worker import Output
 
 logger = logging.getLogger("shoal.replicas")
 

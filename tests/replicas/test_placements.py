@@ -18,11 +18,11 @@ from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
 from shoal.replicas.placements import (
     BUILT_IN,
+    ProcessOptions,
     placement_name,
     placement_of,
     takes_open_batches,
 )
-from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.process.replica import ProcessReplica
 
 

@@ -23,8 +23,8 @@ from replicas.process_backends import (
 from shoal.batching.current import running_batch, setting
 from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied
-from shoal.testing.replicas.folder import Folder
-from shoal.testing.requests import make_request
+from shoal.testing.policies import make_request
+from shoal.testing.replicas.code import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -54,7 +54,7 @@ async def test_calls_of_async_code_run_at_the_same_time(folder):
             tasks.start_soon(played.run, "hold_async", [name])
         await noted(folder, "holds a")
         await noted(folder, "holds b")
-        folder.let_go("all")
+        folder.release("all")
 
 
 async def test_each_of_many_calls_at_once_gets_its_own_result():
@@ -209,7 +209,7 @@ async def test_work_that_is_cancelled_before_it_began_is_never_begun(code, folde
         if code is Plain:
             with anyio.move_on_after(0.05):
                 await played.run("note", ["second"])
-        folder.let_go("first")
+        folder.release("first")
         assert await played.run("__call__", [4]) == [8]
         assert "second" not in folder.notes()
 
@@ -238,7 +238,7 @@ async def test_work_that_goes_on_after_its_cancellation_is_left_to_finish(code, 
 async def let_go(folder: Folder) -> None:
     with anyio.CancelScope(shield=True):
         await anyio.sleep(0.05)
-        folder.let_go("a")
+        folder.release("a")
 
 
 @pytest.mark.parametrize(("code", "method"), [(Plain, "hold"), (Async, "stubborn")])
@@ -289,4 +289,4 @@ async def test_a_worker_without_health_answers_a_check_while_it_works(folder):
         tasks.start_soon(played.run, "hold", ["a"])
         await noted(folder, "holds a")
         await played.replica.check_health()
-        folder.let_go("a")
+        folder.release("a")

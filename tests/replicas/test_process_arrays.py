@@ -11,7 +11,7 @@ import pytest
 
 from replicas.playing import made, noted, playing
 from replicas.process_backends import Async, Made, Plain
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -174,7 +174,7 @@ async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
                 if code is Plain:
                     with anyio.move_on_after(0.02):
                         await played.run("sums", [np.ones(LARGE)])
-                folder.let_go(f"first {nth}")
+                folder.release(f"first {nth}")
         await played.run("sums", [np.ones(LARGE)])
         gc.collect()
         assert used(replica) == 0

@@ -20,10 +20,10 @@ from replicas.playing import MODULE, children, gone, is_alive, made, noted, play
 from replicas.process_backends import Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.current import Identity
+from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process import worker
-from shoal.replicas.process.options import ProcessOptions
-from shoal.replicas.process.output import Output
-from shoal.testing.replicas.folder import Folder
+from shoal.replicas.process.worker import Output
+from shoal.testing.replicas.code import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -38,10 +38,10 @@ from shoal.errors import (
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.testing.policies import make_request
 from shoal.testing.replicas.check import check_replica
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Played
-from shoal.testing.requests import make_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -220,7 +220,7 @@ async def test_many_calls_run_at_once(folder):
         for _ in range(50):
             tasks.start_soon(played.run, "is_stuck", [1])
         await noted(folder, "began", 50)
-        folder.let_go("on")
+        folder.release("on")
 
 
 async def test_a_replica_whose_process_is_killed_dies(folder):
@@ -463,7 +463,7 @@ async def test_a_crash_in_a_stream_comes_after_its_steps(folder):
     async with playing(Model, folder.path) as played:
         async with aclosing(played.replica.run_stream("crashes_in_a_step", [1])) as steps:
             assert await anext(steps) == [1]
-            folder.let_go("on")
+            folder.release("on")
             with pytest.raises(ReplicaDied):
                 await anext(steps)
         await played.ended.wait()

@@ -16,7 +16,7 @@ from replicas.ray_backends import Caller, CallsWhileItStarts, Model
 from replicas.ray_cluster import MARKS, NODE, SMALL, cluster_of
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

@@ -15,7 +15,7 @@ from replicas.ray_cluster import MARKS, cluster_of
 from replicas.ray_node_code import Noting
 from shoal.asgi.http_options import HttpOptions
 from shoal.server.server import serve
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from pathlib import Path

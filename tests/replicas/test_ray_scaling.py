@@ -10,7 +10,7 @@ import pytest
 from replicas.ray_backends import Model
 from replicas.ray_cluster import MARKS, SMALL, growing_cluster
 from shoal.serving.controller.controller import Controller
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -109,7 +109,7 @@ async def test_replicas_come_with_the_load_and_go_with_it(folder, ray_options, n
             await until(lambda: folder.notes().count("began") == 3)
             assert replicas() == ["ready"] * 3
             assert len(added_nodes()) == 3 * nodes_each
-            folder.let_go("on")
+            folder.release("on")
         assert sorted(answers) == [0, 1, 2]
         await until(lambda: len(replicas()) == 1)
         assert folder.notes().count("closed") == 2

@@ -67,7 +67,7 @@ async def test_a_thread_goes_on_while_the_event_loop_is_busy(placement):
 
 
 async def test_it_goes_on_by_one_step_and_not_more(monkeypatch, placement):
-    decided = decisions(monkeypatch, "go_on")
+    decided = decisions(monkeypatch, "next_job")
     held = HeldSteps([0], [1], [2], [3])
     async with calls_of(held.handler, placement) as call, call("x") as stream:
         assert await first_of(held, stream) == 0
@@ -80,7 +80,7 @@ async def test_it_goes_on_by_one_step_and_not_more(monkeypatch, placement):
 
 
 async def test_a_step_that_computes_is_handed_out_before_the_next_one(monkeypatch, placement):
-    decided = decisions(monkeypatch, "go_on")
+    decided = decisions(monkeypatch, "next_job")
     pretend(monkeypatch, waits=False)
     held = HeldSteps([0], [1], [2])
     async with calls_of(held.handler, placement) as call, call("x") as stream:
@@ -424,7 +424,7 @@ async def test_a_kill_ends_a_step_that_went_ahead(replica_of, stepping):
 async def test_a_kill_after_the_last_step_has_ended_closes_its_generator(
     monkeypatch, replica_of, stepping
 ):
-    decided = decisions(monkeypatch, "go_on")
+    decided = decisions(monkeypatch, "next_job")
     stepping.has_room = False
     held = HeldSteps([0], [1])
     replica = replica_of(held.handler)
@@ -462,7 +462,7 @@ async def test_a_kill_in_the_moment_in_which_a_thread_goes_on(replica_of, steppi
 async def test_what_an_abandoned_thread_yields_does_not_tell_the_next_replica_to_go_on(
     monkeypatch, replica_of
 ):
-    decided = decisions(monkeypatch, "go_on")
+    decided = decisions(monkeypatch, "next_job")
     stepping = Stepping(wants_more=lambda slots: slots == ["old"])
     old, new = HeldSteps(["old"]), HeldSteps([0], [1], [2])
     replica = replica_of(old.handler)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from shoal.replicas.code.endpoint_call import CallOut
 from shoal.replicas.process.wire.frames import (
     PROTOCOL,
+    FrameKind,
     FrameReader,
-    Kind,
     encoded,
     receive,
     rest_of,
@@ -46,7 +46,7 @@ def read_in_pieces(data: bytes, pieces: list[int]) -> list:
 
 
 FRAMES = st.tuples(
-    st.sampled_from(Kind),
+    st.sampled_from(FrameKind),
     st.integers(0, 2**64 - 1),
     st.binary(max_size=200) | st.just(b"long" * 50_000),
     st.lists(st.binary(max_size=50) | st.just(b"buffer" * 30_000), max_size=3),
@@ -68,13 +68,15 @@ def test_frames_come_as_they_went(frames, pieces):
 
 
 def test_places_in_shared_memory_travel_in_the_place_of_buffers():
-    [frame] = read_in_pieces(joined(encoded(Kind.RUN, 1, [b"x"], (), [(64, 10), (128, 20)])), [])
+    [frame] = read_in_pieces(
+        joined(encoded(FrameKind.RUN, 1, [b"x"], (), [(64, 10), (128, 20)])), []
+    )
     assert (frame.buffers, frame.place) == ([(64, 10), (128, 20)], None)
     assert places_of(frame) == [(64, 10), (128, 20)]
 
 
 def test_a_pickle_in_shared_memory_has_the_last_place():
-    [frame] = read_in_pieces(joined(encoded(Kind.RUN, 1, (), (), [(64, 10), (128, 20)])), [])
+    [frame] = read_in_pieces(joined(encoded(FrameKind.RUN, 1, (), (), [(64, 10), (128, 20)])), [])
     assert (bytes(frame.body), frame.buffers, frame.place) == (b"", [(64, 10)], (128, 20))
     assert places_of(frame) == [(64, 10), (128, 20)]
 
@@ -131,13 +133,13 @@ def test_content_is_what_it_was_wherever_it_lay(room, contents, copies):
             sender.write(message)
             assert not message.buffers
             assert bool(message.parts) is not is_large  # nothing is sent that was copied
-        [frame] = read_in_pieces(joined(sender.frame(Kind.RUN, 1, message)), [])
+        [frame] = read_in_pieces(joined(sender.frame(FrameKind.RUN, 1, message)), [])
         if copies and places_of(frame):
             receiver.copied(frame, pause=False)
             assert not places_of(frame)
         assert plain(receiver.opened_here(frame)) == plain(content)
         gc.collect()  # hypothesis may hold the last example's frames
-        [back] = read_in_pieces(joined(receiver.frame(Kind.RESULT, 1)), [])
+        [back] = read_in_pieces(joined(receiver.frame(FrameKind.RESULT, 1)), [])
         sender.take_back(back)
         assert region.used == 0
 
@@ -145,7 +147,8 @@ def test_content_is_what_it_was_wherever_it_lay(room, contents, copies):
 def test_frames_cross_a_blocking_socket():
     ours, theirs = socket.socketpair()
     frames = [
-        MessageCodec().frame(Kind.RUN, nth, packed("x" * nth)) for nth in (1, 100_000, 1_000_000)
+        MessageCodec().frame(FrameKind.RUN, nth, packed("x" * nth))
+        for nth in (1, 100_000, 1_000_000)
     ]
     with ours, theirs:
         sender = threading.Thread(target=lambda: [send(ours, list(f)) for f in frames])
@@ -162,8 +165,8 @@ def test_frames_cross_a_blocking_socket():
 
 def test_what_is_sent_has_a_number_that_changes_with_it():
     """Raise PROTOCOL when you change this test: a worker may have another version of Shoal."""
-    assert PROTOCOL == 5
-    assert sorted(Kind) == [*range(1, 15), 18]
+    assert PROTOCOL == 6
+    assert sorted(FrameKind) == [*range(1, 15), 18]
     assert [one.name for one in fields(CallOut)] == [
         *("endpoint", "args", "kwargs", "stream", "options", "trace")
     ]

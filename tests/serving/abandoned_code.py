@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

@@ -14,7 +14,7 @@ from serving.abandoned_code import AsyncCode, Code, Isolated
 from shoal.errors import DeadlineExceeded, HandlerTimeout
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.code import Folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -53,7 +53,7 @@ class Served:
             return [step async for step in steps][-1]
 
     async def pid(self) -> int:
-        self.folder.let_go("pid")
+        self.folder.release("pid")
         found: int = await self.ask("__call__", "pid")
         return found
 
@@ -83,8 +83,8 @@ async def test_a_caller_that_leaves_ends_no_process(code, method, tmp_path):
         await anyio.sleep(2 * GRACE_S)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(served.ask, method, "b")  # waits for the replica
-            served.folder.let_go("a")
-            served.folder.let_go("b")
+            served.folder.release("a")
+            served.folder.release("b")
         assert await served.pid() == pid
 
 
@@ -95,7 +95,7 @@ async def test_the_time_out_of_a_caller_ends_no_process(method, tmp_path):
         with pytest.raises(DeadlineExceeded):
             await served.ask(method, "a", timeout_s=0.2)
         await anyio.sleep(2 * GRACE_S)
-        served.folder.let_go("a")
+        served.folder.release("a")
         assert await served.pid() == pid
 
 
@@ -141,7 +141,7 @@ async def test_closing_waits_for_abandoned_work_only_for_its_grace_period(tmp_pa
 async def test_a_client_that_leaves_during_a_change_ends_no_process(tmp_path):
     async with serving(Code, tmp_path) as served:
         pid = await served.pid()
-        served.folder.let_go("before")
+        served.folder.release("before")
         await served.controller.update_backend_config("b", {"user_config": "before"})
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(served.controller.update_backend_config, "b", {"user_config": "a"})
@@ -149,7 +149,7 @@ async def test_a_client_that_leaves_during_a_change_ends_no_process(tmp_path):
             tasks.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(2 * GRACE_S)
-            served.folder.let_go("a")
+            served.folder.release("a")
         assert served.folder.notes()[-1] == "holds before"  # the change was undone
         assert await served.pid() == pid
 
@@ -173,7 +173,7 @@ async def test_http_clients_that_give_up_leave_the_server_ready(tmp_path):
         ready = Call(app, "/-/readyz", method="GET")
         await ready.run()
         assert ready.status == 200
-        folder.let_go("all")
+        folder.release("all")
         last = Call(app, "/e", item="c")
         await last.run()
         assert last.status == 200

@@ -16,9 +16,7 @@ from shoal.core.options.options import OptionKeywords
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import HandlerFailed, NotDurable
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
-from shoal.replicas.placements import BUILT_IN
-from shoal.replicas.process.options import ProcessOptions
-from shoal.replicas.ray.options import RayOptions
+from shoal.replicas.placements import BUILT_IN, ProcessOptions, RayOptions
 from shoal.serving.config.config import BACKEND_OPTIONS, BackendConfig
 from shoal.serving.config.keywords import NAMES, RENAMED, BackendKeywords
 

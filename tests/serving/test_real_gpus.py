@@ -16,19 +16,18 @@ import pytest
 
 import shoal
 from serving.cuda_code import HELD_BYTES
-from shoal.replicas.gpus.meter import GpuMeter
-from shoal.replicas.gpus.nvml import Nvml, is_there
+from shoal.replicas.gpus import GpuMeter, Nvml, has_nvml
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
-    from shoal.replicas.gpus.nvml import GpuReading
+    from shoal.replicas.gpus import GpuReading
 
 pytestmark = [
     pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.slow,  # CUDA takes seconds to start
-    pytest.mark.skipif(not is_there(), reason="needs a GPU, its driver, and the extra gpu"),
+    pytest.mark.skipif(not has_nvml(), reason="needs a GPU, its driver, and the extra gpu"),
 ]
 
 CODE = "serving.cuda_code:Holder"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.errors import LifespanFailed
-from shoal.failures.frames import failure_text
+from shoal.failures.exceptions import failure_text
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message

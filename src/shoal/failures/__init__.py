@@ -1,1 +1,1 @@
-"""Errors of user code: a copy for each caller, and limits on what they can end."""
+"""Errors of user code: a copy for each caller, and limits on their effects."""

@@ -1,19 +1,22 @@
-"""A copy of a handler's exception for each caller, and the classification of exceptions.
+"""Exceptions of user code: a copy for each caller, their classification, and their text.
 
 A handler raises one exception, and many callers catch it. If they shared the object, each would add
 its traceback to it, and one caller's ``raise ... from`` or ``add_note`` would show up in another's
-log. So each caller gets an object of the same type, with the original as its cause.
+log. Each caller therefore gets an object of the same type, with the original as its cause.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import signal
 import threading
+import traceback
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
@@ -22,23 +25,26 @@ from shoal.loops.event_loop import cancellations, holds_ctrl_c
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from types import FrameType
+    from types import FrameType, TracebackType
 
     from shoal.loops.parking import Parking
+
+_OWN: Final = f"{Path(__file__).parents[2]}{os.sep}"
+# They call the user's code, or are between Shoal's frames.
+_CALLERS: Final = frozenset(
+    {
+        *("anyio", "asyncio", "concurrent", "contextlib", "importlib", "_frozen_importlib"),
+        *("outcome", "threading", "trio"),
+    }
+)
 
 
 @holds_ctrl_c
 def own_copy(error: BaseException, name: str = "the handler") -> Exception:
-    """Returns a copy of an error for one caller.
+    """Returns a copy of an error for one caller, with the error as its cause.
 
-    Args:
-        error: What the handler raised, or returned in a result position.
-        name: A description of the code that raised the error, for messages.
-
-    Returns:
-        An exception of the same type, arguments and attributes, with `error` as its cause. It is a
-        `HandlerFailed` with that cause if the type can't be copied, or if `error` is no
-        `Exception`: one that is not expected could end the caller's program.
+    It is a `HandlerFailed` if the type can't be copied, or if the error is not an `Exception`: an
+    unexpected one could end the caller's program.
     """
     with suppress(BaseException):  # user code may raise anything
         if isinstance(error, Exception):
@@ -67,10 +73,8 @@ def ends_the_program(error: BaseException) -> bool:
 
 
 def is_of_a_signal(error: BaseException) -> bool:
-    """Returns whether a signal handler of the program raised an error that ends the program.
-
-    Such an error can be raised in any code of the main thread, and is no bug of that code.
-    """
+    """Returns whether a signal handler of the program raised an error that ends the program."""
+    # Such an error can be raised in any code of the main thread, and is no bug of that code.
     if threading.current_thread() is not threading.main_thread() or not ends_the_program(error):
         return False
     handlers = map(signal.getsignal, signal.valid_signals())
@@ -150,7 +154,48 @@ def _copied(error: Exception) -> Exception:
 
 
 def slots_of(cls: type) -> Iterable[str]:
-    """Yields the names of a class's slots."""
     for base in cls.__mro__:
         slots: Any = base.__dict__.get("__slots__", ())
         yield from (slots,) if isinstance(slots, str) else slots
+
+
+def users_part(whole: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback from the first frame of the user's code on; None without such frames."""
+    while whole is not None:
+        frame = whole.tb_frame
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if not (frame.f_code.co_filename.startswith(_OWN) or package in _CALLERS):
+            return whole
+        whole = whole.tb_next
+    return None
+
+
+def failure_text(error: BaseException) -> str:
+    """Returns an exception as text: the user's frames, the exception, and its notes."""
+    error = alone(error)
+    part = users_part(error.__traceback__)
+    lines = "".join(traceback.format_exception(type(error), error, part)).splitlines()
+    # The line of the exception is left out where the last note quotes it. The notes of a group come
+    # last.
+    last = lines[-1]
+    quoted = {line for line in lines[:-1] if line and last.endswith(f": {line}")}
+    if _members(error):
+        lines.append(getattr(error, "__notes__", [in_one_line(error)])[-1])
+    return "\n".join(line for line in lines if line not in quoted)
+
+
+def alone(error: BaseException) -> BaseException:
+    """Returns the exception in a group of one, as a task group raises it; others unchanged."""
+    members = _members(error)
+    return alone(members[0]) if len(members) == 1 else error
+
+
+def _members(error: object) -> tuple[BaseException, ...]:
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).exceptions
+    return ()
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns the class and the message of an exception."""
+    return " ".join("".join(traceback.format_exception_only(type(error), error)[:1]).split())

@@ -9,22 +9,19 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from shoal.failures.exceptions import is_of_a_signal, own_copy
+from shoal.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
 from shoal.loops.event_loop import holds_ctrl_c
+from shoal.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def held(function: F, name: str = "the code") -> F:
-    """Wraps a plain function so that it raises nothing but `Exception`s.
-
-    Args:
-        function: The function.
-        name: A description of it, for messages.
-    """
+    """Wraps a plain function so that it raises only `Exception`s."""
 
     @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -56,3 +53,29 @@ def shown(value: object) -> str:
         if is_of_a_signal(error):
             raise
         return f"<{type(value).__name__}>"
+
+
+def _of_the_code(error: BaseException) -> Exception:
+    return own_copy(error, "the code")
+
+
+class holding:  # noqa: N801 - used as a function
+    """Runs user code in a block, so that it raises only `Exception`s. Cancellation propagates.
+
+    The task's function must be marked with `holds_ctrl_c`. `convert` converts other exceptions.
+    """
+
+    __slots__ = ("_convert",)
+
+    def __init__(self, convert: Callable[[BaseException], Exception] = _of_the_code) -> None:
+        self._convert = convert
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if error is None or isinstance(error, Exception) or is_of_a_signal(error):
+            return
+        if not ends_the_program(error) and goes_on(error, parking_of_this_loop()):
+            return
+        raise self._convert(error) from error

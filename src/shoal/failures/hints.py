@@ -1,4 +1,4 @@
-"""Advice on errors of libraries whose objects belong to an event loop or a thread."""
+"""Advice on errors of objects that belong to another event loop or thread."""
 
 from __future__ import annotations
 
@@ -38,14 +38,13 @@ def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
 
 
 def _loop_of(failure: str) -> tuple[str, str] | None:
-    """Returns the loop that failed code was written for, and the one that runs; None if unknown."""
+    """Returns the loop that failed code was written for, and the running one; None if unknown."""
     running = parking_of_this_loop().name
     other = "trio" if running == "asyncio" else "asyncio"
     return (other, running) if any(sign in failure for sign in _SIGNS[other]) else None
 
 
 def _loop_hint(error: BaseException) -> str:
-    """Returns advice on the error of code that was written for the other loop, or an empty text."""
     if type(error) not in (RuntimeError, TypeError) or len(error.args) != 1:
         return ""
     said: object = error.args[0]
@@ -60,14 +59,7 @@ def _loop_hint(error: BaseException) -> str:
 
 
 def server_hint(failure: str) -> str | None:
-    """Returns advice for a server whose code looks as if it was written for the other event loop.
-
-    Args:
-        failure: The error: its type and message, or a traceback.
-
-    Returns:
-        The advice, with the option to set; None if it looks like another failure.
-    """
+    """Returns advice for a server if its code seems to be written for the other event loop."""
     loops = _loop_of(failure)
     if loops is None:
         return None
@@ -79,10 +71,7 @@ def server_hint(failure: str) -> str | None:
 
 
 def with_hint(error: BaseException) -> BaseException:
-    """Returns an error of a handler with advice, if it is one of code in the wrong loop or thread.
-
-    The event loop that runs the handler must be running in this thread.
-    """
+    """Adds advice to an error of a handler if its code runs in the wrong loop or thread."""
     if _says(error, _ELSEWHERE):
         hint = (
             "make it where it is used: in `async def warm_up(self)` of a class with async methods, "
@@ -100,7 +89,6 @@ def with_hint(error: BaseException) -> BaseException:
 
 
 def constructor_hint(error: BaseException) -> str:
-    """Returns advice on an error that a constructor raised, or an empty string."""
     if not _says(error, (*_SIGNS["asyncio"], *_ELSEWHERE)):
         return ""
     hint = (

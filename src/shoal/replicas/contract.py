@@ -2,7 +2,7 @@
 
 A replica is a task. Its supervisor runs `Replica.serve` in a nursery of its own. That call reports
 when the replica is ready, and returns or raises when it was stopped or has died, so nothing is
-polled. Other tasks send work by `run` and `run_stream`, only while the replica is ready.
+polled. Other tasks send work with `run` and `run_stream`, only while the replica is ready.
 
 All implementations guarantee that no work is lost silently. When a replica dies, `serve` and each
 `run` that is under way raise `ReplicaDied`, in no particular order. The error has the tag of the
@@ -59,14 +59,14 @@ class Blueprint:
 
     Attributes:
         identity: The tags of the replica and its backend.
-        number: Its index among the replicas of its backend, from 0: the lowest one that is free. So
-            two replicas have 0 and 1; 2 is used only while one of them is being replaced.
+        number: Its index among the replicas of its backend, from 0: the lowest free one. Two
+            replicas have 0 and 1; 2 is used only while one of them is being replaced.
         definition: The user's code.
         user_config: The argument of `reconfigure` at the start; None to skip that call.
         options: How the replica runs.
-        placement_options: The options of its placement that were given, by their names.
-        devices: The GPUs that it was given, as ``CUDA_VISIBLE_DEVICES`` names them; none unless
-            ``gpus`` is among the options. Ray assigns GPUs by itself.
+        placement_options: The options that were set for its placement, by name.
+        devices: The GPUs for it, as in ``CUDA_VISIBLE_DEVICES``; empty unless ``gpus`` is among the
+            options. Ray assigns GPUs itself.
     """
 
     identity: Identity
@@ -102,10 +102,10 @@ class Replica(ABC):
 
     @property
     def takes_work(self) -> bool:
-        """Whether the replica may accept work, once it was ready, as far as this process knows.
+        """Whether the replica accepts work after it was ready, as far as this process knows.
 
-        This is a hint: the death of a replica may not be known yet. But it is False as soon as this
-        process has killed the replica.
+        This is a hint: this process may not know yet that a replica has died. It is False as soon
+        as this process has killed the replica.
         """
         return True
 
@@ -124,7 +124,7 @@ class Replica(ABC):
             When `stop` has stopped it, after its code's ``close()`` was called, if it has one.
 
         Raises:
-            ReplicaNotStarted: It did not become ready. The cause is what the code raised, if
+            ReplicaNotStarted: It did not become ready. The cause is the error of the code, if
                 available.
             ReplicaDied: It died or was killed after it was ready.
 
@@ -167,10 +167,9 @@ class Replica(ABC):
             ReplicaDied: The replica died first, or is not ready.
             Exception: What the code raised.
 
-        Cancellation: is passed on to async code; plain code is waited for. In each case the call
-        ends only when the work has ended. A process is killed only if its work still runs
-        ``cancel_grace_s`` after the batch became overdue (`Batch.is_overdue`), never because its
-        callers have left.
+        Cancellation: cancels async code, and waits for plain code. Either way the call ends only
+        when the work has ended. A process is killed only if its work still runs ``cancel_grace_s``
+        after the batch became overdue (`Batch.is_overdue`), never because callers disconnected.
         """
 
     @abstractmethod
@@ -179,27 +178,27 @@ class Replica(ABC):
 
         Args:
             method: The name of the method.
-            items: As for `run`.
+            items: The items, in the form that `run` takes.
 
         Yields:
             The steps, unchecked; for a method that is not batched, lists of one.
 
         Raises:
-            Exception: As `run`.
+            Exception: The errors that `run` raises.
 
-        Cancellation: as for `run`. Closing the generator closes the code's generator.
+        Cancellation: works as in `run`. Closing the generator closes the code's generator.
         """
 
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         """Runs a method on an open batch, which takes requests while it runs.
 
-        Only code in this event loop can take one.
+        Only code in this event loop can take open batches.
 
         Raises:
             TypeError: The code runs elsewhere.
-            Exception: As `run`.
+            Exception: The errors that `run` raises.
 
-        Cancellation: is passed on to the code.
+        Cancellation: cancels the code.
         """
         raise self._takes_no_open_batches()
 
@@ -225,13 +224,13 @@ class Replica(ABC):
             ReplicaDied: The replica died first, or is not ready.
             Exception: What the code raised.
 
-        Cancellation: is passed on to async code. If the code keeps running for longer than
+        Cancellation: cancels async code. If the code keeps running for longer than
         ``cancel_grace_s``, the replica is killed, so that it can't overwrite a later user config.
         """
 
     @abstractmethod
     async def check_health(self) -> None:
-        """Checks that the replica answers, and calls the code's ``health()`` if it has one.
+        """Checks that the replica responds, and calls the code's ``health()`` if it has one.
 
         It also works while work is under way. A plain ``health()`` may run at the same time, in
         another thread. Returning False has the same effect as raising.
@@ -249,7 +248,7 @@ class Replica(ABC):
         """
 
     def memory_bytes(self) -> int | None:
-        """Returns its resident memory, in bytes; None where it shares this process's."""
+        """Returns its resident memory, in bytes; None if it runs in this process."""
         return None
 
 

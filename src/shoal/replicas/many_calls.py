@@ -1,4 +1,4 @@
-"""Many calls at once, whose results are one list: the `map` of handles and of the HTTP client."""
+"""Makes many calls at once and lists their results, for `map` of handles and HTTP clients."""
 
 from __future__ import annotations
 
@@ -22,22 +22,7 @@ async def call_each(
     max_concurrent: int | None = None,
     return_exceptions: bool,
 ) -> list[Any]:
-    """Makes calls at once, and waits until all have ended.
-
-    Args:
-        call: Makes one call.
-        arguments: The arguments of each.
-        max_concurrent: The largest number of calls at a time; None for no limit.
-        return_exceptions: Whether errors are returned in the list instead of being raised.
-
-    Returns:
-        The results, in the order of the arguments.
-
-    Raises:
-        Exception: The first error in the order of the arguments.
-
-    Cancellation: all of the calls are cancelled. Checkpoint: always.
-    """
+    """Returns the results in the order of the arguments; raises the first error in that order."""
     waiting = iter(enumerate(arguments))
     outcomes: list[Outcome] = [(None, None)] * len(arguments)
 

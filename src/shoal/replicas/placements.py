@@ -1,43 +1,142 @@
 """The placements, which create the replicas of a backend: the one list of Shoal's own.
 
-A config is checked without importing what runs its replicas, which takes long and may need Ray.
+A config is checked without importing the code that runs its replicas: the import takes long, and
+may need Ray.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypedDict, cast
 
-from shoal.core.options.checks import one_of
-from shoal.core.options.option import options_of, record_of
+from shoal.core.options.checks import mapping, more_than_0, named_values, one_of, whole
+from shoal.core.options.option import check_options, option, options_of, record_of, table
 from shoal.failures.held import held
 from shoal.replicas.code.definition import imported, qualified_name, split_import_path
-from shoal.replicas.process.options import ProcessKeywords, ProcessOptions
-from shoal.replicas.ray.options import RayKeywords, RayOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shoal.replicas.contract import Placement
 
 
-class PlacementKeywords(ProcessKeywords, RayKeywords, total=False):
+_LEAST_GPUS: Final = 0.01
+_MOST_GPUS: Final = 1024
+
+
+def environment(name: str, value: Any) -> dict[str, str]:
+    """Checks environment variables, and copies them."""
+    variables = mapping(name, value, 'env={"OMP_NUM_THREADS": "1"}')
+    for key, text in variables.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(
+                f'{name} must map text to text, such as {{"OMP_NUM_THREADS": "1"}}, and '
+                f"{key!r}: {text!r} does not"
+            )
+        if not key or "=" in key or "\0" in key + text:
+            raise ValueError(f"{name}: {key!r}: {text!r} can't be an environment variable")
+    return variables
+
+
+def _interpreter(name: str, value: Any) -> str:
+    path: Any = str(value) if isinstance(value, Path) else value
+    if not isinstance(path, str) or not path:
+        raise TypeError(
+            f'{name} must be the path of an interpreter, such as "/opt/venv/bin/python", '
+            f"not {value!r}"
+        )
+    return path
+
+
+def _cpus(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    form = f"{name} must be some CPUs for each replica, such as [[0, 1], [2, 3]]"
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{form}, not {value!r}")
+    entries: list[tuple[int, ...]] = []
+    for entry in cast("Iterable[object]", value):
+        if isinstance(entry, str) or not isinstance(entry, Iterable):
+            raise TypeError(f"{form}, not {value!r}")
+        cpus = cast("Iterable[object]", entry)
+        entries.append(tuple(whole(f"a CPU of {name}", cpu, least=0) for cpu in cpus))
+    if not entries or not all(entries):
+        raise ValueError(f"{form}, not {value!r}")
+    return tuple(entries)
+
+
+def number_of_gpus(name: str, value: Any) -> float:
+    """Accepts a whole number of GPUs, or a part of one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of GPUs, such as 1 or 0.5, not {value!r}")
+    if not (_LEAST_GPUS <= value < 1 or (1 <= value <= _MOST_GPUS and value == int(value))):
+        raise ValueError(
+            f"{name} must be a whole number of GPUs, or a part of one from {_LEAST_GPUS} to 1, "
+            f"not {value!r}"
+        )
+    return value if value < 1 else int(value)
+
+
+class PlacementKeywords(TypedDict, total=False):
     """The options of Shoal's placements as keywords."""
+
+    python: str | None
+    env: Mapping[str, str]
+    cpu_affinity: Sequence[Sequence[int]] | None
+    max_memory_bytes: int | None
+    shared_memory_bytes: int
+    log_lines: int
+    gpus: float | None
+    ray_options: Mapping[str, Any]
+    place_timeout_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessOptions:
+    # The interpreter, such as a virtual environment's; the current one by default. It needs Shoal,
+    # without extras.
+    python: str | None = option(None, _interpreter)
+    env: Mapping[str, str] = table(environment)
+    # The CPUs of each replica: the first replica gets the first entry. After the last entry it
+    # starts over.
+    cpu_affinity: Sequence[Sequence[int]] | None = option(None, _cpus)
+    # A process with more resident memory is replaced after its current batch. It is killed if that
+    # batch takes it beyond twice this limit.
+    max_memory_bytes: int | None = option(None, partial(whole, least=1))
+    # For large arrays and bytes, in each direction; 0 for none. Only the used part takes memory.
+    shared_memory_bytes: int = option(64 * 2**20, partial(whole, least=0))
+    # The number of last lines of a process's output to store.
+    log_lines: int = option(200, partial(whole, least=0))
+    # The number of the server's GPUs for each replica; with a fraction, several replicas share a
+    # GPU. The process sees only these, through ``CUDA_VISIBLE_DEVICES``, and has
+    # ``OMP_NUM_THREADS=1`` unless `env` or the server's own environment sets that.
+    gpus: float | None = option(None, number_of_gpus)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    env: Mapping[str, str] = table(environment)
+    # The Ray options of the actor, such as ``num_cpus`` and ``resources``.
+    ray_options: Mapping[str, Any] = table(partial(named_values, example="num_gpus"))
+    # Ray's ``num_gpus``: how many GPUs each replica has, or which fraction of one.
+    gpus: float | None = option(None, number_of_gpus)
+    # How long Ray may take to place an actor, for example while the cluster adds a node; None for
+    # no limit. ``start_timeout_s`` begins after that.
+    place_timeout_s: float | None = option(600.0, more_than_0, may_be_none=True)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a placement that has none."""
+    """The options of a placement without options."""
 
 
 class BuiltIn(NamedTuple):
-    """A placement of Shoal's own.
-
-    Attributes:
-        path: The import path of the class of its replicas.
-        options: The record of its options.
-        takes_open_batches: Whether its replicas take open batches.
-    """
+    """A placement of Shoal's own; `path` is the import path of its replica class."""
 
     path: str
     options: type[NoOptions | ProcessOptions | RayOptions] = NoOptions
@@ -50,16 +149,10 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = {
     "process": BuiltIn("shoal.replicas.process.replica:ProcessReplica", ProcessOptions),
     "ray": BuiltIn("shoal.replicas.ray.replica:RayReplica", RayOptions),
 }
-"""The placements that have a name."""
 
 
 def checked_placement(placement: Any) -> Any:
-    """Checks a placement: a name, a function that makes replicas, or the path of one.
-
-    Raises:
-        TypeError: It is neither text nor a callable.
-        ValueError: It is an unknown name.
-    """
+    """Checks a placement: a known name, an import path, or a callable."""
     if callable(placement):
         return placement
     if not isinstance(placement, str):
@@ -71,41 +164,23 @@ def checked_placement(placement: Any) -> Any:
 
 
 def takes_open_batches(placement: Any) -> bool:
-    """Returns whether the replicas of a placement take open batches."""
     known = BUILT_IN.get(placement) if isinstance(placement, str) else placement
     return bool(getattr(known, "takes_open_batches", False))
 
 
-def check_options(
+def check_placement_options(
     placement: str | Placement, by_name: Mapping[str, Any], own: Mapping[str, Any]
 ) -> None:
-    """Checks that options have an effect with a placement, as far as it is imported.
-
-    Args:
-        placement: The placement; already checked.
-        by_name: The options of Shoal's placements that are given, and differ from the default.
-        own: The ``placement_options``.
-
-    Raises:
-        TypeError: The placement takes other options.
-        ValueError: An option has no effect, is given twice, or is out of its range.
-    """
+    """Refuses options without effect. A placement given by its path is not imported for this."""
+    # `by_name` has the options of Shoal's placements that differ from their defaults.
     twice = by_name.keys() & own.keys()
     if twice:
         raise ValueError(f"{min(twice)} is given twice, by its name and in placement_options")
     if not isinstance(placement, str):
         placement_of(placement, {**by_name, **own})
-    elif placement in BUILT_IN:
-        _check_effect(placement, by_name, own)
-
-
-def has_effect(placement: str | Placement, name: str) -> bool:
-    """Returns whether an option of Shoal's placements has an effect with a placement."""
-    known = BUILT_IN.get(placement) if isinstance(placement, str) else None
-    return known is None or name in options_of(known.options)
-
-
-def _check_effect(placement: str, by_name: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        return
+    if placement not in BUILT_IN:
+        return
     for name in by_name:
         if not has_effect(placement, name):
             places = [place for place, one in BUILT_IN.items() if name in options_of(one.options)]
@@ -122,35 +197,27 @@ def _check_effect(placement: str, by_name: Mapping[str, Any], own: Mapping[str, 
         )
 
 
+def has_effect(placement: str | Placement, name: str) -> bool:
+    known = BUILT_IN.get(placement) if isinstance(placement, str) else None
+    return known is None or name in options_of(known.options)
+
+
 def placement_of(placement: Any, options: Mapping[str, Any] | None = None) -> Placement:
-    """Returns the placement for a name, an import path, or a callable.
-
-    Args:
-        placement: ``"task"``, ``"thread"``, ``"process"`` or ``"ray"``; or a callable that makes a
-            replica from its blueprint, or the import path of such a callable.
-        options: Its options, to be checked if it has ``Options``.
-
-    Raises:
-        ValueError: It is a string, but neither such a name nor an import path that exists; or an
-            option is out of its range.
-        TypeError: It is not callable, or takes other options.
-        ModuleNotFoundError: Ray is not installed.
-    """
-    found = checked_placement(placement)
-    if isinstance(found, str):
-        found = imported(BUILT_IN[found].path if found in BUILT_IN else found)
-    if not callable(found):
+    """Loads a placement by name or path, and checks `options` against its ``Options``."""
+    loaded = checked_placement(placement)
+    if isinstance(loaded, str):
+        loaded = imported(BUILT_IN[loaded].path if loaded in BUILT_IN else loaded)
+    if not callable(loaded):
         raise _not_callable(placement)
-    record: Any = getattr(found, "Options", None)
+    record: Any = getattr(loaded, "Options", None)
     if record is not None and options is not None:
         if not isinstance(record, type) or not is_dataclass(record):
-            raise TypeError(f"{placement_name(found)}.Options must be a dataclass, not {record!r}")
+            raise TypeError(f"{placement_name(loaded)}.Options must be a dataclass, not {record!r}")
         held(record_of, "the placement's Options")(record, "placement_options", options)
-    return cast("Placement", found)
+    return cast("Placement", loaded)
 
 
 def placement_name(placement: Any) -> str:
-    """Returns the name of a placement for messages."""
     return placement if isinstance(placement, str) else qualified_name(placement)
 
 

@@ -1,13 +1,13 @@
-"""Coroutines in an event loop for plain code that waits for them: a client's blocking calls.
+"""Runs coroutines in a client's event loop for plain code that waits for them.
 
-A thread submits a coroutine to a client's event loop and waits. So the thread of that loop must not
-wait here, as that would deadlock. The thread of another event loop must not wait either, as that
+A thread submits a coroutine to a client's event loop and waits. The loop's own thread must not wait
+here, since that would deadlock. The thread of another event loop must not wait either, since that
 would block all other tasks of the loop. IPython is an exception: it runs a notebook's code inside
 an event loop, and that code is expected to block.
 
 A client without an event loop of its own gets one in a new thread. anyio's `start_blocking_portal`
-starts one too, but its thread keeps the program from ending until it is stopped, which users of
-notebooks rarely do. The one of `PortalThread` is a daemon.
+starts one too, but its thread keeps the program alive until it is stopped, which users of notebooks
+rarely do. `PortalThread` starts a daemon thread.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from shoal.errors import ShutDown
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.threads import WorkCancelled, check_may_block, inner_calls
 
@@ -40,39 +40,20 @@ class Bridge(Protocol):
     """Runs coroutines in a client's event loop, for other threads."""
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
-        """Runs an async function in the event loop, waits, and returns its result.
-
-        Args:
-            function: The function.
-            instead: What code in an event loop should write instead.
-
-        Raises:
-            RuntimeError: This thread runs an event loop.
-            ShutDown: The client's event loop has ended.
-            Exception: `function` raised this.
-        """
+        """Waits for the result; `instead` is the code to write in an event loop."""
         ...
 
 
 class Held(NamedTuple, Generic[T]):
-    """A context manager that a task of an event loop has entered.
-
-    Attributes:
-        value: What entering it gave.
-        leave: Has the task leave it, and waits until it has.
-    """
+    """A context manager that a task of an event loop has entered."""
 
     value: T
+    # Makes the task leave the context manager, and waits for it.
     leave: Callable[[], None]
 
 
 class PortalBridge:
-    """A `Bridge` to the event loop of a blocking portal.
-
-    Args:
-        portal: The portal.
-        thread_id: The `threading.get_ident` of its event loop's thread; this thread by default.
-    """
+    """Runs coroutines in the event loop of a blocking portal."""
 
     def __init__(self, portal: BlockingPortal, thread_id: int | None = None) -> None:
         self._portal = portal
@@ -80,20 +61,12 @@ class PortalBridge:
         self._thread_id = threading.get_ident() if thread_id is None else thread_id
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
-        """See `Bridge.run`. An exception in the waiting thread cancels the coroutine."""
+        """Waits for the result; an exception in the waiting thread cancels the coroutine."""
         task = self._begun(function, instead)
         return self._result(task, task)
 
     def hold(self, manager: AbstractAsyncContextManager[T], instead: str) -> Held[T]:
-        """Enters an async context manager in a task of its own, which also leaves it.
-
-        Args:
-            manager: The context manager.
-            instead: What code in an event loop should write instead.
-
-        Raises:
-            Exception: As for `run`.
-        """
+        """Enters an async context manager in a task of its own, which also leaves it."""
         entered: Future[T] = Future()
         leaving: list[anyio.Event] = []
 
@@ -129,7 +102,6 @@ class PortalBridge:
         return Held(value, leave_and_wait)
 
     def _begun(self, function: Callable[[], Awaitable[T]], instead: str) -> Future[T]:
-        """Begins to run an async function in a task of the event loop."""
         if os.getpid() != self._process:
             raise ShutDown(
                 f"this client was made in process {self._process}, and this is {os.getpid()}, a "
@@ -142,7 +114,7 @@ class PortalBridge:
             raise ShutDown("the event loop of this client has ended") from None
 
     def _result(self, future: Future[T], task: Future[Any]) -> T:
-        """Waits for what a task makes; an exception that interrupts the wait cancels the task."""
+        """Waits for a task's result; an exception that interrupts the wait cancels the task."""
         calls = inner_calls.get(None)
         try:
             if calls is None:
@@ -160,17 +132,13 @@ class PortalBridge:
 
 @holds_ctrl_c
 async def _held(function: Callable[[], Awaitable[T]]) -> T:
-    """Calls a function that may call the user's code, whose exceptions must not end the loop."""
+    """Calls a function whose user code must not end the loop with an exception."""
     with holding():
         return await function()
 
 
 class PortalThread:
-    """A `Bridge` to an event loop in a new thread, which starts when it is first needed.
-
-    Args:
-        name: The name of the thread.
-    """
+    """A `Bridge` to an event loop in a new thread, which the first call starts."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -182,12 +150,10 @@ class PortalThread:
         self._process = os.getpid()
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
-        """See `Bridge.run`."""
         check_may_block(instead)
         return self._started().run(function, instead)
 
     def hold(self, manager: AbstractAsyncContextManager[T], instead: str) -> Held[T]:
-        """See `PortalBridge.hold`."""
         check_may_block(instead)
         return self._started().hold(manager, instead)
 
@@ -205,10 +171,7 @@ class PortalThread:
             self._thread.join()
 
     async def aclose(self, last: Callable[[], Awaitable[object]]) -> None:
-        """Does what `close` does, without blocking the event loop.
-
-        Cancellation: waits for the end of the thread nevertheless.
-        """
+        """Closes without blocking the event loop; cancellation does not shorten the wait."""
         if self._portal is not None:
             with anyio.CancelScope(shield=True):
                 # All threads of the usual limiter may be blocked in calls that end only by this.
@@ -246,23 +209,13 @@ def _serve(started: Future[BlockingPortal]) -> None:
 
 
 class AsyncStream(Protocol):
-    """The stream that a `BlockingStream` reads."""
-
     async def __aenter__(self) -> Self: ...
     async def __anext__(self) -> Any: ...
     async def aclose(self) -> None: ...
 
 
 class BlockingStream:
-    """A stream for plain code: ``with ... as stream: for result in stream: ...``.
-
-    It raises the exceptions of the async stream. Leaving the block closes the stream.
-
-    Args:
-        open_: Makes the async stream.
-        bridge: Runs coroutines in its event loop.
-        owner: What code calls the object whose ``stream`` this is, for messages.
-    """
+    """A stream for plain code: ``with ... as stream: for result in stream: ...``."""
 
     def __init__(self, open_: Callable[[], AsyncStream], bridge: Bridge, owner: str) -> None:
         self._open = open_

@@ -1,6 +1,6 @@
 """Between threads and the event loop: calls in the loop, and the calls that a thread blocks on.
 
-A thread can't be interrupted, but the calls that it waits for can be cancelled. So when its work is
+A thread can't be interrupted, but the calls that it waits for can be cancelled. When its work is
 cancelled, the calls that it makes for that work end, and the thread continues with an error.
 """
 
@@ -10,7 +10,7 @@ import builtins
 import threading
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
@@ -18,17 +18,16 @@ import anyio.lowlevel
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    # Schedules a call of a function with arguments in the event loop; from any thread.
+    Soon = Callable[..., object]
+
 
 class WorkCancelled(Exception):
-    """Plain code waits for a call, and its own work was cancelled."""
+    """The work that made a blocking call was cancelled."""
 
 
 class InnerCalls:
-    """The calls that one piece of work waits for. Used from its thread and from the event loop.
-
-    Attributes:
-        is_cancelled: Whether the work was cancelled.
-    """
+    """The blocking calls of one piece of work; used from its thread and from the event loop."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -50,7 +49,7 @@ class InnerCalls:
                 self._waiting.discard(give_up)
 
     def cancel(self) -> None:
-        """Cancels the calls that are waited for, and all later ones."""
+        """Cancels current and later calls."""
         with self._lock:
             self.is_cancelled = True
             waiting = tuple(self._waiting)
@@ -58,21 +57,12 @@ class InnerCalls:
             give_up()
 
 
+# The calls of the work that this thread does; in the event loop, of the work that is started.
 inner_calls: Final[ContextVar[InnerCalls]] = ContextVar("shoal.inner_calls")
-"""The calls of the work that this thread does; in the event loop, of the work that is started."""
-
-
-class Soon(Protocol):
-    """Schedules a call of a function in the event loop; from any thread."""
-
-    def __call__(self, function: Callable[..., object], *args: Any) -> None: ...
 
 
 def into_this_loop() -> tuple[str, Soon]:
-    """Returns the name of the caller's event loop, and a function that schedules calls in it.
-
-    That function raises a RuntimeError when the loop is closed.
-    """
+    """Returns the loop's name, and a scheduler that raises RuntimeError when it is closed."""
     native: Any = anyio.lowlevel.current_token().native_token
     if hasattr(native, "run_sync_soon"):
         return "trio", native.run_sync_soon
@@ -80,10 +70,7 @@ def into_this_loop() -> tuple[str, Soon]:
 
 
 def loop_of_caller() -> tuple[str, Soon]:
-    """Returns the name of the caller's event loop, and a function that schedules calls in it.
-
-    Calls are dropped when the loop is closed.
-    """
+    """Returns the loop's name, and a scheduler that drops calls when the loop is closed."""
     name, hand_over = into_this_loop()
 
     def soon(function: Callable[..., object], *args: Any) -> None:
@@ -94,15 +81,7 @@ def loop_of_caller() -> tuple[str, Soon]:
 
 
 def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
-    """Checks that the current thread may block to wait for a client.
-
-    Args:
-        instead: What code in an event loop should write instead.
-        loop_thread_id: The thread of the client's event loop, which must never block.
-
-    Raises:
-        RuntimeError: The thread runs an event loop.
-    """
+    """Raises RuntimeError in a thread that runs an event loop, with the code to write there."""
     is_its_own = threading.get_ident() == loop_thread_id
     if is_its_own or (runs_a_loop() and not hasattr(builtins, "get_ipython")):
         raise RuntimeError(
@@ -111,7 +90,6 @@ def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
 
 
 def runs_a_loop() -> bool:
-    """Returns whether this thread runs an event loop."""
     try:
         anyio.get_current_task()
     except RuntimeError:

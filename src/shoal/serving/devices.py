@@ -14,15 +14,20 @@ import anyio
 
 from shoal.core.replicas.devices import DeviceLedger
 from shoal.errors import NotEnoughGpus
-from shoal.replicas.gpus.bounded import BoundedCall
-from shoal.replicas.gpus.meter import GpuMeter
-from shoal.replicas.gpus.visible import VISIBLE, counted, counted_without_nvml, given_to_us
+from shoal.replicas.gpus import (
+    VISIBLE,
+    BoundedCall,
+    GpuMeter,
+    count_gpus,
+    count_without_nvml,
+    listed_devices,
+)
 from shoal.serving.status import GpuStatus
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping
 
-    from shoal.replicas.gpus.nvml import GpuReading
+    from shoal.replicas.gpus import GpuReading
     from shoal.serving.config.config import BackendConfig
 
 _LIMIT_S: Final = 10.0
@@ -51,13 +56,13 @@ class Devices:
         """Finds out which GPUs there are, if replicas with this config need some."""
         if self._found is not None or _wanted(config) is None:
             return
-        ours = given_to_us()
+        ours = listed_devices()
         if ours is not None:
             source = f"{VISIBLE} of this server leaves it"
         else:
-            counting = BoundedCall(counted, "shoal GPUs")
+            counting = BoundedCall(count_gpus, "shoal GPUs")
             has_ended = await counting.wait(_LIMIT_S)
-            number = counting.result if has_ended else counted_without_nvml()
+            number = counting.result if has_ended else count_without_nvml()
             ours = tuple(map(str, range(number or 0)))
             source = "this machine has"
         if self._found is None:

@@ -11,9 +11,8 @@ from shoal.core.extras import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.core.simulation.simulate import simulate
-    from shoal.testing.policies.check import check_policy
+    from shoal.testing.policies import check_policy, make_request
     from shoal.testing.replicas.check import check_replica
-    from shoal.testing.requests import make_request
     from shoal.testing.scripted import (
         ScriptedBatch,
         ScriptedHandler,
@@ -41,9 +40,9 @@ _WHERE = {
     "ScriptedHandler": "shoal.testing.scripted",
     "ScriptedSteps": "shoal.testing.scripted",
     "ScriptedStreams": "shoal.testing.scripted",
-    "check_policy": "shoal.testing.policies.check",
+    "check_policy": "shoal.testing.policies",
     "check_replica": "shoal.testing.replicas.check",
-    "make_request": "shoal.testing.requests",
+    "make_request": "shoal.testing.policies",
     "run_virtually": "shoal.testing.virtual_time",
     "settle": "shoal.testing.virtual_time",
     "simulate": "shoal.core.simulation.simulate",

@@ -66,7 +66,7 @@ class Call:
         scope: The ASGI scope.
         sent: The messages that the application has sent so far.
         is_listening: Whether the application waits in `receive`.
-        listened_to_the_end: Whether it did so when it completed the response.
+        listened_to_the_end: Whether it waited there when it completed the response.
         returned: Set once the application has returned.
     """
 
@@ -250,7 +250,7 @@ async def ask(app: ASGIApp, path: str, item: Any = _NOTHING, **options: Any) -> 
 
 @asynccontextmanager
 async def calling(*calls: Call) -> AsyncGenerator[TaskGroup]:
-    """Runs calls during a block; those that have not ended by then are cancelled."""
+    """Runs calls during a block, and cancels unfinished calls at its end."""
     async with anyio.create_task_group() as tasks:
         for call in calls:
             tasks.start_soon(call.run)
@@ -281,7 +281,7 @@ class Lifespan:
         await self._app({"type": "lifespan", "asgi": {"version": "3.0"}}, self._receive, self._send)
 
     def stop(self) -> None:
-        """Tells the application to stop."""
+        """Asks the application to shut down."""
         self.answered = anyio.Event()
         self._stop.set()
 

@@ -4,9 +4,9 @@ Code that batches has many waits: windows, deadlines, timeouts. In virtual time 
 wait takes no time, ends at the exact second, and does not depend on the load of the machine:
 whenever every task waits, the clock jumps to the next deadline.
 
-trio has such a clock. asyncio has none, so this module has an event loop whose selector, instead of
-blocking until the next timer, moves the loop's clock to that timer. Patching ``time.monotonic``
-would also affect code that has nothing to do with the test.
+trio has such a clock. asyncio does not, so this module has an event loop with a selector that moves
+the loop's clock to the next timer instead of blocking until then. Patching ``time.monotonic`` would
+also affect code that has nothing to do with the test.
 
 The clock does not wait for threads, processes and sockets. Tests with those need the real clock.
 """
@@ -32,7 +32,7 @@ R = TypeVar("R")
 BackendName: TypeAlias = Literal["trio", "asyncio"]
 
 # On asyncio, two tasks that settle at the same time see each other's turns, and event loops other
-# than asyncio's own do not expose what is ready: in these cases the wait ends after this number.
+# than asyncio's own do not expose ready callbacks: in these cases the wait ends after this number.
 _MORE_TURNS_THAN_ANY_HAND_OFF_TAKES = 1000
 
 
@@ -55,12 +55,7 @@ class _JumpingSelector:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop whose time jumps to the next timer whenever every task waits.
-
-    Attributes:
-        virtual_now: The loop's time, in seconds.
-        turns: The number of iterations of the loop.
-    """
+    """An asyncio loop whose time jumps to the next timer whenever every task waits."""
 
     _selector: Any
 
@@ -71,7 +66,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._selector = _JumpingSelector(self._selector, self)
 
     def time(self) -> float:
-        """Returns the loop's time, in seconds."""
         return self.virtual_now
 
 
@@ -110,7 +104,7 @@ def run_virtually(
         backend: ``"trio"`` or ``"asyncio"``.
 
     Returns:
-        What the function returned.
+        The function's result.
     """
     name, options = virtual_backend(backend)
     return anyio.run(function, *args, backend=name, backend_options=options)

@@ -22,7 +22,7 @@ from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.failures.hints import server_hint
-from shoal.replicas.code.loggers import loggers_kept_on
+from shoal.replicas.code.definition import keeping_loggers_on
 from shoal.server.listeners import NO_SOCKETS, AppListener, PassedSockets, Unix
 from shoal.server.log_errors import contained
 
@@ -138,7 +138,7 @@ async def _serve(
 
     is_up = anyio.Event()
     startup = ExitStack()
-    startup.enter_context(loggers_kept_on())
+    startup.enter_context(keeping_loggers_on())
     shoals = run.shoals
     loading = Progress(f"loading {run.spec}", tuple if shoals is None else shoals.own_pages.loading)
     startup.enter_context(loading)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from shoal.batching.handlers.annotations import read_signature
 from shoal.commands.support.mistake import CommandError, say
 from shoal.core.extras import needing
-from shoal.failures.frames import users_part
+from shoal.failures.exceptions import users_part
 from shoal.replicas.code.definition import imported_unheld
 from shoal.serving.app_file.flaws import AppFileRefused
 

@@ -15,11 +15,10 @@ import anyio
 
 from shoal.core.extras import need
 from shoal.errors import NameTaken, NoSuchName
-from shoal.failures.frames import alone, in_one_line
+from shoal.failures.exceptions import alone, in_one_line
 from shoal.http.openapi.served import Documented
 from shoal.http.requests.routing import PathTable, Route
-from shoal.replicas.code.definition import Definition
-from shoal.replicas.code.given import given_names
+from shoal.replicas.code.definition import Definition, handle_names
 from shoal.replicas.code.instance import call_of
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
@@ -257,7 +256,7 @@ class Declarations:
             if isinstance(code, str):
                 continue  # it is loaded where it runs
             parts = (code, call_of(code)) if isclass(code) else (code,)
-            for parameter, name in (pair for one in parts for pair in given_names(one).items()):
+            for parameter, name in (pair for one in parts for pair in handle_names(one).items()):
                 try:
                     found("endpoint", name, known)
                 except NoSuchName as error:

@@ -6,7 +6,7 @@ import traceback
 from typing import TYPE_CHECKING, Final
 
 from shoal.errors import NameTaken, NotAllowed, NotDurable
-from shoal.failures.frames import failure_text
+from shoal.failures.exceptions import failure_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

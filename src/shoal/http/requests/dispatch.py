@@ -14,7 +14,7 @@ from typing_extensions import override
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.http.requests.departures import Departures
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.incomplete import IncompleteBodies

@@ -23,7 +23,7 @@ from shoal.asgi.extensions import TRACE
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.trace import in_this_context
 from shoal.errors import ShutDown
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.http.requests.call import CallHeaders, EndpointCall
 from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.plain import encoded

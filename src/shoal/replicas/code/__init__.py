@@ -1,1 +1,1 @@
-"""The user's code that a replica runs: its definition, its instance, and what is known of it."""
+"""The user's code that a replica runs: its definition, its instance, and its description."""

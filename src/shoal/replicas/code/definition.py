@@ -2,38 +2,50 @@
 
 `accept_batch` marks whether code takes lists, where its annotations do not say so.
 
-An import path is loaded where the replica runs. So the code of a process replica need not be
-imported here, nor be importable by this interpreter.
+An import path is loaded where the replica runs. The code of a process replica need not be imported
+here, nor be importable by this interpreter.
+
+Shoal fills in the parameters that are annotated with a class marked by `makes_handles`: they get
+handles of endpoints. The endpoint has the parameter's name, or another one: ``Annotated[Handle,
+"old"]``. Callers don't pass these parameters.
+
+A handle is made where the code runs, so the code can be an import path as well. It is filled in as
+with `functools.partial`, so functions that read the code's parameters leave it out.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import os
 import sys
+import typing
 from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
 from shoal.batching.handlers.annotations import read_signature
-from shoal.batching.handlers.binding import MARK
+from shoal.batching.handlers.binding import MARK, signature_of_call
 from shoal.errors import NotAllowed
 from shoal.failures.held import held
-from shoal.replicas.code.given import given_arguments
-from shoal.replicas.code.loggers import loggers_kept_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
+
 
 C = TypeVar("C", bound="Callable[..., Any]")
+Cls = TypeVar("Cls", bound=type)
+
+_MAKER: Final = "__shoal_given__"
 
 
 class OwnPath(str):
-    """An import path that may name only what its module's own package defines.
+    """An import path that may name only objects that its module's own package defines.
 
-    It comes from users who may run a module's code, but not everything that the module imports:
+    It is for callers that may run a module's code, but not everything that the module imports:
     ``from os import system`` in an allowed module must not make ``system`` available.
     """
 
@@ -41,7 +53,6 @@ class OwnPath(str):
 
 
 def qualified_name(function: Any) -> str:
-    """Returns the name of a function, a class or another object for messages."""
     name = getattr(function, "__qualname__", None)
     return name or type(function).__qualname__
 
@@ -56,7 +67,7 @@ class Definition:
         init_args: Positional arguments for a class; a function takes none.
         init_kwargs: Keyword arguments for a class.
         accept_batch: Whether it takes lists; None to use its mark or its annotations.
-        signature: A function of one item, whose signature calls have; None for the code's own.
+        signature: A function of one item with the signature of calls; None for the code's own.
         refusal: Why it must not be loaded; None if it is allowed.
     """
 
@@ -80,28 +91,28 @@ class Definition:
         return qualified_name(self.target)
 
     def instantiated(self, cls: Any) -> Any:
-        """Instantiates a class with its init arguments, and with what it is given."""
-        with loggers_kept_on():
+        """Instantiates a class with its init arguments and the handles of its parameters."""
+        with keeping_loggers_on():
             return cls(*self.init_args, **self.keywords_of(cls))
 
     def keywords_of(self, cls: Any) -> dict[str, Any]:
-        """Returns the keyword arguments of a class: its own, and those that it is given.
+        """Returns the keyword arguments of a class: its own, and the handles it asks for.
 
         Raises:
-            TypeError: See `given_names`.
+            TypeError: The annotation of a handle is wrong.
         """
-        given = given_arguments(cls)
-        if given and self.init_args:
+        handles = handle_arguments(cls)
+        if handles and self.init_args:
             names = list(read_signature(cls).parameters)[: len(self.init_args)]
-            given = {name: value for name, value in given.items() if name not in names}
-        return {**given, **dict(self.init_kwargs)}
+            handles = {name: value for name, value in handles.items() if name not in names}
+        return {**handles, **dict(self.init_kwargs)}
 
     def checked(self) -> Definition:
-        """Checks what is known without importing anything, and returns itself.
+        """Checks the definition without importing anything, and returns it.
 
         Raises:
             TypeError: It is not callable, or a function has init args.
-            ValueError: It is a string, but not an import path.
+            ValueError: It is text, but not an import path.
         """
         if isinstance(self.target, str):
             split_import_path(self.target)
@@ -113,7 +124,7 @@ class Definition:
         """Returns the function, class or object; imports it if necessary.
 
         Raises:
-            ValueError: The import path names nothing that exists.
+            ValueError: No object has that import path.
             TypeError: The target is not callable, or is a function that has init args.
             NotAllowed: It must not be loaded.
             Exception: What the module raised when it was imported.
@@ -121,9 +132,9 @@ class Definition:
         self.check_allowed()
         if not isinstance(self.target, str):
             return self.target
-        found = imported(self.target)
-        self.check_loaded(found)
-        return found
+        loaded = imported(self.target)
+        self.check_loaded(loaded)
+        return loaded
 
     def check_allowed(self) -> None:
         """Raises an error if the code must not be loaded.
@@ -134,24 +145,24 @@ class Definition:
         if self.refusal is not None:
             raise NotAllowed(self.refusal)
 
-    def check_loaded(self, found: Any) -> None:
+    def check_loaded(self, loaded: Any) -> None:
         """Checks the function, class or object.
 
         Raises:
-            TypeError: See `load`.
+            TypeError: It is not callable, or is a function that has init args.
         """
-        if inspect.isclass(found):
-            if "__call__" not in dir(found):
+        if inspect.isclass(loaded):
+            if "__call__" not in dir(loaded):
                 raise TypeError(
-                    f"the class {found.__qualname__} has no __call__, which is the "
-                    f"handler; write\n    class {found.__name__}:\n"
+                    f"the class {loaded.__qualname__} has no __call__, which is the "
+                    f"handler; write\n    class {loaded.__name__}:\n"
                     "        def __call__(self, items: list[T]) -> list[R]: ..."
                 )
             return
-        if not callable(found):
+        if not callable(loaded):
             raise TypeError(
                 f"a backend is a function, a class with __call__, or an import path such as "
-                f"'package.module:Name', not {found!r}"
+                f"'package.module:Name', not {loaded!r}"
             )
         if self.init_args or self.init_kwargs:
             raise TypeError(
@@ -175,7 +186,7 @@ def accept_batch(code: Any, /) -> Any:
         code: A function, a method or a class; of a class its ``__call__`` is marked.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: It is something else.
     """
     if isinstance(code, bool):
         return partial(_marked, accepts=code)
@@ -183,8 +194,8 @@ def accept_batch(code: Any, /) -> Any:
 
 
 def _marked(code: C, *, accepts: bool) -> C:
-    given: Any = code
-    marked: Any = given.__call__ if isinstance(given, type) else given
+    callable_: Any = code
+    marked: Any = callable_.__call__ if isinstance(callable_, type) else callable_
     try:
         setattr(marked, MARK, accepts)
     except AttributeError:
@@ -195,11 +206,7 @@ def _marked(code: C, *, accepts: bool) -> C:
 
 
 def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
-    """Checks the keyword arguments of a class, and returns them as pairs.
-
-    Raises:
-        TypeError: It does not map names to values.
-    """
+    """Checks the keyword arguments of a class, and returns them as pairs."""
     if init_kwargs is None:
         return ()
     if not isinstance(init_kwargs, Mapping):
@@ -211,11 +218,7 @@ def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def split_import_path(path: str) -> tuple[str, str]:
-    """Splits ``"package.module:Name"``; also the old form ``"package.module.Name"``.
-
-    Raises:
-        ValueError: It is neither.
-    """
+    """Splits ``"package.module:Name"``; also the old form ``"package.module.Name"``."""
     module, colon, name = path.partition(":")
     if not colon:
         module, _, name = path.rpartition(".")
@@ -226,53 +229,134 @@ def split_import_path(path: str) -> tuple[str, str]:
 
 
 def imported(path: str) -> Any:
-    """Returns the object that an import path names.
-
-    Raises:
-        ValueError: It is not an import path, or names nothing that exists; caused by a
-            `ModuleNotFoundError` if the module does not exist.
-        NotAllowed: It is an `OwnPath` that names an object of another package.
-        Exception: What the module raised when it was imported.
-    """
+    """Imports an object; raises nothing but `Exception`s, even for a module's `SystemExit`."""
     return held(imported_unheld, f"the module of {str(path)!r}")(path)
 
 
 def imported_unheld(path: str) -> Any:
-    """As `imported`, but also raises what is no `Exception`, such as a module's `SystemExit`."""
+    """Imports an object; also raises a module's `SystemExit` and the like."""
     module_name, name = split_import_path(path)
     try:
-        with loggers_kept_on():
-            found: Any = importlib.import_module(module_name)
+        with keeping_loggers_on():
+            target: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; one that it imports does not
         raise ValueError(
-            f"{path!r}: there is no module {error.name!r} in {_searched()} or installed"
+            f"{path!r}: there is no module {error.name!r} in {_searched_directories()} or installed"
         ) from error
     for part in name.split("."):
         try:
-            found = getattr(found, part)
+            target = getattr(target, part)
         except AttributeError:
             raise ValueError(f"{path!r}: {module_name} has no attribute {name!r}") from None
     if isinstance(path, OwnPath):
-        code = found
+        code = target
         while isinstance(code, partial):  # belongs to its function's module
             code = code.func
         origin = getattr(code, "__module__", None)
-        if not isinstance(origin, str) or _package(origin) != _package(module_name):
+        package = module_name.partition(".")[0]
+        if not isinstance(origin, str) or origin.partition(".")[0] != package:
             raise NotAllowed(
-                f"{str(path)!r} is defined in {origin or 'no module'}, not in "
-                f"{_package(module_name)}: only a module's own functions and classes are allowed"
+                f"{str(path)!r} is defined in {origin or 'no module'}, not in {package}: "
+                "only a module's own functions and classes are allowed"
             )
-    return found
+    return target
 
 
-def _searched() -> str:
-    """Returns the directories where modules are looked for that are not installed."""
+def _searched_directories() -> str:
     installed = (sys.prefix, sys.base_prefix)
     searched = [one or os.getcwd() for one in sys.path if not one.startswith(installed)]
     return ", ".join(one for one in dict.fromkeys(searched) if os.path.isdir(one)) or os.getcwd()
 
 
-def _package(module_name: str) -> str:
-    return module_name.partition(".")[0]
+def makes_handles(make: Callable[[str], Any]) -> Callable[[Cls], Cls]:
+    """Marks a class as the annotation of handles; `make` makes one, where the code runs."""
+
+    def mark(cls: Cls) -> Cls:
+        setattr(cls, _MAKER, make)
+        return cls
+
+    return mark
+
+
+def handle_names(code: Any) -> dict[str, str]:
+    """Maps the handle parameters of a function, or of a class's constructor, to endpoints."""
+    return {name: endpoint for name, (endpoint, _) in _handle_parameters(code).items()}
+
+
+def handle_arguments(code: Any) -> Mapping[str, Any]:
+    """Makes the handles for the parameters of a function, or of a class's constructor."""
+    return {name: make(endpoint) for name, (endpoint, make) in _handle_parameters(code).items()}
+
+
+def with_handles(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function with its handles filled in."""
+    arguments = handle_arguments(function)
+    return partial(function, **arguments) if arguments else function
+
+
+def _handle_parameters(code: Any) -> dict[str, tuple[str, Callable[[str], Any]]]:
+    is_class = inspect.isclass(code)
+    function: Any = partial(code.__init__, None) if is_class else code
+    try:
+        signature = signature_of_call(function)
+    except (TypeError, ValueError):  # written in C
+        return {}
+    makers: dict[str, tuple[str, Callable[[str], Any]]] = {}
+    for parameter in signature.parameters.values():
+        annotation: Any = parameter.annotation
+        names: tuple[Any, ...] = getattr(annotation, "__metadata__", ())
+        kind = typing.get_args(annotation)[0] if names else annotation
+        make = _maker(kind)
+        if make is None:
+            if not is_class:  # init arguments may contain handles in any form
+                _refuse_inner(code, parameter)
+            continue
+        if len(names) > 1 or not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                f"the annotation of {parameter.name!r} of {code!r} must give one name, as in "
+                f'Annotated[{kind.__name__}, "name"], not {names!r}'
+            )
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{parameter.name!r} of {code!r} can't be given by its name")
+        makers[parameter.name] = (names or (parameter.name,))[0], make
+    return makers
+
+
+def _maker(annotation: Any) -> Callable[[str], Any] | None:
+    return vars(annotation).get(_MAKER) if inspect.isclass(annotation) else None
+
+
+def _refuse_inner(code: Any, parameter: inspect.Parameter) -> None:
+    """Refuses an annotation with a marked class inside it, such as ``Handle | None``."""
+    inner = [*typing.get_args(parameter.annotation)]
+    while inner:
+        one = inner.pop()
+        if _maker(one) is not None:
+            raise TypeError(
+                f"the annotation of {parameter.name!r} of {code!r} must be {one.__name__} itself, "
+                f'or Annotated[{one.__name__}, "name"], not {parameter.annotation!r}'
+            )
+        inner += typing.get_args(one)
+
+
+@contextmanager
+def keeping_loggers_on() -> Generator[None]:
+    # `logging.config.dictConfig` and ``fileConfig`` disable each existing logger that they do not
+    # name, by default. A module of the user does not mean Shoal's.
+    on = [logger for logger in _own_loggers() if not logger.disabled]
+    try:
+        yield
+    finally:
+        for logger in on:
+            logger.disabled = False
+
+
+def _own_loggers() -> list[logging.Logger]:
+    loggers = logging.getLogger().manager.loggerDict
+    return [
+        logger
+        for name, logger in [*loggers.items()]
+        if isinstance(logger, logging.Logger) and f"{name}.".startswith("shoal.")
+    ]

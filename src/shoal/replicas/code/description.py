@@ -25,8 +25,8 @@ class Method:
         signature: The signature of a call with one item, whether or not the code takes lists.
         streams: Whether it returns a stream.
         batched: Whether it takes lists; otherwise it gets one item at a time.
-        gathers: Whether it is async code of one item that forms batches itself, by methods that are
-            decorated with `shoal.batch`. Many calls of it must then run at once.
+        gathers: Whether it is async code of one item that forms batches itself, with methods that
+            `shoal.batch` decorates. Many calls of it must then run at once.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Description:
         Raises:
             NoSuchName: No method has that name.
         """
-        found = self.methods.get(name)
-        if found is None:
+        method = self.methods.get(name)
+        if method is None:
             raise self.has_no(name)
-        return found
+        return method
 
     def has_no(self, name: str) -> NoSuchName:
         """Returns the error for a method that does not exist."""

@@ -34,7 +34,7 @@ class HandleOptions:
 
     Attributes:
         method_name: The method of the backend's code to call.
-        shard_key: Calls with equal keys go to the same backend, while the traffic is the same.
+        shard_key: Calls with equal keys go to the same backend until the traffic split changes.
         http_method: The value of ``"method"`` in the request's metadata.
         http_headers: The value of ``"headers"`` there.
         timeout_s: How long a call may take from when it is made, in seconds.
@@ -49,7 +49,7 @@ class HandleOptions:
     priority: int | None = option(None, _level)
 
     def with_changes(self, given: Mapping[str, Any]) -> HandleOptions:
-        """Checks options, and returns these with those that are not None.
+        """Returns these options with changes, which it checks; None leaves an option as it is.
 
         Raises:
             TypeError: A name is unknown, or a value has the wrong type.
@@ -70,8 +70,8 @@ class HandleOptions:
         }
 
 
+# The fields of `HandleOptions`, by their names.
 HANDLE_OPTIONS: Final[Mapping[str, Option]] = options_of(HandleOptions)
-"""The fields of `HandleOptions`, by their names."""
 
 _DEFAULTS: Final = HandleOptions()
 
@@ -89,24 +89,16 @@ class HandleKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class CallOut:
-    """A call that code in a process makes to an endpoint.
-
-    Attributes:
-        endpoint: The endpoint's name.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-        stream: Whether to return a stream.
-        options: The options of the call.
-        trace: The headers by which it continues the trace of the code; empty for none.
-    """
+    """A call that code in a process makes to an endpoint."""
 
     endpoint: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stream: bool = False
     options: HandleOptions = _DEFAULTS
+    # The headers that continue the trace of the code; empty for none.
     trace: Mapping[str, str] = field(default_factory=trace_headers)
 
 
+# The options of a call that asks whether the endpoint exists, instead of calling it.
 IS_THERE: Final = HandleOptions(method_name="?")
-"""The options of a call that asks whether the endpoint exists, instead of calling it."""

@@ -1,7 +1,7 @@
 """One instance of a backend's code: the object, and its methods as handlers.
 
-Each replica has one, wherever it runs. It does not deal with tasks, threads or processes beyond
-what `Handler` does. The replica controls its life cycle.
+Each replica has one, wherever it runs. It leaves tasks, threads and processes to `Handler` and the
+replica. The replica controls its life cycle.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from shoal.batching.handlers.binding import annotations_of, takes_lists
 from shoal.batching.handlers.handler import Handler, innermost
 from shoal.batching.open.batch import OpenBatch
 from shoal.failures.held import held
+from shoal.replicas.code.definition import with_handles
 from shoal.replicas.code.description import Description, Method
-from shoal.replicas.code.given import with_given
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -35,25 +35,24 @@ _METHODS: Final[tuple[type[Any], ...]] = (
     Decorated,
 )
 
+# The names of the hooks.
 HOOKS: Final = ("reconfigure", "health", "warm_up", "close")
-"""The names of the hooks."""
 
+# Ray Serve's names of hooks, where they differ; they work as well.
 _RAYS: Final = {"health": "check_health"}
-"""Ray Serve's names of hooks, where they differ; they work as well."""
 
+# The methods that callers can't call.
 _NOT_FOR_CALLERS: Final = frozenset({*HOOKS, *_RAYS.values()})
-"""The methods that callers can't call."""
 
 
 @held
 def is_async(function: Callable[..., Any]) -> bool:
-    """Returns whether a hook must be awaited."""
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
 @held
 def is_async_class(code: Any) -> bool:
-    """Returns whether code is a class with an async handler; its constructor runs in the loop."""
+    """Returns whether a class has an async handler; its constructor runs in the event loop."""
     if not inspect.isclass(code):
         return False
     for name in ("__call__", *_method_names(code)):
@@ -70,21 +69,7 @@ def is_async_class(code: Any) -> bool:
 
 
 class Instance:
-    """A function, or an instance of a class, with its methods and hooks.
-
-    The constructor runs the user's constructor, so it may block.
-
-    Args:
-        definition: The user's code.
-
-    Attributes:
-        description: Its methods and hooks.
-
-    Raises:
-        TypeError: It can't be the code of a backend.
-        ValueError: The import path names nothing.
-        Exception: What the user's code raised.
-    """
+    """A function, or an instance of a class; the constructor runs the user's, so it may block."""
 
     def __init__(self, definition: Definition) -> None:
         loaded = definition.load()
@@ -114,13 +99,22 @@ class Instance:
 
     @held
     def hook(self, name: str) -> Callable[..., Any] | None:
-        """Returns one of `HOOKS`; None if the code has none of that name."""
         if inspect.isroutine(self._target):
             return None
-        found = getattr(self._target, name, None)
-        if not callable(found) and name in _RAYS:
-            found = getattr(self._target, _RAYS[name], None)
-        return found if callable(found) else None
+        hook = getattr(self._target, name, None)
+        if not callable(hook) and name in _RAYS:
+            hook = getattr(self._target, _RAYS[name], None)
+        return hook if callable(hook) else None
+
+    @held
+    def reconfigure_hook(self, user_config: Any, tag: str) -> Callable[..., Any]:
+        hook = self.hook("reconfigure")
+        if hook is None:
+            raise TypeError(
+                f"{tag} was given user_config={user_config!r:.80}, but its code has no "
+                "method reconfigure(user_config)"
+            )
+        return hook
 
 
 def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -142,11 +136,9 @@ def _method_names(cls: Any) -> Iterator[str]:
 
 
 def _is_its_own(cls: Any, name: str) -> bool:
-    """Returns whether a method is defined in the same package as the class.
-
-    A method that is inherited from a library may do anything, such as read a file or a pickle
-    that an argument names. Its author did not mean it to be called by remote callers.
-    """
+    """Returns whether a method is defined in the same package as the class."""
+    # A method that is inherited from a library may do anything, such as read a file or a pickle
+    # that an argument names. Its author did not mean it for remote callers.
     owner = next(base for base in cls.__mro__ if name in vars(base))
     return bool(owner.__module__.partition(".")[0] == cls.__module__.partition(".")[0])
 
@@ -156,12 +148,11 @@ def _forms_batches(target: Any) -> bool:
     if isinstance(target, Decorated):
         return True
     cls = cast("Any", type(target))
-    found = (inspect.getattr_static(cls, name, None) for name in dir(cls))
-    return any(isinstance(getattr(one, "__func__", one), Decorated) for one in found)
+    members = (inspect.getattr_static(cls, name, None) for name in dir(cls))
+    return any(isinstance(getattr(one, "__func__", one), Decorated) for one in members)
 
 
 def _own_batchers(target: Any) -> Iterator[Decorated]:
-    """Yields the batched function, or the batched methods of an instance."""
     if isinstance(target, Decorated):
         yield target
         return
@@ -198,17 +189,14 @@ def _awaited(face: Decorated) -> Callable[..., Any]:
 def _adapted(
     name: str, function: Callable[..., Any], definition: Definition
 ) -> tuple[Handler | None, bool]:
-    """Returns a method as a handler, and whether it takes lists.
-
-    The handler is None for a helper: a method other than ``__call__`` that can't be a handler.
-    """
+    """Returns the handler of a method, and whether it takes lists; None for a helper method."""
     if name == "__call__":
         return adapted(function, definition)
     batched_already: Any = function
     if isinstance(batched_already, Decorated):
         return Handler.of_one(_awaited(batched_already)), False
     try:
-        function = with_given(function)
+        function = with_handles(function)
         batched = takes_lists(function)
     except TypeError:  # helpers may have any parameters
         batched = False
@@ -219,7 +207,6 @@ def _adapted(
 
 
 def _fill(function: Callable[..., Any]) -> Fill:
-    """Returns whether a handler takes lists or an open batch."""
     annotations = [typing.get_origin(each) or each for each in annotations_of(function)]
     return "open" if annotations == [OpenBatch] else "closed"
 
@@ -227,27 +214,13 @@ def _fill(function: Callable[..., Any]) -> Fill:
 def adapted(
     function: Any, definition: Definition, *, fill: Fill = "closed", streams: bool = False
 ) -> tuple[Handler, bool]:
-    """Returns the handler of a backend's callable, and whether it takes lists.
-
-    Code that is decorated with `shoal.batch` is treated as an async function of one item. What it
-    is given by its annotations is filled in, unless it is so decorated; see `given`.
-
-    Args:
-        function: A function or a callable object; for a class see `call_of`.
-        definition: The definition of the code.
-        fill: When its batches are complete.
-        streams: Whether calls to open batches return streams.
-
-    Raises:
-        TypeError: It can't be the code of a backend, or it is unclear whether it takes lists.
-        ValueError: It does not fit its definition.
-    """
+    """Returns the handler of a backend's callable, and whether it takes lists."""
     cls: Any = type(function)  # pyright: ignore[reportUnknownVariableType]
     code: Any = inspect.getattr_static(cls, "__call__", None)
     face = function.__call__ if isinstance(code, Decorated) else function
     if isinstance(face, Decorated):
         return Handler.of_one(_awaited(face)), False
-    function = with_given(function)
+    function = with_handles(function)
     if fill != "closed":
         return Handler(function, definition.signature, fill=fill, streams=streams), True
     batched = definition.accept_batch
@@ -260,5 +233,5 @@ def adapted(
 
 def call_of(cls: Any) -> Any:
     """Returns a stand-in for the ``__call__`` of instances of a class, only for inspection."""
-    found: Any = inspect.getattr_static(cls, "__call__", None)
-    return found.bound_to(cls) if isinstance(found, Decorated) else partial(cls.__call__, None)
+    call: Any = inspect.getattr_static(cls, "__call__", None)
+    return call.bound_to(cls) if isinstance(call, Decorated) else partial(cls.__call__, None)

@@ -16,59 +16,44 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
     from shoal.loops.parking import Parking
 
+# The value that `PlainSteps.next` returns when the generator has ended.
 DONE: Final[Any] = object()
-"""The value that `PlainSteps.next` returns when the generator has ended."""
 
+# The name in errors of user code that is not a hook.
 HANDLER: Final = "the handler"
-"""The name in errors of user code that is not a hook."""
 
 
 class Job:
-    """One call of plain code, and the task that waits for it.
-
-    Args:
-        function: The call.
-        name: The name of the code in errors.
-        undo: What must be called afterwards, in a thread, if the job was given up. It may be called
-            twice.
-        goes_on: Returns whether the call is to be made again at once; called in the thread. None
-            for a call that is made once.
-
-    Attributes:
-        name: As passed.
-        undo: As passed.
-        has_begun: Whether a thread was told to run it, or runs it.
-        is_given_up: Whether the task stopped waiting before there was an outcome.
-        has_ended: Whether there is an outcome, or the job was given up.
-        following: The job that its thread went on with, without being told to; None for none. It
-            is set before the outcome of this one is delivered.
-    """
+    """One call of plain code, and the task that waits for it."""
 
     def __init__(
         self,
         function: Callable[[], Any],
         name: str = HANDLER,
         undo: Callable[[], None] | None = None,
-        goes_on: Callable[[], bool] | None = None,
+        repeats: Callable[[], bool] | None = None,
     ) -> None:
         self.name = name
+        # Called in a thread if the job was given up; perhaps twice.
         self.undo = undo
+        # Whether a thread runs it, or will.
         self.has_begun = False
+        # Whether the task stopped waiting before the outcome.
         self.is_given_up = False
+        # Whether there is an outcome, or the job was given up.
         self.has_ended = False
+        # The job that its thread started by itself; set before the outcome of this one is
+        # delivered.
         self.following: Job | None = None
         self._function = function
-        self._goes_on = goes_on
+        # Called in the thread; returns whether to make the call again at once.
+        self._repeats = repeats
         self._end: Callable[[], object] | None = None  # wakes the task that waits
         self._value: Any = None
         self._error: BaseException | None = None
 
     def run(self) -> tuple[Any, BaseException | None]:
-        """Makes the call, in its thread. Returns its result or error, and raises nothing.
-
-        A job that was given up before it began is skipped, and then undone. So is one that is given
-        up while it runs.
-        """
+        """Makes the call, in its thread, and returns errors. A job that was given up is undone."""
         try:
             value = None if self.is_given_up else self._function()
             if self.is_given_up and self.undo is not None:
@@ -77,27 +62,19 @@ class Job:
             return None, error
         return value, None
 
-    def go_on(self) -> Job | None:
-        """Returns the job that its thread goes on with by itself, or None.
-
-        It is called once the job was run, in its thread, if that has nothing else to do.
-        """
-        if self._goes_on is not None and not self.is_given_up and self._goes_on():
-            self.following = Job(self._function, self.name, self.undo, self._goes_on)
+    def next_job(self) -> Job | None:
+        """Returns the job that its idle thread runs next by itself; None for none."""
+        if self._repeats is not None and not self.is_given_up and self._repeats():
+            self.following = Job(self._function, self.name, self.undo, self._repeats)
             self.following.has_begun = True
         return self.following
 
     def answer(self, value: Any, error: BaseException | None) -> bool:
-        """Delivers the outcome of the call; in the event loop.
-
-        Returns:
-            Whether the task still waits; if not, it may have been given up too late for its thread
-            to notice, and `undo` must be called.
-        """
+        """Delivers the outcome, in the event loop. If it returns False, `undo` must be called."""
         if self.is_given_up:
             return False
         self._value, self._error = value, error
-        self._let_go()
+        self._end_wait()
         return True
 
     def give_up(self, error: Exception) -> None:
@@ -105,9 +82,9 @@ class Job:
         if not self.has_ended:
             self.is_given_up = True
             self._error = error
-            self._let_go()
+            self._end_wait()
 
-    def _let_go(self) -> None:
+    def _end_wait(self) -> None:
         self.has_ended = True
         if self._end is not None:
             self._end()
@@ -120,7 +97,7 @@ class Job:
             await waiter
 
     async def result(self, parking: Parking) -> Any:
-        """Waits for the outcome, and returns or raises it; a checkpoint."""
+        """Returns or raises the outcome. Checkpoint: always."""
         if self.has_ended:
             await parking.checkpoint()
         await self.wait(parking)
@@ -134,12 +111,7 @@ class Job:
 
 
 def plain_results(handler: Handler, items: list[Any]) -> Any:
-    """Calls a plain function of a backend on a batch, in this thread.
-
-    Raises:
-        WrongResultType: It returned an awaitable.
-        Exception: What the code raised.
-    """
+    """Calls a plain function of a backend on a batch, in this thread."""
     args, kwargs = handler.binding.columns(items)
     # In a context of its own: the thread may run the next call in the same one.
     results = copy_context().run(handler.function, *args, **kwargs)
@@ -154,13 +126,7 @@ def plain_results(handler: Handler, items: list[Any]) -> Any:
 
 
 class PlainSteps:
-    """The steps of a plain generator function of a backend, which all run in one context.
-
-    None of its code runs before the first step.
-
-    Attributes:
-        is_open: Whether the generator has begun and not ended.
-    """
+    """The steps of a plain generator function, all in one context. The first step starts it."""
 
     def __init__(self, handler: Handler, items: list[Any]) -> None:
         self.is_open = False
@@ -177,7 +143,6 @@ class PlainSteps:
         return [step] if self._handler.is_of_one and step is not DONE else step
 
     def close(self) -> None:
-        """Closes the generator, between two steps."""
         if self.is_open and self._context is not None:
             self.is_open = False
             self._context.run(self._generator.close)

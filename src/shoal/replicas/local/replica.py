@@ -1,4 +1,4 @@
-"""The base class of replicas whose code runs in this process: `TaskReplica`, `ThreadReplica`.
+"""The base class of replicas in this process: `TaskReplica`, `ThreadReplica`.
 
 Async code runs in its caller's task, in a cancel scope, so it can be ended from outside. Plain code
 runs in a thread, as a `Job`. Nothing can interrupt it; only the wait for it can be ended.
@@ -35,8 +35,7 @@ from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance, is_async, is_async_class
 from shoal.replicas.code.jobs import DONE, Job, PlainSteps, plain_results
 from shoal.replicas.contract import Replica
-from shoal.replicas.local.job_thread import JobThread
-from shoal.replicas.local.work import UnderWay
+from shoal.replicas.local.work import JobThread, UnderWay
 from shoal.replicas.threads import InnerCalls
 
 if TYPE_CHECKING:
@@ -54,13 +53,7 @@ logger: Final = logging.getLogger("shoal.replicas")
 
 
 class LocalReplica(Replica):
-    """A replica in this process.
-
-    Attributes:
-        instance: The instance of the code; set when it is constructed.
-    """
-
-    instance: Instance
+    instance: Instance  # set when the code is constructed
     _tasks: TaskGroup
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -144,11 +137,11 @@ class LocalReplica(Replica):
             step, may_go_on = stepping.take(lambda: _as_plain(plain.next()))
             return step
 
-        def goes_on() -> bool:
+        def repeats() -> bool:
             return may_go_on and not calls.is_cancelled
 
         calls = InnerCalls()
-        job = Job(take, undo=plain.close, goes_on=goes_on)
+        job = Job(take, undo=plain.close, repeats=repeats)
         try:
             while True:
                 step = await self._in_thread(job, calls=calls, began=stepping.began)
@@ -156,7 +149,7 @@ class LocalReplica(Replica):
                     return
                 yield step
                 self._work.check_open()
-                job = job.following or Job(take, undo=plain.close, goes_on=goes_on)
+                job = job.following or Job(take, undo=plain.close, repeats=repeats)
         finally:
             stepping.has_room = False  # a step may be under way
             with anyio.CancelScope(shield=True):
@@ -171,7 +164,7 @@ class LocalReplica(Replica):
     @holds_ctrl_c
     async def reconfigure(self, user_config: Any) -> None:
         self._work.check_open()
-        hook = self._takes_user_config(user_config)
+        hook = self.instance.reconfigure_hook(user_config, self.tag)
         if not is_async(hook):
             await self._reconfigured(Job(partial(hook, user_config), "reconfigure()"))
             return
@@ -214,23 +207,20 @@ class LocalReplica(Replica):
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
         # Batchers that the code opens belong to this replica.
-        block = BatcherBlock(convert_error=self._work.told, is_private=True)
+        block = BatcherBlock(convert_error=self._work.convert_error, is_private=True)
         with setting(running_replica, self.blueprint.identity):
             async with block as self._work.block:
-                await self._serve(task_status)
-
-    async def _serve(self, task_status: TaskStatus[Description]) -> None:
-        await self._start()
-        self._work.is_open = True
-        task_status.started(self.instance.description)
-        await self._work.ended.wait()
-        if not self._was_killed:
-            with self._closing:
-                await self._work.wait_idle()
-                await self._close()
-        if self._was_killed:
-            await self._work.wait_idle()
-            raise self._work.died()
+                await self._start()
+                self._work.is_open = True
+                task_status.started(self.instance.description)
+                await self._work.ended.wait()
+                if not self._was_killed:
+                    with self._closing:
+                        await self._work.wait_idle()
+                        await self._close()
+                if self._was_killed:
+                    await self._work.wait_idle()
+                    raise self._work.died()
 
     async def _start(self) -> None:
         timeout_s = self.blueprint.options.start_timeout_s
@@ -242,7 +232,7 @@ class LocalReplica(Replica):
                 await self._construct()
                 self._check_code()
                 if (user_config := self.blueprint.user_config) is not None:
-                    takes = self._takes_user_config(user_config)
+                    takes = self.instance.reconfigure_hook(user_config, self.tag)
                     await self._call("reconfigure()", takes, user_config)
                 if (hook := self.instance.hook("warm_up")) is not None:
                     await self._call("warm_up()", hook)
@@ -276,16 +266,6 @@ class LocalReplica(Replica):
             self.instance = await self._in_thread(job, shield=False)
         else:
             self.instance = held(Instance)(definition)  # runs almost no user code
-
-    @held
-    def _takes_user_config(self, user_config: Any) -> Callable[..., Any]:
-        hook = self.instance.hook("reconfigure")
-        if hook is None:
-            raise TypeError(
-                f"{self.tag} was given user_config={user_config!r:.80}, but its code has no "
-                "method reconfigure(user_config)"
-            )
-        return hook
 
     async def _close(self) -> None:
         try:
@@ -349,9 +329,8 @@ class LocalReplica(Replica):
             raise
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
-        """Handles the outcome of a job."""
         if error is not None:
-            error = self._work.told(error, job.name)
+            error = self._work.convert_error(error, job.name)
         following = job.following
         if following is not None:
             self._work.jobs.add(following)
@@ -406,14 +385,9 @@ async def _instantiated(definition: Definition) -> Instance:
 
 
 def _as_plain(results: Any) -> Any:
-    """Returns results as a list, unless they are already plain or no valid results.
-
-    The batcher must see only plain lists: ``__len__`` and other methods of a user's class may raise
-    anything, and have to run as part of the code that returned the object.
-
-    Raises:
-        BaseException: What the class of the results raised.
-    """
+    """Returns results as a list, unless they are already plain or invalid."""
+    # The batcher must see only plain lists: ``__len__`` and other methods of a user's class may
+    # raise anything, so they have to run as part of the code that returned the object.
     if type(results) in (list, tuple) or advice_on(results) is not None:
         return results
     try:

@@ -1,8 +1,7 @@
 """A replica in this event loop: for async code, and for plain code in worker threads.
 
-It runs any number of batches at once, and nothing is serialized. It shares the fate of this
-process: code that blocks the event loop blocks everything, and code that crashes the interpreter
-ends everything.
+It runs any number of batches at once, and nothing is serialized. It shares this process: code that
+blocks the event loop blocks everything, and code that crashes the interpreter ends everything.
 """
 
 from __future__ import annotations
@@ -21,18 +20,14 @@ if TYPE_CHECKING:
     from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.local.job_thread import JobThread
+    from shoal.replicas.local.work import JobThread
 
 
 _MOST_IDLE: Final = 8
 
 
 class TaskReplica(LocalReplica):
-    """A replica in this event loop.
-
-    A constructor, an import and plain hooks run in worker threads, since they may block. So does
-    plain code; each batch may run in a different thread. Some threads are kept for the next jobs.
-    """
+    """Runs constructors, imports, plain hooks and plain code in threads, since they may block."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
@@ -60,7 +55,7 @@ class TaskReplica(LocalReplica):
             self._idle.remove(thread)
 
     def _done(self, thread: JobThread, job: Job, value: Any, error: BaseException | None) -> None:
-        if job.following is None:  # else the thread goes on
+        if job.following is None:  # otherwise the thread continues
             if len(self._idle) < _MOST_IDLE:
                 self._idle.append(thread)
             else:

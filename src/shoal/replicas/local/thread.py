@@ -1,9 +1,9 @@
 """A replica in a thread of its own: for plain code that must stay in one thread.
 
 CUDA contexts, SQLite connections and event loops of other libraries belong to the thread that
-created them. So one thread runs all of the code, one call after another: the constructor, the
-hooks, the batches and the steps of generators. Only ``health()`` runs in another thread at the same
-time.
+created them. One thread therefore runs all of the code, one call after another: the constructor,
+the hooks, the batches and the steps of generators. Only ``health()`` runs in another thread at the
+same time.
 
 Threads share the GIL. Code that holds it slows down everything in this process, the event loop
 first. Use a process for such code.
@@ -20,12 +20,10 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from shoal.replicas.code.jobs import Job
-    from shoal.replicas.local.job_thread import JobThread
+    from shoal.replicas.local.work import JobThread
 
 
 class ThreadReplica(LocalReplica):
-    """A replica in one thread of its own; its code must be plain."""
-
     _thread: JobThread | None = None
 
     def _begin(self, job: Job, context: Context) -> None:

@@ -1,22 +1,28 @@
-"""The work under way of a replica in this process, which can be ended all at once."""
+"""The work under way of a replica in this process, and the threads that run its plain code.
+
+A `JobThread` is one of anyio's worker threads, so its code can use ``anyio.from_thread``, but it
+stays with the replica. Getting a worker thread for each job takes one iteration of the event loop
+before the job begins, and that iteration may be long.
+"""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from contextvars import copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
+import anyio.to_thread
 
 from shoal.batching.decorator.block import own_block
 from shoal.errors import ReplicaDied
 from shoal.failures.exceptions import ends_the_program, goes_on, own_copy
-from shoal.failures.held import shown
-from shoal.failures.holding import holding
+from shoal.failures.held import holding, shown
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
-from shoal.replicas.threads import inner_calls
+from shoal.replicas.threads import inner_calls, loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
@@ -26,46 +32,38 @@ if TYPE_CHECKING:
     from shoal.loops.parking import Parking, Scope
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.jobs import Job
-    from shoal.replicas.threads import InnerCalls
+    from shoal.replicas.threads import InnerCalls, Soon
+
+    Answered = Callable[[Job, Any, BaseException | None], object]
+
+_MISSING: Final = object()
+
 
 T = TypeVar("T")
 
 
 class UnderWay:
-    """The work under way: async code in cancel scopes, and plain code as jobs.
+    """Async code in cancel scopes, and plain code as jobs; `kill` ends the replica."""
 
-    Args:
-        identity: The replica's tags.
-        kill: Ends the replica, with a reason.
-
-    Attributes:
-        is_open: Whether work is accepted.
-        end: How the replica ended, for messages; None before.
-        ended: Set when the replica has ended.
-        jobs: The jobs that threads still run; the replica adds and removes them.
-        block: The block in which batchers that the code calls are opened; None before the start.
-        parking: The event loop's way to wait; set before any code runs.
-    """
-
+    # Set before any code runs.
     parking: Parking
 
     def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
         self._kill = kill
         self.is_open = False
+        # How the replica ended, for messages; None before.
         self.end: str | None = None
         self.ended = anyio.Event()
+        # The jobs that threads still run; the replica adds and removes them.
         self.jobs: set[Job] = set()
+        # The block in which batchers that the code calls are opened; None before the start.
         self.block: BatcherBlock | None = None
         self._identity = identity
         self._scopes: set[Scope] = set()
         self._idle: anyio.Event | None = None  # set only while a task waits for it
 
     def check_open(self) -> None:
-        """Raises an error before the replica is ready, and after its end.
-
-        Raises:
-            ReplicaDied: The replica is not ready, or has ended.
-        """
+        """Raises `ReplicaDied` before the replica is ready, and after its end."""
         if not self.is_open:
             raise self.died()
 
@@ -75,11 +73,7 @@ class UnderWay:
         return ReplicaDied(f"{tag} {self.end or 'is not ready'}", replica=tag)
 
     def context_for_thread(self, calls: InnerCalls | None) -> Context:
-        """Returns a copy of the current context, for user code in a thread.
-
-        Args:
-            calls: Holds the calls that the code waits for; None for the current context's.
-        """
+        """Returns a context for user code in a thread; `calls` replaces the current ones."""
         context = copy_context()
         context.run(running_replica.set, self._identity)
         context.run(own_block.set, self.block)
@@ -87,15 +81,8 @@ class UnderWay:
             context.run(inner_calls.set, calls)
         return context
 
-    def told(self, error: BaseException, name: str = HANDLER) -> Exception:
-        """Converts what the code raised to the error that its callers get.
-
-        An exception that would end a process kills the replica, if it is ready.
-
-        Args:
-            error: What was raised.
-            name: The name of the code in errors.
-        """
+    def convert_error(self, error: BaseException, name: str = HANDLER) -> Exception:
+        """Converts an error of the code; one that would end a process kills the replica."""
         if isinstance(error, Exception):
             return error
         if self.is_open and ends_the_program(error):
@@ -105,13 +92,7 @@ class UnderWay:
 
     @contextmanager
     def within_scope(self) -> Generator[Scope]:
-        """Runs async code in this block, whole or step by step, in a cancel scope of its own.
-
-        The replica must be open at its start.
-
-        Raises:
-            ReplicaDied: The replica ended while code was in `run`.
-        """
+        """Runs async code, whole or step by step, in a scope that the replica's end cancels."""
         scope = self.parking.new_scope()
         try:
             with scope:
@@ -126,19 +107,7 @@ class UnderWay:
             raise self.died()
 
     async def run(self, code: Awaitable[T], scope: Scope | None = None, name: str = HANDLER) -> T:
-        """Awaits user code with the context variables of this replica.
-
-        Args:
-            code: The code.
-            scope: The scope from `within_scope` to cancel when the replica ends; the replica must
-                be open. None for hooks and clean-up, which that does not cancel.
-            name: The name of the code in errors.
-
-        Raises:
-            ReplicaDied: The code raised what would end a process, so its replica was killed.
-            HandlerFailed: The code raised something other than an `Exception`.
-            Exception: What the code raised.
-        """
+        """Awaits user code; `scope` is cancelled with the replica, None for hooks and clean-up."""
         if scope is not None:
             self._scopes.add(scope)
         replica = running_replica.set(self._identity)
@@ -146,7 +115,7 @@ class UnderWay:
         try:
             return await code
         except BaseException:
-            with holding(partial(self.told, name=name)):
+            with holding(partial(self.convert_error, name=name)):
                 raise
         finally:
             own_block.reset(block)
@@ -157,12 +126,7 @@ class UnderWay:
                 self.look_if_idle()
 
     def finish(self, how: str, *, again: bool = False) -> None:
-        """Records the end of the replica, and ends all work.
-
-        Args:
-            how: What happened to the replica, such as ``"was stopped"``.
-            again: Whether to replace an end that was recorded before.
-        """
+        """Ends all work; `how` is, for example, "was stopped". `again` replaces an earlier end."""
         if self.end is not None and not again:
             return
         self.end = how
@@ -173,7 +137,6 @@ class UnderWay:
         self.ended.set()
 
     def give_up_jobs(self) -> None:
-        """Makes all tasks stop waiting for threads."""
         for job in self.jobs:
             job.give_up(self.died())
 
@@ -184,6 +147,64 @@ class UnderWay:
             await self._idle.wait()
 
     def look_if_idle(self) -> None:
-        """Wakes `wait_idle` when nothing runs any more."""
         if self._idle is not None and not self.jobs and not self._scopes:
             self._idle.set()
+
+
+class JobThread:
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Job, Context, Answered] | None] = SimpleQueue()
+        self._waiting = anyio.CancelScope(shield=True)
+
+    def begin(self, job: Job, context: Context, answered: Answered) -> None:
+        """Runs a job after earlier ones. Nothing else may run in its context."""
+        # `answered` is called in the event loop with the job, its value and its error, and with
+        # each following job that the thread starts by itself.
+        self._queue.put((job, context, answered))
+
+    def release(self) -> None:
+        """Ends the thread after its jobs."""
+        self._queue.put(None)
+
+    def abandon(self) -> None:
+        """Ends `run` at once; the thread itself ends after its jobs."""
+        self._waiting.cancel()
+
+    async def run(self) -> None:
+        """Returns after `release` or `abandon`, not when cancelled. Without a thread, jobs fail."""
+        _, soon = loop_of_caller()
+        work = partial(self._do_jobs, soon, copy_context())
+        try:
+            with self._waiting:
+                await anyio.to_thread.run_sync(
+                    work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+                )
+        except Exception as error:  # no thread could be started
+            while not self._queue.empty():
+                if (entry := self._queue.get()) is not None:
+                    job, _, answered = entry
+                    answered(job, None, error)
+        finally:
+            self.release()  # its jobs may end after the event loop, which then releases nothing
+
+    def _do_jobs(self, soon: Soon, loop_context: Context) -> None:
+        # Callers' contexts say that an event loop runs; restore this thread's own values.
+        differences: list[tuple[ContextVar[Any], Any]] = [
+            (variable, value)
+            for variable, value in copy_context().items()
+            if loop_context.get(variable, _MISSING) is not value
+        ]
+        while (entry := self._queue.get()) is not None:
+            job, context, answered = entry
+            del entry  # else its job would keep all following jobs and their values
+            for variable, value in differences:
+                context.run(variable.set, value)
+            following: Job | None = job
+            while following is not None:
+                job = following
+                outcome = context.run(job.run)
+                following = job.next_job() if self._queue.empty() else None
+                # Does not wait: an event loop that has ended would never call it.
+                soon(answered, job, *outcome)
+                del outcome
+            del job, context, answered  # or they would stay alive until the next job

@@ -4,10 +4,20 @@ Any number of calls may be under way. Each has an id, which its replies carry. A
 sends a cancel frame, and ends when the worker reports that its work has ended. If the work still
 runs a grace period after its batch became overdue, the worker is killed, which ends every call. For
 a cancelled `reconfigure`, the grace period begins at once.
+
+No dedicated task reads the replies. On asyncio a callback of the event loop reads the data channel,
+and wakes the task that waits for the reply. On trio only tasks can wait for a socket, so one of the
+waiting tasks reads it on behalf of all of them. When that one has its reply, the next one takes
+over. In neither case is a reply passed from one task to another, which would be a large part of the
+cost of a small call.
+
+Invariant: while a call that may read is waiting, the loop or some task reads, or a task was woken
+and will read or wake the next one.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -15,14 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
+from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
-from shoal.replicas.cancelled_work import until_overdue
 from shoal.replicas.code.jobs import HANDLER
-from shoal.replicas.process.endpoint_calls import FROM_CODE, EndpointCalls
-from shoal.replicas.process.replies import PendingCall, Replies
+from shoal.replicas.process.calls_out import FROM_CODE, CallOutRunner
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.errors import ErrorAsData, slots_as_exceptions
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import (
     LEAST_IN_THREAD,
     Message,
@@ -31,34 +40,25 @@ from shoal.replicas.process.wire.messages import (
     places_of,
     unpickled,
 )
+from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable
 
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.worker import Worker
 
+_LAST_FRAMES: Final = frozenset({FrameKind.RESULT, FrameKind.ERROR, FrameKind.END})
+# The names of the code in errors, where it is not the handler.
 _NAMES: Final = {
-    Kind.START: "the code that was being started",
-    Kind.RECONFIGURE: "reconfigure()",
-    Kind.HEALTH: "health()",
+    FrameKind.START: "the code that was being started",
+    FrameKind.RECONFIGURE: "reconfigure()",
+    FrameKind.HEALTH: "health()",
 }
-"""The names of the code in errors, where it is not the handler."""
 
 
 class Conversation:
-    """All calls to one worker.
-
-    Args:
-        worker: The worker.
-        where: The name of the worker in notes on its errors.
-        cancel_grace_s: How long work may keep running once its time is up.
-
-    Attributes:
-        endpoint_calls: Makes the calls of the worker's code to endpoints.
-        at_work: Set when work is under way.
-        is_over: Whether the worker has ended.
-    """
+    """All calls to one worker; `where` names the worker in notes on its errors."""
 
     def __init__(self, worker: Worker, where: str, cancel_grace_s: float) -> None:
         shared_memory = worker.shared_memory
@@ -73,8 +73,9 @@ class Conversation:
 
         self.data = FrameConnection(worker.data, on_invalid_frame=on_invalid_frame)
         self.control = FrameConnection(worker.control, on_invalid_frame=on_invalid_frame)
-        # No method of this object, which would keep itself and the shared memory alive.
-        self.endpoint_calls = EndpointCalls(partial(_send_on, self.control))
+        # A bound method would keep this object and the shared memory alive.
+        self.calls_out = CallOutRunner(partial(_send_on, self.control))
+        # Set when work is under way.
         self.at_work = anyio.Event()
         self._worker = worker
         self._where = where
@@ -86,27 +87,15 @@ class Conversation:
             cancel_grace_s,
             lambda: worker.kill("it had closed its connection"),
         )
+        # Whether the worker has ended.
         self.is_over = False
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is under way."""
         return not self._replies.calls
 
-    async def ask(self, kind: Kind, message: Message) -> Any:
-        """Makes a call with one answer.
-
-        A cancelled call notifies the worker and waits for it, unless the call starts the code.
-
-        Args:
-            kind: The kind of the call's frame.
-            message: The content of the frame.
-
-        Raises:
-            TypeError: The answer can't be sent, or can't be unpickled here.
-            ReplicaDied: The worker has died.
-            Exception: The error that the worker answers with.
-        """
+    async def ask(self, kind: FrameKind, message: Message) -> Any:
+        """Makes a call with one response; only the call that starts the code is not cancelled."""
         call = await self._begin(kind, message)
         try:
             frame = await self._replies.next(call)
@@ -117,30 +106,27 @@ class Conversation:
             await self._leave(call, kind)
 
     async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
-        """Makes a call that is answered by a stream. Raises the same errors as `ask`."""
-        call = await self._begin(Kind.STREAM, message)
+        """Makes a call with a stream of responses."""
+        call = await self._begin(FrameKind.STREAM, message)
         taken = 0
         try:
             while True:
                 frame = await self._replies.next(call)
                 if frame is None:
                     raise self._worker.death()
-                if frame.kind is Kind.END:
+                if frame.kind is FrameKind.END:
                     return
                 yield await self._opened(frame, HANDLER)
                 taken += 1
                 if taken == STEPS_AHEAD // 2 and not call.is_over:
                     credit = packed(taken)
-                    self.data.send(self.codec.frame(Kind.CREDIT, call.id, credit))
+                    self.data.send(self.codec.frame(FrameKind.CREDIT, call.id, credit))
                     taken = 0
         finally:
-            await self._leave(call, Kind.STREAM)
+            await self._leave(call, FrameKind.STREAM)
 
-    async def ask_beside(self, kind: Kind) -> Any:
-        """Makes a call by the control channel, which does not wait behind work.
-
-        Cancellation: the answer is discarded.
-        """
+    async def ask_beside(self, kind: FrameKind) -> Any:
+        """Makes a call over the control channel, which does not wait behind work."""
         call = self._new_call(reads=False)
         try:
             self.control.send(MessageCodec().frame(kind, call.id))
@@ -158,23 +144,19 @@ class Conversation:
         self.control.close()
 
     def drain(self) -> None:
-        """Tells the worker that its backend is shutting down."""
-        self.control.send(MessageCodec().frame(Kind.DRAIN, 0))
+        self.control.send(MessageCodec().frame(FrameKind.DRAIN, 0))
 
     def close_worker(self) -> None:
-        """Tells the worker to close its code and to exit."""
-        self.data.send(self.codec.frame(Kind.CLOSE, 0))
+        self.data.send(self.codec.frame(FrameKind.CLOSE, 0))
 
     def handle(self, frame: Frame) -> None:
-        """Handles a frame from the data channel."""
         self.codec.take_back(frame)
         if not self._replies.put(frame):
             self.codec.drop(frame)  # its call has ended
 
     def handle_control(self, frame: Frame) -> None:
-        """Handles a frame from the control channel."""
         if frame.kind in FROM_CODE:
-            self.endpoint_calls.handle(frame)
+            self.calls_out.handle(frame)
         else:
             self.handle(frame)
 
@@ -193,7 +175,7 @@ class Conversation:
         self._replies.calls[call.id] = call
         return call
 
-    async def _begin(self, kind: Kind, message: Message) -> PendingCall:
+    async def _begin(self, kind: FrameKind, message: Message) -> PendingCall:
         if self.codec.reserve(message):
             if message.size < LEAST_IN_THREAD:
                 self.codec.write(message)
@@ -214,22 +196,22 @@ class Conversation:
         self.data.send(self.codec.frame(kind, call.id, message))
         return call
 
-    async def _leave(self, call: PendingCall, kind: Kind) -> None:
-        """Ends a call, after the worker has stopped working on it."""
+    async def _leave(self, call: PendingCall, kind: FrameKind) -> None:
+        """Ends a call after the worker has stopped working on it."""
         try:
-            if not call.is_over and kind is not Kind.START:
+            if not call.is_over and kind is not FrameKind.START:
                 await self._interrupt(call, kind)
         finally:
             del self._replies.calls[call.id]
             while (frame := call.pop()) is not None:
                 self.codec.drop(frame)
 
-    async def _interrupt(self, call: PendingCall, kind: Kind) -> None:
-        # The control channel reaches plain code, whose thread does not read the data channel while
-        # it works. The data channel reaches async code, and code that waits for a stream's reader.
-        self.control.send(MessageCodec().frame(Kind.CANCEL, call.id))
-        self.data.send(self.codec.frame(Kind.CANCEL, call.id))
-        if kind is Kind.RECONFIGURE:
+    async def _interrupt(self, call: PendingCall, kind: FrameKind) -> None:
+        # The control channel reaches plain code, which does not read the data channel while it
+        # works. The data channel reaches async code, and code that waits for a stream's reader.
+        self.control.send(MessageCodec().frame(FrameKind.CANCEL, call.id))
+        self.data.send(self.codec.frame(FrameKind.CANCEL, call.id))
+        if kind is FrameKind.RECONFIGURE:
             what, when = "reconfigure()", "it was cancelled"
             with anyio.move_on_after(self._grace_s, shield=True):
                 await self._replies.see_over(call)
@@ -243,7 +225,7 @@ class Conversation:
                 await self._replies.see_over(call)
 
     async def _opened(self, frame: Frame, name: str) -> Any:
-        """Returns the content of an answer, or raises its error; `name` is that of the code."""
+        """Returns a response's content, or raises its error; `name` is that of the code."""
         places = places_of(frame)
         if places and sum(size for _, size in places) < LEAST_IN_THREAD:
             self.codec.copied(frame, pause=False)
@@ -255,7 +237,7 @@ class Conversation:
             except BaseException:
                 self.codec.drop(frame)
                 raise
-        if frame.kind is Kind.END:
+        if frame.kind is FrameKind.END:
             return None
         try:
             content = unpickled(frame.body, frame.buffers)
@@ -263,7 +245,7 @@ class Conversation:
             raise TypeError(
                 f"the answer of {self._where} can't be unpickled here: {error}"
             ) from error
-        if frame.kind is Kind.ERROR:
+        if frame.kind is FrameKind.ERROR:
             assert isinstance(content, ErrorAsData)
             raised = content.as_exception(self._where, name)
             try:
@@ -273,5 +255,140 @@ class Conversation:
         return slots_as_exceptions(content, self._where)
 
 
-def _send_on(control: FrameConnection, kind: Kind, id_: int, message: Message) -> None:
+def _send_on(control: FrameConnection, kind: FrameKind, id_: int, message: Message) -> None:
     control.send(MessageCodec().frame(kind, id_, message))
+
+
+class PendingCall:
+    """A call, and its received frames. The worker gets calls in the order of their ids."""
+
+    __slots__ = ("frames", "id", "is_over", "reading", "reads", "waiter")
+
+    def __init__(self, id_: int, *, reads: bool) -> None:
+        self.id = id_
+        # The worker does no more work for it: its last frame was received, or the worker died.
+        self.is_over = False
+        # Its replies use the data channel, so its task may read that channel.
+        self.reads = reads
+        # Its task waits on this for a frame, or for its turn to read.
+        self.waiter: Any = None
+        # To be cancelled if a frame arrives while its task reads.
+        self.reading: anyio.CancelScope | None = None
+        self.frames: deque[Frame] = deque()
+
+    def pop(self) -> Frame | None:
+        return self.frames.popleft() if self.frames else None
+
+
+class Replies:
+    """The calls under way; `on_silence` ends a worker that outlives its channel by `grace_s`."""
+
+    def __init__(
+        self,
+        channel: FrameConnection,
+        take: Callable[[Frame], object],
+        grace_s: float,
+        on_silence: Callable[[], object],
+    ) -> None:
+        self.calls: dict[int, PendingCall] = {}
+        self._channel = channel
+        # Called with each received frame; passes replies to `put`.
+        self._take: Callable[[Frame], object] = take
+        self._grace_s = grace_s
+        self._on_silence: Callable[[], object] = on_silence
+        self._parking = parking_of_this_loop()
+        # Whether the event loop or a task reads the channel.
+        self._is_reading = channel.begin_reading(take, self._closed)
+
+    def put(self, frame: Frame) -> bool:
+        """Delivers a frame to its call; returns whether that call is under way."""
+        call = self.calls.get(frame.id)
+        if call is None:
+            return False
+        if frame.kind in _LAST_FRAMES:
+            call.is_over = True
+        call.frames.append(frame)
+        self._wake(call)
+        return True
+
+    def end(self) -> None:
+        """Ends all calls, because the worker is dead."""
+        for call in self.calls.values():
+            call.is_over = True
+            self._wake(call)
+
+    def close(self) -> None:
+        """Drops the callbacks, to break reference cycles."""
+        self._take = self._on_silence = _ignore
+
+    async def next(self, call: PendingCall) -> Frame | None:
+        """Waits for the next frame of a call; None if there are no more."""
+        try:
+            while (frame := call.pop()) is None and not call.is_over:
+                await self._read_or_wait(call)
+        finally:
+            self._pass_on()
+        return frame
+
+    async def see_over(self, call: PendingCall) -> None:
+        """Waits until the worker has stopped working on a call."""
+        try:
+            while not call.is_over:
+                # The end may also arrive over the control channel while this task reads the
+                # data channel.
+                with anyio.CancelScope() as call.reading:
+                    await self._read_or_wait(call)
+        finally:
+            call.reading = None
+            self._pass_on()
+
+    async def _read_or_wait(self, call: PendingCall) -> None:
+        """Reads the channel if no other task does; otherwise waits."""
+        if not call.reads or self._is_reading:
+            await self._wait(call)
+        elif self._channel.is_closed:
+            # The worker is exiting, which takes a moment; or its code has closed the channel.
+            with anyio.move_on_after(self._grace_s) as grace:
+                await self._wait(call)
+            if grace.cancelled_caught:
+                self._on_silence()
+                await self._wait(call)
+        else:
+            self._is_reading = True
+            try:
+                await self._channel.read_once(self._take)
+            finally:
+                self._is_reading = False
+
+    async def _wait(self, call: PendingCall) -> None:
+        if call.is_over:
+            return
+        call.waiter = self._parking.new_waiter()
+        try:
+            await call.waiter
+        finally:
+            call.waiter = None
+
+    def _wake(self, call: PendingCall) -> None:
+        if call.waiter is not None:
+            self._parking.wake(call.waiter)
+        elif call.reading is not None:
+            call.reading.cancel()
+
+    def _closed(self) -> None:
+        """Makes the tasks handle the end of the channel, after the event loop has read it."""
+        self._is_reading = False
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Wakes a waiting task to read, if no task reads."""
+        if self._is_reading:
+            return
+        for call in self.calls.values():
+            if call.waiter is not None and call.reads and not call.is_over:
+                self._wake(call)
+                return
+
+
+def _ignore(*_what: object) -> None:
+    pass

@@ -11,9 +11,9 @@ read by a thread of its own in the worker; it carries cancellation and health ch
 reports the end of the worker to the parent, whatever the worker was doing, and the end of the
 parent to the worker.
 
-Code that is given as an object is pickled by name. For code of the main script the worker runs that
-script again, as a module called ``__mp_main__``. As with `multiprocessing`, a script that starts
-anything must do so under ``if __name__ == "__main__":``.
+Code that is given as an object is pickled by name. If that is in the main script, the worker runs
+the script again, as a module called ``__mp_main__``. As with `multiprocessing`, a script that
+starts anything must do so under ``if __name__ == "__main__":``.
 
 The modules: `worker` (the process), `calls` (the calls to it), the package `wire` (the protocol),
 and the package `child` (the worker's program).
@@ -32,58 +32,48 @@ from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.hints import constructor_hint
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
-from shoal.replicas.gpus.visible import environment_of
+from shoal.replicas.gpus import environment_of
+from shoal.replicas.placements import ProcessOptions
 from shoal.replicas.process.calls import Conversation
-from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.process.wire.batch import batch_as_data
-from shoal.replicas.process.wire.frames import Kind
+from shoal.replicas.process.wire.frames import FrameKind
 from shoal.replicas.process.wire.messages import packed
 from shoal.replicas.process.wire.start import (
     StartMessage,
     main_script,
     pickled_code,
+    received,
     running_main_again,
     why_unsendable,
 )
 from shoal.replicas.process.worker import Worker
+from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator
 
     from anyio.abc import TaskStatus
 
     from shoal.replicas.code.description import Description
-    from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Blueprint
     from shoal.replicas.process.wire.messages import Message
-    from shoal.replicas.process.wire.signatures import DescriptionAsData
 
 logger: Final = logging.getLogger("shoal.replicas")
 
+# How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``.
 _CLOSING_S: Final = 4.0
-"""How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``."""
 _MEMORY_PERIOD_S: Final = 0.2
 
 
 class ProcessReplica(Replica):
-    """A replica in a process of its own.
-
-    Attributes:
-        on_call_out: Makes the calls of the replica's code to endpoints. It returns the result, or
-            for a streaming call an async context manager of an async iterator. Set it before
-            `serve`. If it is None, such calls are refused.
-    """
-
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         options = ProcessOptions(**blueprint.placement_options)
         if blueprint.devices:
             options = replace(options, env={**environment_of(blueprint.devices), **options.env})
         self._options = options
-        self.on_call_out: Callable[[CallOut], Awaitable[Any]] | None = None
         self._worker: Worker | None = None
         self._conversation: Conversation | None = None
         self._description: Description | None = None
@@ -115,7 +105,7 @@ class ProcessReplica(Replica):
                 tasks.start_soon(beside.run, worker.stdout.read)
                 tasks.start_soon(beside.run, worker.stderr.read)
                 tasks.start_soon(beside.run, conversation.control.read, conversation.handle_control)
-                tasks.start_soon(beside.run, conversation.endpoint_calls.run, self.on_call_out)
+                tasks.start_soon(beside.run, conversation.calls_out.run, self.on_call_out)
                 tasks.start_soon(beside.run, conversation.control.write)
                 tasks.start_soon(beside.run, conversation.data.write)
                 try:
@@ -158,7 +148,7 @@ class ProcessReplica(Replica):
 
     async def run(self, method: str, items: list[Any]) -> Any:
         conversation = self._working()
-        return await conversation.ask(Kind.RUN, _packed(method, items))
+        return await conversation.ask(FrameKind.RUN, _packed(method, items))
 
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         conversation = self._working()
@@ -175,13 +165,13 @@ class ProcessReplica(Replica):
             message = packed(user_config)
         except Exception as error:
             raise TypeError(f"the user_config can't be sent to a process: {error}") from error
-        await conversation.ask(Kind.RECONFIGURE, message)
+        await conversation.ask(FrameKind.RECONFIGURE, message)
 
     async def check_health(self) -> None:
         conversation = self._working()
         assert self._description is not None
         asks = self._description.checks_health
-        await conversation.ask_beside(Kind.HEALTH if asks else Kind.PING)
+        await conversation.ask_beside(FrameKind.HEALTH if asks else FrameKind.PING)
 
     def drain(self) -> None:
         if self._conversation is not None:
@@ -202,12 +192,7 @@ class ProcessReplica(Replica):
         raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
 
     def _start_message(self) -> StartMessage:
-        """Returns the start message of the worker.
-
-        Raises:
-            TypeError: The code can't be sent.
-            RuntimeError: This is a worker that runs its parent's main script.
-        """
+        """Raises an error if the code can't be sent, or this worker runs a main script again."""
         if running_main_again.get():
             raise RuntimeError(
                 "a worker process runs the main script again to find the code in it, and the "
@@ -237,11 +222,11 @@ class ProcessReplica(Replica):
         self, worker: Worker, conversation: Conversation, start_message: StartMessage
     ) -> Description:
         timeout_s = self.blueprint.options.start_timeout_s
-        found: DescriptionAsData | None = None
+        description: Description | None = None
         try:
             with anyio.move_on_after(timeout_s):
-                found = await conversation.ask(Kind.START, packed(start_message))
-            if found is None:
+                description = await conversation.ask(FrameKind.START, packed(start_message))
+            if description is None:
                 worker.kill(f"it was not ready within {timeout_s:g} s (start_timeout_s)")
                 with anyio.CancelScope(shield=True):
                     await worker.ended.wait()
@@ -258,7 +243,7 @@ class ProcessReplica(Replica):
             # The frames of its traceback would keep the worker's objects alive with the error.
             raise ReplicaNotStarted(how) from error.with_traceback(None)
         path = self.blueprint.definition.import_path
-        return found.as_description(None if path is None else split_import_path(path)[0])
+        return received(description, path and split_import_path(path)[0])
 
     async def _live(self, worker: Worker, conversation: Conversation) -> None:
         await self._to_end.wait()
@@ -269,7 +254,7 @@ class ProcessReplica(Replica):
             with anyio.move_on_after(limit_s):
                 await worker.ended.wait()
             if not worker.ended.is_set():
-                logger.warning("%s had not closed %g s after it was told to", self.tag, limit_s)
+                logger.warning("%s had not closed %g s after it was asked to", self.tag, limit_s)
             if self._reason is None:
                 return
         await worker.ended.wait()

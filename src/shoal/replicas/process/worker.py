@@ -1,4 +1,4 @@
-"""The process of one replica: it is started, watched, read from and ended here.
+"""Starts, watches, reads and ends the process of one replica.
 
 One task waits for the end of the process, since only one task may wait for a file descriptor. It
 waits until the process *has* ended, even when cancelled; to make that soon, kill the process. The
@@ -13,15 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
 
 from shoal.errors import ReplicaDied
-from shoal.replicas.process.output import Output
 from shoal.replicas.process.wire.frames import PROTOCOL
 from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 
@@ -29,7 +29,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.replicas.code.current import Identity
-    from shoal.replicas.process.options import ProcessOptions
+    from shoal.replicas.placements import ProcessOptions
+
+_CHUNK: Final = 2**16
+_LONGEST_LINE: Final = 2**14
+_LAST: Final = 20
+# How many lines of one read are processed.
+_MOST_LINES: Final = 200
+_MOST_AT_END: Final = 64
+
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -37,39 +45,23 @@ _SOCKET_BUFFER: Final = 2**20
 
 
 class Worker:
-    """A worker process; the constructor starts it.
-
-    Attributes:
-        pid: The process id.
-        data: The parent's end of the data channel, for work.
-        control: The parent's end of the control channel, for what must not wait behind work.
-        shared_memory: The memory shared with the process; None for none.
-        stdout: The output on stdout.
-        stderr: The output on stderr.
-        ended: Set when the process has ended and was reaped.
-        exit_code: The exit code; None before the end, and if a signal ended the process.
-        signal: The name of the signal that ended it; None before, and if none did.
-        was_stopped: Whether it was told to end.
-        was_killed: Whether this process killed it.
-
-    Args:
-        identity: The tags of its replica and its backend.
-        options: How it runs.
-
-    Raises:
-        OSError: The process could not be started.
-    """
+    """A worker process; the constructor starts it."""
 
     def __init__(self, identity: Identity, options: ProcessOptions) -> None:
         self._tag = identity.replica
         self._reason: str | None = None
+        # Whether it was asked to end, and whether this process killed it.
         self.was_stopped = self.was_killed = False
+        # Set when the process has ended and was reaped.
         self.ended = anyio.Event()
+        # None before the end, and if a signal ended the process.
         self.exit_code: int | None = None
+        # The name of the signal that ended it; None before, and if none did.
         self.signal: str | None = None
+        # For work. The control channel is for messages that must not wait behind work.
         self.data, data = socket.socketpair()
         for end in (self.data, data):
-            # What does not fit into shared memory is sent through it, in pieces of this size.
+            # Data that does not fit into shared memory is sent through it in pieces of this size.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self.control, control = socket.socketpair()
         held, self._lifeline = os.pipe()
@@ -108,19 +100,13 @@ class Worker:
                 os.close(memory)
         self.pid = self._process.pid
         log = logging.getLogger(f"shoal.replica.{identity.backend}")
-        kept = options.log_lines
-        self.stdout = Output(self._process.stdout, log, self._tag, kept)
-        self.stderr = Output(self._process.stderr, log, self._tag, kept, beside=self.stdout)
+        self.stdout = Output(self._process.stdout, log, self._tag, options.log_lines)
+        self.stderr = Output(
+            self._process.stderr, log, self._tag, options.log_lines, beside=self.stdout
+        )
 
     async def watch(self, on_end: Callable[[], object]) -> None:
-        """Waits until the process has ended, and reaps it.
-
-        Args:
-            on_end: Called when it was reaped.
-
-        Cancellation: is delayed until the process has ended; kill it first. An interrupt, or
-        asyncio's own cancellation of the task, kills the process.
-        """
+        """Waits for the end of the process, even when cancelled, and reaps it."""
         try:
             with anyio.CancelScope(shield=True):
                 await wait_ended(self.pid)
@@ -133,11 +119,7 @@ class Worker:
             on_end()
 
     def kill(self, reason: str | None = None) -> None:
-        """Kills the process and its children, unless it has ended. Idempotent.
-
-        Args:
-            reason: The reason, for the errors of its work; the first one is used.
-        """
+        """Kills the process and its children, unless it has ended. The first reason is used."""
         self.was_killed = True
         if self._process.returncode is None:
             self._reason = self._reason or reason
@@ -170,7 +152,6 @@ class Worker:
         )
 
     def how_it_ended(self) -> str:
-        """Returns how the process ended, for messages."""
         if self._reason is not None:
             return f"was killed: {self._reason}"
         if self.was_stopped:
@@ -182,7 +163,6 @@ class Worker:
         return "is ending"
 
     def memory_bytes(self) -> int | None:
-        """Returns its resident memory in bytes; None if it is not known."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -217,11 +197,7 @@ class Worker:
 
 
 async def wait_ended(pid: int) -> None:
-    """Waits until a child process has ended, and does not reap it.
-
-    Args:
-        pid: Its id. Only one task may wait for it.
-    """
+    """Waits until a child process has ended, and does not reap it; for one task only."""
     try:
         pidfd = _pidfd(pid)
     except OSError:
@@ -238,3 +214,67 @@ async def wait_ended(pid: int) -> None:
 
 def _pidfd(pid: int) -> int | None:
     return os.pidfd_open(pid) if sys.platform == "linux" else None
+
+
+class Output:
+    """The stdout or stderr of a worker. Its lines are stored in `beside`, if that is given."""
+
+    def __init__(
+        self,
+        pipe: IO[bytes] | None,
+        log: logging.Logger,
+        tag: str,
+        stored_lines: int,
+        *,
+        beside: Output | None = None,
+    ) -> None:
+        assert pipe is not None
+        self.lines: deque[str] = deque(maxlen=stored_lines) if beside is None else beside.lines
+        self._fd = pipe.fileno()
+        self._log = log
+        self._tag = tag
+        self._last: deque[str] = deque(maxlen=_LAST)
+        self._rest = b""  # the beginning of an incomplete line
+        self._is_open = True
+        os.set_blocking(self._fd, False)
+
+    async def read(self) -> None:
+        while self._is_open:
+            await anyio.wait_readable(self._fd)
+            self._read_once()
+
+    def read_available(self) -> None:
+        """Reads without waiting, when the worker has ended or not started."""
+        for _ in range(_MOST_AT_END):  # a process that outlives the worker may write without end
+            if not self._is_open or not self._read_once():
+                break
+        if self._rest:
+            self._take(self._rest)
+            self._rest = b""
+
+    def last_lines(self) -> str:
+        return "\n".join(self._last)
+
+    def _read_once(self) -> bool:
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._is_open = False
+            return False
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(lines) > _MOST_LINES:  # logging them all would block the event loop
+            self._take(b"(%d lines are left out: too much output)" % (len(lines) - _MOST_LINES))
+        for line in lines[-_MOST_LINES:]:
+            self._take(line)
+        while len(self._rest) > _LONGEST_LINE:
+            self._take(self._rest[:_LONGEST_LINE])
+            self._rest = self._rest[_LONGEST_LINE:]
+        return True
+
+    def _take(self, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip("\r")
+        self.lines.append(text)
+        self._last.append(text)
+        self._log.info("%s: %s", self._tag, text)

@@ -2,21 +2,22 @@
 
 The actor is a threaded one. Ray calls its methods in threads of its own, which also run plain code.
 Async code runs in an event loop in one more thread. The loop is of the same kind as the caller's,
-so code that is written for trio finds trio. The alternative, an asyncio actor, takes a quarter more
-time for a call, and has only asyncio.
+so code that is written for trio finds trio. The alternative, an asyncio actor, takes 25% more time
+for a call, and has only asyncio.
 
 Its methods are in three concurrency groups with their own threads, so that none can starve another:
 the connection to the replica (`CONTROL`), the code's hooks (`HOOKS`), and the work. Ray can't
-cancel what runs in an actor's thread, so `ReplicaActor.cancel` is a method of the first group.
+cancel calls that run in an actor's thread, so `ReplicaActor.cancel` is a method of the first group.
 
-What the code raises is returned as data: Ray wraps errors, and some don't survive that. What would
-end a process is returned as an `Ending`: Ray handles such exceptions differently in each thread,
-and never reports what was raised.
+Errors of the code are returned as data: Ray wraps errors, and some don't survive that. An error
+that would end a process is returned as an `Ending`: Ray handles such exceptions differently in each
+thread, and never reports them.
 """
 
 from __future__ import annotations
 
 import inspect
+import queue
 import threading
 import time
 from collections import deque
@@ -45,55 +46,61 @@ from shoal.replicas.process.child.endpoints import (
     parent_channel,
 )
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, check_may_leave, slots_as_data
-from shoal.replicas.process.wire.signatures import Defaults, DescriptionAsData, description_as_data
+from shoal.replicas.process.wire.frames import Frame, FrameKind
+from shoal.replicas.process.wire.messages import EMPTY, Message
+from shoal.replicas.process.wire.start import Defaults, sendable
 from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
-from shoal.replicas.ray.carrier import ActorCarrier
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from shoal.batching.handlers.handler import Handler
     from shoal.replicas.code.definition import Definition
+    from shoal.replicas.code.description import Description
     from shoal.replicas.process.wire.batch import BatchAsData
-    from shoal.replicas.ray.carrier import Sent
 
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
+# The maximum of concurrent calls of each group. Three of `CONTROL` last as long as the actor.
 GROUPS: Final = {CONTROL: 6, HOOKS: 8}
-"""The maximum of concurrent calls of each group. Three of `CONTROL` last as long as the actor."""
-
+# The maximum of concurrent batches. The threads exist from the start, and take 10 kB each.
 WORK_THREADS: Final = 256
-"""The maximum of concurrent batches. The threads exist from the start, and take 10 kB each."""
-
+# The items of a call, and their batch; in one object, since they share the items.
 Load: TypeAlias = "tuple[list[Any], BatchAsData | None]"
-"""The items of a call, and their batch; in one object, since they share the items."""
-
+# What the code returned, or what it raised.
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
-"""What the code returned, or what it raised."""
+
+
+class RayFrame(NamedTuple):
+    """A frame as Ray carries it; code may write to the buffers."""
+
+    kind: int
+    id: int
+    body: bytes
+    buffers: tuple[bytearray, ...]
+
+    @classmethod
+    def of(cls, kind: FrameKind, id_: int, message: Message) -> RayFrame:
+        return cls(int(kind), id_, b"".join(message.parts), tuple(map(bytearray, message.buffers)))
+
+    def frame(self) -> Frame:
+        return Frame(FrameKind(self.kind), self.id, self.body, None, [*self.buffers], ())
 
 
 class Ending(NamedTuple):
-    """An answer that says that the replica must end.
-
-    Attributes:
-        how: What happened to it, such as ``"was killed: its code raised SystemExit(3)"``.
-    """
+    """A response that says that the replica must end, and how it ended."""
 
     how: str
 
 
 class ReplicaActor:
-    """A replica's code, in the process of a Ray actor.
-
-    Args:
-        identity: The tags of the backend and the replica.
-        loop: The kind of event loop for its async code, ``"trio"`` or ``"asyncio"``.
-    """
+    """A replica's code, in the process of a Ray actor; `loop` is the kind of its event loop."""
 
     def __init__(self, identity: tuple[str, str], loop: str) -> None:
         self._identity = Identity(*identity)
-        self._carrier = ActorCarrier()
-        self._channel = ParentChannel(self._carrier)
+        self.on_answer: Callable[[Frame], object] = lambda _: None
+        self._frames: queue.SimpleQueue[RayFrame] = queue.SimpleQueue()
+        self._channel = ParentChannel(self)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
         self._end: Future[Ending] = Future()
@@ -107,7 +114,7 @@ class ReplicaActor:
         self._instance: Any = None
         self._lock = threading.Lock()
         self._works: dict[int, AsyncActorWork] = {}
-        # A cancellation may overtake its call, whose items may have to be fetched first.
+        # A cancellation may overtake its call, since Ray may have to fetch the call's items.
         self._cancelled_early: deque[int] = deque(maxlen=1000)
 
     def __repr__(self) -> str:
@@ -121,20 +128,28 @@ class ReplicaActor:
         threading.Event().wait()
 
     def ending(self) -> Ending:
-        """Returns when a batched function of the code has raised what would end a process."""
+        """Returns when a batched function of the code has raised an error that ends processes."""
         return self._end.result()
 
-    def sent(self) -> list[Sent]:
-        """Waits until the code has sent frames of its calls to endpoints, and returns them."""
-        return self._carrier.sent()
+    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
+        """Sends a frame of a call of the code to an endpoint; from any thread."""
+        self._frames.put(RayFrame.of(kind, id_, message))
 
-    def answered(self, frames: list[Sent]) -> None:
-        """Takes the frames of answers to the code's calls."""
-        self._carrier.answered(frames)
+    def take_frames(self) -> list[RayFrame]:
+        """Waits until the code has sent frames of its calls to endpoints, and returns them."""
+        frames = [self._frames.get()]
+        while not self._frames.empty():
+            frames.append(self._frames.get())
+        return frames
+
+    def put_frames(self, frames: list[RayFrame]) -> None:
+        """Forwards the frames of responses to the code's calls."""
+        for one in frames:
+            self.on_answer(one.frame())
 
     def begin(
         self, definition: Definition, user_config: Any
-    ) -> tuple[DescriptionAsData | None, ErrorAsData | None]:
+    ) -> tuple[Description | None, ErrorAsData | None]:
         """Starts the code, and returns its description."""
         try:
             with self._code_context():
@@ -151,7 +166,7 @@ class ReplicaActor:
                 self._call_hook("warm_up")
         except BaseException as error:
             return None, _sendable(error)
-        return description_as_data(instance.description), None
+        return sendable(instance.description), None
 
     def run(self, call: int, method: str, load: Load) -> Answer:
         """Runs a unary method; returns None as the results if it was cancelled."""
@@ -166,7 +181,7 @@ class ReplicaActor:
                     results = self._portal.call(work.results, found.handler, items)
                 return found.slots_of(items, results), None
         except BaseException as error:
-            return None, _told(error)
+            return None, _convert_error(error)
 
     def steps(self, call: int, method: str, load: Load) -> Generator[Answer]:
         """Runs a generator method, until its end or until it is cancelled."""
@@ -188,7 +203,7 @@ class ReplicaActor:
         except GeneratorExit:
             raise
         except BaseException as error:
-            yield None, _told(error)
+            yield None, _convert_error(error)
 
     def cancel(self, call: int) -> None:
         """Cancels a call by its number: async code at once, generators after their current step."""
@@ -202,12 +217,11 @@ class ReplicaActor:
         self._portal.start_task_soon(work.cancel_scope_if_cancelled)
 
     def reconfigure(self, user_config: Any) -> Answer:
-        """Gives the code a new user config."""
         try:
             with self._code_context():
                 self._reconfigure(user_config)
         except BaseException as error:
-            return None, _told(error)
+            return None, _convert_error(error)
         return None, None
 
     def health(self) -> Answer:
@@ -216,10 +230,9 @@ class ReplicaActor:
             with self._code_context():
                 return self._call_hook("health"), None
         except BaseException as error:
-            return None, _told(error)
+            return None, _convert_error(error)
 
     def close(self) -> Answer:
-        """Calls the code's ``close()``."""
         try:
             with self._code_context():
                 self._call_hook("close")
@@ -249,23 +262,22 @@ class ReplicaActor:
 
     @asynccontextmanager
     async def _open_batchers(self) -> AsyncGenerator[None]:
-        """Opens the code's batched functions and methods for this block."""
-        async with BatcherBlock(convert_error=self._told_in_batch):
+        async with BatcherBlock(convert_error=self._convert_batch_error):
             yield
 
-    def _told_in_batch(self, error: BaseException) -> Exception:
+    def _convert_batch_error(self, error: BaseException) -> Exception:
         # Any call may wait for the batch, and may not pass the error on.
         if not self._end.done():
             self._end.set_result(_ending(error))
-        told = CodeEnded()
-        told.__cause__ = error
-        return told
+        ended = CodeEnded()
+        ended.__cause__ = error
+        return ended
 
     @contextmanager
     def _code_context(
         self, load: Load | None = None, work: AsyncActorWork | None = None
     ) -> Generator[None]:
-        """Sets what is current for code in this block, and how it calls out."""
+        """Sets the context variables for code in this block."""
         replica_token = running_replica.set(self._identity)
         channel_token = parent_channel.set(self._channel)
         work_token = None if work is None else current_cancel_token.set(work.cancel_token)
@@ -300,18 +312,12 @@ class ReplicaActor:
 
 
 class _Method:
-    """A method of the code, with what is needed to call it."""
-
     def __init__(self, handler: Handler, defaults: Defaults) -> None:
         self.handler = handler
         self.defaults = defaults
 
     def slots_of(self, items: list[Any], results: Any) -> Any:
-        """Returns what it returned or yielded for a batch as `slots_as_data`.
-
-        Raises:
-            WrongResultType: They are not one result for each item.
-        """
+        """Checks the results of a batch, and converts the exceptions among them to data."""
         if results is not None:  # as work that was cancelled returns
             is_step = self.handler.streams
             check_results(self.handler.name, len(items), results, is_step=is_step)
@@ -329,8 +335,8 @@ async def _awaited(awaitable: Any) -> Any:
         return await awaitable
 
 
-def _told(error: BaseException) -> ErrorAsData | Ending:
-    """Converts what the code raised, after it was ready, to an answer."""
+def _convert_error(error: BaseException) -> ErrorAsData | Ending:
+    """Converts an error of the code, after it was ready, to a response."""
     error = _of_the_code(error)
     return _ending(error) if ends_the_program(error) else _sendable(error)
 

@@ -1,10 +1,10 @@
 """Async code that is called from the threads of an actor: calls, cancellation and errors.
 
-Cancel scopes belong to the event loop. So cancellation is a flag that any thread may set. The loop
-checks it after it has created the scope, and whenever it is asked to check again.
+Cancel scopes belong to the event loop, so cancellation is a flag that any thread may set. The loop
+checks it after it has created the scope, and whenever a thread asks it to check again.
 
-What the code raises must not end the event loop, and a task group ends with anything that is not an
-`Exception`. So other exceptions of the code are converted to one (`as_exceptions`).
+Errors of the code must not end the event loop, and a task group ends with any error that is not an
+`Exception`. `as_exceptions` converts these.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.failures.exceptions import ends_the_program, own_copy
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.replicas.code.jobs import DONE
 from shoal.replicas.process.child.endpoints import CancelToken
 
@@ -30,33 +30,20 @@ if TYPE_CHECKING:
 
 
 class CodeEnded(Exception):
-    """The code raised what ends a process; that exception is the cause."""
+    """The code raised an error that ends a process; that error is the cause."""
 
 
 def as_exceptions() -> AbstractContextManager[None]:
-    """Converts what code in this block of a task raises to an `Exception`.
-
-    Raises:
-        CodeEnded: The code raised what ends a process.
-        HandlerFailed: The code raised something other than an `Exception`.
-        Exception: What the code raised.
-
-    Cancellation: is passed on.
-    """
-    return holding(_told)
+    """Converts errors of code in this block of a task to `Exception`s."""
+    return holding(_convert_error)
 
 
-def _told(error: BaseException) -> Exception:
+def _convert_error(error: BaseException) -> Exception:
     return CodeEnded() if ends_the_program(error) else own_copy(error)
 
 
 class AsyncActorWork:
-    """A call of the code, which may be async.
-
-    Attributes:
-        is_cancelled: Whether it was cancelled.
-        cancel_token: Cancels the blocking calls that it makes.
-    """
+    """A call of the code, which may be async; its token cancels the blocking calls it makes."""
 
     def __init__(self) -> None:
         self.is_cancelled = False
@@ -64,13 +51,11 @@ class AsyncActorWork:
         self._scope: anyio.CancelScope | None = None
 
     def new_scope(self) -> anyio.CancelScope:
-        """Creates the cancel scope for async code."""
         self._scope = anyio.CancelScope()
         self.cancel_scope_if_cancelled()
         return self._scope
 
     def cancel_scope_if_cancelled(self) -> None:
-        """Cancels the scope of async code, if there is one and the call was cancelled."""
         if self._scope is not None and self.is_cancelled:
             self._scope.cancel()
 
@@ -81,10 +66,7 @@ class AsyncActorWork:
 
 
 class AsyncSteps:
-    """The steps of an async generator, for a thread that takes one at a time.
-
-    All steps run in one task, since a generator may keep cancel scopes open between its steps.
-    """
+    """The steps of an async generator, for a thread that takes one at a time."""
 
     def __init__(
         self, portal: BlockingPortal, handler: Handler, items: list[Any], work: AsyncActorWork
@@ -93,6 +75,8 @@ class AsyncSteps:
         self._answer: Future[Any] | None = None
         self._asked = portal.call(anyio.Event)
         self._is_over = False
+        # All steps run in one task, since a generator may keep cancel scopes open between its
+        # steps.
         self._ended: Future[None] = portal.start_task_soon(self._serve, handler, items, work)
 
     def next(self) -> Any:

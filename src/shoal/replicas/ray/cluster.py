@@ -19,64 +19,53 @@ from shoal.errors import HandlerFailed, Overloaded, WrongResultType
 with needing("placement='ray'", "ray"):
     ray: Any = import_module("ray")
 
+from shoal.replicas.placements import RayOptions
 from shoal.replicas.ray.actor import GROUPS, WORK_THREADS, ReplicaActor
-from shoal.replicas.ray.options import RayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.replicas.contract import Blueprint
 
+# The options of every actor: Shoal's supervisor restarts replicas and retries work, and actors must
+# not outlive the program.
 _OURS: Final[Mapping[str, Any]] = {
     "max_restarts": 0,
     "max_task_retries": 0,
     "max_concurrency": WORK_THREADS,
     "lifetime": "non_detached",
 }
-"""The options of every actor: Shoal's supervisor restarts replicas and retries work, and actors
-must not outlive the program."""
 
+# Options that a backend's replicas can't share.
 _NOT_FOR_MANY: Final = ("name", "namespace", "get_if_exists")
-"""Options that a backend's replicas can't share."""
 
+# Options that decide where there is a place for an actor.
 _ASKED: Final = ("num_cpus", "num_gpus", "memory", "resources", "scheduling_strategy")
-"""Options that decide where there is a place for an actor."""
 
+# From this size on, a thread copies what is sent, because copying would block the event loop.
 _LARGE_BYTES: Final = 1_000_000
-"""From this size on, a thread copies what is sent, because copying would block the event loop."""
 
+# How many elements of a list are measured to estimate its size, by the remaining depth: nearly
+# always all items of a batch, and few of the elements in them.
 _LOOKED_AT: Final = (0, 8, 16, 256)
-"""How many elements of a list are measured to estimate its size, by the remaining depth: nearly
-always all items of a batch, and few of the elements in them."""
 
 _MOST_SHOWN: Final = 8
 
+# Held while this process connects to Ray; only one thread may do that at a time.
 _joining: Final = threading.Lock()
-"""Held while this process connects to Ray; only one thread may do that at a time."""
 
 
 def join() -> None:
-    """Connects this process to Ray, unless it is connected. It blocks.
-
-    As with any `ray.init`, the cluster is the one in ``RAY_ADDRESS``, otherwise one that was
-    started on this machine, otherwise a new one.
-
-    Raises:
-        Exception: What Ray raised.
-    """
+    """Connects this process to Ray, unless it is connected. It blocks."""
+    # As with any `ray.init`, the cluster is the one in ``RAY_ADDRESS``, otherwise one that was
+    # started on this machine, otherwise a new one.
     with _joining:
         if not ray.is_initialized():
             ray.init()
 
 
 def actor_options(blueprint: Blueprint) -> dict[str, Any]:
-    """Returns the Ray options of a replica's actor.
-
-    By default a replica takes one CPU, as in Ray Serve, so that Ray spreads replicas out.
-
-    Raises:
-        ValueError: ``ray_options`` has an option that users can't set.
-    """
+    """Returns the Ray options of a replica's actor; ValueError for options that Shoal sets."""
     options = RayOptions(**blueprint.placement_options)
     given = dict(options.ray_options)
     refused = [name for name in given if name in _OURS or name in _NOT_FOR_MANY]
@@ -84,6 +73,7 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
         raise ValueError(
             f"ray_options can't have {', '.join(refused)}: Shoal sets that itself for each replica"
         )
+    # As in Ray Serve, so that Ray spreads replicas out.
     given.setdefault("num_cpus", 1)
     if options.gpus is not None:
         given["num_gpus"] = options.gpus
@@ -95,31 +85,19 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
 
 
 def asked_of_ray(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the Ray options of an actor ask the cluster for, for messages."""
+    """Returns the resources that an actor requests from the cluster, for messages."""
     return {name: options[name] for name in _ASKED if name in options}
 
 
 def new_actor(blueprint: Blueprint, loop: str) -> Any:
-    """Requests an actor from Ray, and returns its handle. It may block.
-
-    Args:
-        blueprint: The specification of the replica.
-        loop: The kind of event loop for async code.
-
-    Raises:
-        Exception: Ray rejects the options.
-    """
+    """Requests an actor from Ray, and returns its handle. It may block."""
     options = actor_options(blueprint)
     actor_class: Any = ray.remote(concurrency_groups=dict(GROUPS))(ReplicaActor)
     return actor_class.options(**options).remote(tuple(blueprint.identity), loop)
 
 
 def free_resources() -> str:
-    """Returns what the cluster has free of its resources, for messages. It blocks.
-
-    Raises:
-        Exception: What Ray raised.
-    """
+    """Returns the cluster's free resources, for messages. It blocks."""
     free: Mapping[str, float] = ray.available_resources()
     there: Mapping[str, float] = ray.cluster_resources()
     shown = [
@@ -131,14 +109,12 @@ def free_resources() -> str:
 
 
 def death_of(error: BaseException) -> str | None:
-    """Returns how an actor died, if the error means that; otherwise None.
-
-    An actor that Ray can't reach counts as dead: the replica's process is then killed, in case it
-    is still running. So does an actor whose result was lost with its node.
-    """
+    """Returns how an actor died, if the error means that; otherwise None."""
     known = ray.exceptions
     if isinstance(error, known.RayTaskError):
         return None
+    # An actor that Ray can't reach counts as dead: the replica's process is then killed, in case it
+    # is still running. So is an actor if its node was lost with a result.
     if not isinstance(error, known.RayActorError | known.ObjectLostError):
         return None
     lines = str(error).strip().splitlines()
@@ -158,19 +134,7 @@ def failure_of(error: Exception, tag: str) -> Exception:
 
 
 async def put_if_large(load: Any, items: list[Any], tag: str) -> Any:
-    """Puts a load into Ray's object store if it is large; returns its reference, or the load.
-
-    Args:
-        load: The arguments of a call.
-        items: The part of them that may be large.
-        tag: The tag of the called replica.
-
-    Raises:
-        TypeError: The load can't be pickled.
-        Overloaded: The object store has no room for it.
-
-    Cancellation: waits until the load is copied.
-    """
+    """Puts a large load into Ray's object store, even when cancelled; returns its reference."""
     if least_bytes(items) < _LARGE_BYTES:
         return load
     try:
@@ -181,15 +145,7 @@ async def put_if_large(load: Any, items: list[Any], tag: str) -> Any:
 
 
 def check_can_be_sent(content: Any, tag: str) -> None:
-    """Raises an error if a call failed because its arguments can't be pickled.
-
-    Args:
-        content: The arguments.
-        tag: The tag of the called replica.
-
-    Raises:
-        TypeError: They can't be pickled.
-    """
+    """Raises a TypeError if a call failed because its arguments can't be pickled."""
     cloudpickle: Any = ray.cloudpickle
     try:
         cloudpickle.dumps(content)
@@ -198,14 +154,7 @@ def check_can_be_sent(content: Any, tag: str) -> None:
 
 
 def least_bytes(value: Any, depth: int = 3) -> int:
-    """Returns a cheap estimate of the minimum size of a value, in bytes.
-
-    For a long list only the first element is measured, for all of them.
-
-    Args:
-        value: Any value.
-        depth: How many levels of nested lists are measured.
-    """
+    """Returns a cheap estimate of the minimum size of a value, in bytes."""
     if isinstance(value, bytes | bytearray | str):
         return len(value)
     size: Any = getattr(value, "nbytes", None)  # arrays and tensors
@@ -217,5 +166,6 @@ def least_bytes(value: Any, depth: int = 3) -> int:
     if depth == 0 or type(elements) not in (list, tuple):
         return 0
     if len(elements) > _LOOKED_AT[depth]:
+        # The first element stands for all others of a long list.
         return len(elements) * max(8, least_bytes(elements[0], depth - 1))
     return sum([least_bytes(element, depth - 1) for element in elements])

@@ -1,12 +1,21 @@
 """The connection of a replica to its actor: the calls under way, and the end of the actor.
 
-Ray fails the calls of a dead actor one by one, and not before it is certain of the death. So every
-wait ends with the answer or with the end of the link, whichever comes first.
+Ray fails the calls of a dead actor one by one, and not before it is certain of the death. Every
+wait therefore ends with the response or with the end of the link, whichever happens first.
+
+Ray reports a result with a callback in a thread of its own. That callback may only schedule a
+function in the event loop. If it waited for the loop, it would block all other results. Awaiting
+Ray's references works only with asyncio, and is no faster.
+
+Ray has no callbacks for generators, so each stream has a thread that fetches its steps, a `Pump`.
+Fetching one step at a time in a worker thread would cost a thread switch for each step.
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
+from collections import deque
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -14,37 +23,92 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import anyio
 
 from shoal.errors import ReplicaDied
-from shoal.replicas.cancelled_work import until_overdue
 from shoal.replicas.ray.actor import CONTROL, Ending
-from shoal.replicas.ray.bridge import Pump
 from shoal.replicas.ray.cluster import check_can_be_sent, death_of, failure_of, ray
+from shoal.replicas.scopes import until_overdue
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
     from concurrent.futures import Future
 
-    from shoal.replicas.ray.actor import Answer
-    from shoal.replicas.ray.carrier import Sent
+    from shoal.replicas.ray.actor import Answer, RayFrame
     from shoal.replicas.threads import Soon
 
+# How many steps of a stream an actor runs before they are fetched.
 _STEPS_AHEAD: Final = 4
-"""How many steps of a stream an actor runs before they are fetched."""
+
+
+# How many steps of a stream are fetched in advance.
+_AHEAD: Final = 2
+
+
+class Pump:
+    """The steps of one of Ray's generators. Only the fetching happens in a thread."""
+
+    def __init__(
+        self, references: Iterator[Any], get: Callable[[Any], Any], soon: Soon, name: str
+    ) -> None:
+        # Fetched, and not taken yet.
+        self.steps: deque[Any] = deque()
+        self.ended = anyio.Event()
+        # The error that ended the generator; None if it ended normally.
+        self.error: Exception | None = None
+        # Set when one of these changes, and then replaced with a new event.
+        self.change = anyio.Event()
+        self._references = references
+        self._get = get
+        self._soon = soon
+        self._permits = threading.Semaphore(_AHEAD)
+        self._drops = False
+        # A daemon: if Ray never answers, the program must still be able to exit.
+        threading.Thread(target=self._fetch, name=name, daemon=True).start()
+
+    def take(self) -> Any:
+        """Returns the next fetched step, and lets the thread fetch another."""
+        step = self.steps.popleft()
+        self._permits.release()
+        return step
+
+    def drop(self) -> None:
+        """Discards all further steps; fetching continues, so that the generator does not block."""
+        self._drops = True
+        self.steps.clear()
+        self._permits.release()
+
+    def _fetch(self) -> None:
+        error: Exception | None = None
+        try:
+            while True:
+                if not self._drops:
+                    self._permits.acquire()
+                step = self._get(next(self._references))
+                self._soon(self._fetched, step)
+        except StopIteration:
+            pass
+        except Exception as raised:
+            error = raised
+        self._soon(self._ended, error)
+
+    def _fetched(self, step: Any) -> None:
+        if not self._drops:
+            self.steps.append(step)
+            self._signal_change()
+
+    def _ended(self, error: Exception | None) -> None:
+        self.error = error
+        self.ended.set()
+        self._signal_change()
+
+    def _signal_change(self) -> None:
+        self.change.set()
+        self.change = anyio.Event()
 
 
 class Link:
-    """The connection of a replica to its actor.
-
-    Args:
-        tag: The replica's tag.
-        cancel_grace_s: How long a cancelled call may keep running once its batch is overdue, before
-            the actor is killed.
-        on_end: Called when the link has ended.
-
-    Attributes:
-        end: How the link ended, for messages, and Ray's error, if any; None while it is open.
-    """
+    """The connection of a replica to its actor."""
 
     def __init__(self, tag: str, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
+        # How the link ended, for messages, and Ray's error, if any.
         self.end: tuple[str, BaseException | None] | None = None
         self._on_end = on_end
         self._tag = tag
@@ -56,11 +120,7 @@ class Link:
         self._waiting: set[anyio.Event] = set()
 
     async def attach(self, actor: Any, soon: Soon) -> None:
-        """Connects to an actor, and waits until Ray has placed it and it answers.
-
-        Raises:
-            ReplicaDied: The actor could not be created.
-        """
+        """Connects to an actor, and waits until Ray has placed it and it responds."""
         self._actor, self._soon = actor, soon
         lifeline = actor.lifeline.options(concurrency_group=CONTROL).remote().future()
         lifeline.add_done_callback(partial(soon, self._has_gone))
@@ -69,23 +129,10 @@ class Link:
         await self._result(actor.ping.options(concurrency_group=CONTROL).remote())
 
     async def ask(self, name: str, *args: Any, group: str | None = None) -> Any:
-        """Calls a method of the actor, and returns its result.
-
-        Raises:
-            ReplicaDied: The actor died first.
-            Exception: What the code raised.
-
-        Cancellation: the actor keeps running the call.
-        """
-        method = getattr(self._actor, name)
-        if group is not None:
-            method = method.options(concurrency_group=group)
-        with self._sending(args):
-            reference = method.remote(*args)
-        return self._taken(await self._result(reference))
+        """Calls a method of the actor; if this is cancelled, the actor keeps running the call."""
+        return self._taken(await self._call(name, *args, group=group))
 
     async def run(self, method: str, load: Any) -> Any:
-        """Runs a unary method of the code; see `Replica.run`."""
         call = next(self._calls)
         with self._sending(load):
             future: Future[Answer] = self._actor.run.remote(call, method, load).future()
@@ -98,7 +145,6 @@ class Link:
         return self._taken(self._value(future))
 
     async def steps(self, method: str, load: Any) -> AsyncGenerator[Any, None]:
-        """Runs a generator method of the code; see `Replica.run_stream`."""
         assert self._soon is not None
         call = next(self._calls)
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": _STEPS_AHEAD}
@@ -113,38 +159,17 @@ class Link:
                 pump.drop()
                 await self._cancel(call, pump.ended)
 
-    async def sent(self) -> list[Sent]:
-        """Waits until the code has sent frames, and returns them, in their order.
-
-        Raises:
-            ReplicaDied: The actor has died.
-
-        Cancellation: the frames may be lost.
-        """
-        method = self._actor.sent.options(concurrency_group=CONTROL)
-        with self._sending(None):
-            reference = method.remote()
-        frames: list[Sent] = await self._result(reference)
+    async def take_frames(self) -> list[RayFrame]:
+        """Waits until the code has sent frames; on cancellation, they may be lost."""
+        frames: list[RayFrame] = await self._call("take_frames", group=CONTROL)
         return frames
 
-    async def answer(self, frames: list[Sent]) -> None:
-        """Sends frames to the code, and waits until they have come.
-
-        Raises:
-            ReplicaDied: The actor has died.
-        """
-        method = self._actor.answered.options(concurrency_group=CONTROL)
-        with self._sending(None):
-            reference = method.remote(frames)
-        await self._result(reference)
+    async def put_frames(self, frames: list[RayFrame]) -> None:
+        """Sends frames to the code, and waits until the actor has received them."""
+        await self._call("put_frames", frames, group=CONTROL)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:
-        """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent.
-
-        Args:
-            how: What happened to the replica, such as ``"was stopped"``.
-            cause: Ray's error, if any.
-        """
+        """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent."""
         if self.end is not None:
             return
         # The traceback's frames would keep this object and the actor's objects alive.
@@ -155,13 +180,9 @@ class Link:
         self._kill()
 
     async def wait_gone(self) -> None:
-        """Waits until the actor is gone, at most for the grace period.
-
-        Until then it holds its node's resources, which the next actor may need.
-
-        Cancellation: does not shorten the wait.
-        """
+        """Waits until the actor is gone, at most for the grace period, even when cancelled."""
         if self._actor is not None:
+            # The actor holds resources of its node, which the next actor may need.
             self._kill()  # the link may have ended before the actor existed
             with anyio.move_on_after(self._grace_s, shield=True):
                 await self._is_gone.wait()
@@ -172,6 +193,14 @@ class Link:
         death = ReplicaDied(f"{self._tag} {how}", replica=self._tag)
         death.__cause__ = cause
         return death
+
+    async def _call(self, name: str, *args: Any, group: str | None) -> Any:
+        method = getattr(self._actor, name)
+        if group is not None:
+            method = method.options(concurrency_group=group)
+        with self._sending(args):
+            reference = method.remote(*args)
+        return await self._result(reference)
 
     async def _result(self, reference: Any) -> Any:
         future = reference.future()
@@ -201,14 +230,12 @@ class Link:
             self._waiting.discard(event)
 
     def _when_done(self, future: Future[Any]) -> anyio.Event:
-        """Returns an event that is set when a future is done."""
         assert self._soon is not None
         done, soon = anyio.Event(), self._soon
         future.add_done_callback(lambda _: soon(done.set))
         return done
 
     def _value(self, future: Future[Any]) -> Any:
-        """Returns the value of a future after the wait for it."""
         if not future.done():
             raise self.died()
         try:
@@ -217,7 +244,7 @@ class Link:
             self._raise(error)
 
     def _taken(self, answer: Answer) -> Any:
-        """Returns what the code returned, or raises what it raised."""
+        """Returns the code's result, or raises its error."""
         value, error = answer
         if error is None:
             return value
@@ -227,7 +254,7 @@ class Link:
         raise error.as_exception(self._tag)
 
     async def _cancel(self, call: int, done: anyio.Event) -> None:
-        """Cancels a call in the actor, and waits for its end; see `until_overdue`."""
+        """Cancels a call in the actor, and waits for its end."""
         if self.end is not None:
             return
         self._actor.cancel.options(concurrency_group=CONTROL).remote(call)
@@ -239,12 +266,7 @@ class Link:
 
     @contextmanager
     def _sending(self, content: Any) -> Generator[None]:
-        """Converts the errors of a call to the actor in this block.
-
-        Raises:
-            TypeError: The arguments can't be sent.
-            ReplicaDied: The program has disconnected from Ray, or Ray does not know the actor.
-        """
+        """Converts the errors of a call to the actor in this block."""
         if not ray.is_initialized():  # a call would end the whole process in older versions of Ray
             self.finish("was lost: the program has disconnected from Ray")
             raise self.died()

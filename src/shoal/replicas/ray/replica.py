@@ -6,6 +6,13 @@ does both, by the same rules for all replicas. Ray's own restart was measured to
 its retries know nothing of the requests in a batch.
 
 The death of an idle actor is noticed by its lifeline, a call that never returns. Nothing is polled.
+
+The actor's code may call endpoints, which only this process can reach. They are made like those of
+a worker process, with the same frames. An actor can't send by itself, so there is always a call of
+the actor under way that returns once its code has sent frames. Responses are sent with calls of the
+actor as well, one after the other, so that they can't overtake each other; responses that
+accumulate are sent together. A generator was rejected: a thread would wait in it all the time, and
+Ray crashes when the program ends the generator during such a wait.
 """
 
 from __future__ import annotations
@@ -22,13 +29,14 @@ import anyio.to_thread
 from shoal.batching.current import running_batch
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.hints import constructor_hint
-from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
+from shoal.replicas.placements import RayOptions
+from shoal.replicas.process.calls_out import CallOutRunner
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.errors import slots_as_exceptions
-from shoal.replicas.ray.actor import HOOKS
-from shoal.replicas.ray.calls_out import CallsOut
+from shoal.replicas.process.wire.start import received
+from shoal.replicas.ray.actor import HOOKS, RayFrame
 from shoal.replicas.ray.cluster import (
     actor_options,
     asked_of_ray,
@@ -38,32 +46,61 @@ from shoal.replicas.ray.cluster import (
     put_if_large,
 )
 from shoal.replicas.ray.link import Link
-from shoal.replicas.ray.options import RayOptions
+from shoal.replicas.scopes import Beside
 from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.replicas.code.description import Description
+    from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Blueprint
+    from shoal.replicas.process.wire.frames import FrameKind
+    from shoal.replicas.process.wire.messages import Message
 
 logger: Final = logging.getLogger("shoal.replicas")
-
+# How long Ray may take to place an actor before the log says that it waits.
 _PATIENCE_S: Final = 10.0
-"""How long Ray may take to place an actor before the log says that it waits."""
+# How long Ray may take to say what it has free.
 _ROOM_S: Final = 2.0
-"""How long Ray may take to say what it has free."""
+
+
+class CallsOut:
+    """Makes the calls of the code of one actor, in the program."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._answers: list[RayFrame] = []
+        self._has_some = anyio.Event()
+
+    async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
+        """Makes and answers calls until the actor has died; `make` is None to refuse them."""
+        calls = CallOutRunner(self._send)
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(calls.run, make)
+                tasks.start_soon(self._write)
+                while True:
+                    for one in await self._link.take_frames():
+                        calls.handle(one.frame())
+        except* ReplicaDied:
+            pass
+
+    def _send(self, kind: FrameKind, id_: int, message: Message) -> None:
+        self._answers.append(RayFrame.of(kind, id_, message))
+        self._has_some.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._has_some.wait()
+            self._has_some = anyio.Event()
+            answers, self._answers = self._answers, []
+            await self._link.put_frames(answers)
 
 
 class RayReplica(Replica):
-    """A replica in a Ray actor.
-
-    Args:
-        blueprint: The specification of the replica.
-    """
-
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._link = Link(self.tag, blueprint.options.cancel_grace_s, self._leave)
@@ -73,8 +110,8 @@ class RayReplica(Replica):
         self._starting = anyio.CancelScope()
         self._calls_out = CallsOut(self._link)
         self._beside = Beside()
-        # The current stage of the start, for messages: what it is, its limit, and what Ray was
-        # asked for and has not given.
+        # The current stage of the start, for messages, its limit, and the resources that Ray has
+        # not given yet.
         self._doing = ""
         self._limit_s = math.inf
         self._limited_by = ""
@@ -132,14 +169,7 @@ class RayReplica(Replica):
             raise RuntimeError(f"health() of {self.tag} returned False")
 
     async def _start(self, tasks: TaskGroup) -> Description:
-        """Creates the actor, which starts the code.
-
-        Args:
-            tasks: Where the calls of its code to endpoints are made.
-
-        Raises:
-            ReplicaNotStarted: See `Replica.serve`.
-        """
+        """Creates the actor, which starts the code; calls of its code run in `tasks`."""
         cause: BaseException | None = None
         try:
             with self._starting:
@@ -182,10 +212,9 @@ class RayReplica(Replica):
         self._limit("start_timeout_s", blueprint.options.start_timeout_s)
         tasks.start_soon(self._beside.run, self._calls_out.run, self.on_call_out)
         definition = blueprint.definition
-        data = await self._link.ask("begin", definition, blueprint.user_config)
+        description = await self._link.ask("begin", definition, blueprint.user_config)
         path = definition.import_path
-        description: Description = data.as_description(path and split_import_path(path)[0])
-        return description
+        return received(description, path and split_import_path(path)[0])
 
     def _limit(self, option: str, limit_s: float | None) -> None:
         """Limits the stage of the start that begins now."""
@@ -201,7 +230,7 @@ class RayReplica(Replica):
             logger.warning("%s waits: %s%s", self.tag, self._doing, room)
 
     async def _room(self) -> str:
-        """Returns what the cluster has free, for messages."""
+        """Returns the cluster's free resources, for messages."""
         free: str | None = None
         with anyio.move_on_after(_ROOM_S):
             free = await anyio.to_thread.run_sync(free_resources, abandon_on_cancel=True)
@@ -216,7 +245,6 @@ class RayReplica(Replica):
             logger.exception("%s: close() failed", self.tag)
 
     async def _packed(self, items: list[Any]) -> Any:
-        """Returns the load with which the actor runs a method."""
         self._check_ready()
         batch = running_batch.get(None)
         data = None if batch is None else batch_as_data(batch, anyio.current_time())
@@ -225,7 +253,6 @@ class RayReplica(Replica):
         return load
 
     def _leave(self) -> None:
-        """Ends the wait in `serve`."""
         self._to_end.set()
         self._starting.cancel()
 

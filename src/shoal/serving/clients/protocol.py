@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
-from shoal.replicas.code.given import given_by
+from shoal.replicas.code.definition import makes_handles
 from shoal.serving.clients import arguments as forms
 from shoal.serving.clients.given_handles import GivenHandle
 from shoal.serving.clients.verbs import Verb, verb
@@ -333,7 +333,7 @@ class SyncHandle(Protocol):
         ...
 
 
-@given_by(GivenHandle)
+@makes_handles(GivenHandle)
 class Handle(Protocol):
     """Calls an endpoint from Python.
 

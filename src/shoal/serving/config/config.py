@@ -27,10 +27,10 @@ from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.failures.held import held
 from shoal.replicas.contract import ReplicaOptions
-from shoal.replicas.gpus.visible import VISIBLE
+from shoal.replicas.gpus import VISIBLE
 from shoal.replicas.placements import (
     BUILT_IN,
-    check_options,
+    check_placement_options,
     checked_placement,
     has_effect,
     takes_open_batches,
@@ -168,7 +168,7 @@ class BackendConfig:
                 "streams=True is for fill='open' and fill='continuous'; "
                 "code that streams to closed batches is a generator function"
             )
-        check_options(self.placement, self.placed, self.placement_options)
+        check_placement_options(self.placement, self.placed, self.placement_options)
         if "gpus" in self.placed:
             _check_gpus(self.placed)
         if self.fill != "closed" and not takes_open_batches(self.placement):

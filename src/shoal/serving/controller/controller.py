@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shoal.core.request_times import RequestTimes
     from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
-    from shoal.replicas.gpus.nvml import GpuReading
+    from shoal.replicas.gpus import GpuReading
     from shoal.replicas.portal import Bridge
     from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.backends import Deletion, Turn

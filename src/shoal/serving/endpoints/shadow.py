@@ -16,8 +16,7 @@ import anyio
 
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.traffic import Shadow
-from shoal.failures.held import held
-from shoal.failures.holding import holding
+from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.code.definition import imported, qualified_name
 from shoal.serving.status import ShadowStatus

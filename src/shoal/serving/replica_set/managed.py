@@ -20,9 +20,9 @@ from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import goes_on
 from shoal.failures.held import held, shown
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.replicas.beside import Beside
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
+from shoal.replicas.scopes import Beside
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator

@@ -1,9 +1,9 @@
 """Checks that a placement keeps the promises of `Replica`.
 
-Test code runs in replicas of the placement and records what happens to it: it answers, streams,
-raises, waits, is cancelled, killed and stopped, as plain code and as async code. The check covers
-what a backend relies on. Each promise has a name; the error of a failed check tells which one was
-broken, and how.
+Test code runs in replicas of the placement and records each event: it returns, streams, raises,
+waits, is cancelled, killed and stopped, as plain code and as async code. The check covers the
+promises that a backend relies on. Each has a name; the error of a failed check names the broken
+promise, and how it was broken.
 
 The test code may run in another process, so it writes its notes to a file and waits for files, and
 the check runs on the real clock. It waits for events, not for fixed times; a timeout ends the check
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from shoal.testing.replicas import lives, runs
-from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas import promises
+from shoal.testing.replicas.code import Folder
 from shoal.testing.replicas.stage import Stage
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from shoal.testing.replicas.stage import Kind, Played
 
 _OF_ONE_REPLICA: Final[Sequence[Callable[[Stage, Played], Awaitable[None]]]] = (
-    lives.start,
-    runs.results,
-    runs.knowing,
-    runs.at_once,
-    runs.steps,
-    lives.arguments,
-    lives.reconfigure,
-    lives.health,
+    promises.start,
+    promises.results,
+    promises.knowing,
+    promises.at_once,
+    promises.steps,
+    promises.arguments,
+    promises.reconfigure,
+    promises.health,
 )
 
 
@@ -48,17 +48,17 @@ async def _one_replica(stage: Stage) -> None:
 
 _CHECKS: Final[Sequence[Callable[[Stage], Awaitable[None]]]] = (
     _one_replica,
-    lives.import_path,
-    lives.not_ready,
-    lives.stop,
-    runs.streams_that_are_left,
-    runs.calls_that_are_left,
-    lives.starts_that_fail,
-    lives.start_in_time,
-    lives.kill,
-    lives.cancelled,
-    lives.no_exceptions,
-    lives.crash,
+    promises.import_path,
+    promises.not_ready,
+    promises.stop,
+    promises.streams_that_are_left,
+    promises.calls_that_are_left,
+    promises.starts_that_fail,
+    promises.start_in_time,
+    promises.kill,
+    promises.cancelled,
+    promises.no_exceptions,
+    promises.crash,
 )
 
 
@@ -107,7 +107,7 @@ async def _run(check: Callable[[Stage], Awaitable[None]], stage: Stage, patience
         except Exception as error:
             failure = _first(error)
         finally:
-            stage.folder.let_go("all")
+            stage.folder.release("all")
             tasks.cancel_scope.cancel()
     if scope.cancel_called:
         raise stage.broken(f"nothing happened for {patience_s:g} s")

@@ -1,10 +1,12 @@
-"""The code that the replica check runs: it records what happens to it, and waits for signals.
+"""The code that the replica check runs: it records events, and waits for signals.
 
 It uses a folder for this, given as an init arg, since it may run in another process. It is part of
 the package, not of a test, so that it can be imported wherever it runs.
 """
 
+import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,7 +15,42 @@ import anyio.lowlevel
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import current_batch
 from shoal.replicas.code.current import current_backend_tag, current_replica_tag
-from shoal.testing.replicas.folder import Folder
+
+_LOOK_EVERY_S = 0.005
+
+
+class Folder:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._diary = Path(path, "diary")
+
+    def note(self, line: str) -> None:
+        with self._diary.open("a", encoding="utf-8") as diary:
+            diary.write(f"{line}\n")
+
+    def notes(self) -> list[str]:
+        if not self._diary.exists():
+            return []
+        return self._diary.read_text(encoding="utf-8").splitlines()
+
+    def release(self, name: str) -> None:
+        """Releases a wait; ``"all"`` releases all."""
+        Path(self.path, f"go {name}").touch()
+
+    def is_released(self, name: str) -> bool:
+        """Returns whether a wait is released, or the folder has been deleted."""
+        return (
+            any(Path(self.path, f"go {one}").exists() for one in (name, "all"))
+            or not Path(self.path).exists()
+        )
+
+    def wait(self, name: str) -> None:
+        while not self.is_released(name):
+            time.sleep(_LOOK_EVERY_S)
+
+    async def wait_async(self, name: str) -> None:
+        while not self.is_released(name):  # noqa: ASYNC110 - it may be in another process
+            await anyio.sleep(_LOOK_EVERY_S)
 
 
 class Mistake(Exception):
@@ -21,38 +58,31 @@ class Mistake(Exception):
 
 
 class Panic(BaseException):
-    """An error that is no `Exception`, like the panics of a Rust extension."""
+    """An error that is not an `Exception`, like the panics of a Rust extension."""
 
 
 def raise_panic() -> None:
-    """Raises a `Panic`."""
     raise Panic("in the code")
 
 
 def raise_system_exit() -> None:
-    """Raises what `sys.exit` raises."""
     raise SystemExit(3)
 
 
 def raise_keyboard_interrupt() -> None:
-    """Raises what Ctrl-C raises."""
     raise KeyboardInterrupt
 
 
 def double(items: list[int]) -> list[int]:
-    """Doubles numbers, as a plain function."""
     return [2 * item for item in items]
 
 
 async def double_async(items: list[int]) -> list[int]:
-    """Doubles numbers, as an async function."""
     await anyio.lowlevel.checkpoint()
     return [2 * item for item in items]
 
 
 class _Code:
-    """The base of plain and async code."""
-
     def __init__(
         self,
         folder: str,
@@ -110,61 +140,46 @@ class _Code:
 
 
 class PlainCode(_Code):
-    """Plain code."""
-
     def reconfigure(self, user_config: Any) -> None:
-        """Records the user config; raises for the config "mistake"."""
         self._take_config(user_config)
 
     def warm_up(self) -> None:
-        """Records the warm-up; raises if the code was told to."""
         self._be_warm()
 
     def health(self) -> bool | None:
-        """Returns or raises what the user config asks for."""
         well = self._is_well()
         if self._config == "hang":
             self._folder.wait("health")
         return well
 
     def close(self) -> None:
-        """Records that the code was closed."""
         self._folder.note("closed")
 
     def __call__(self, items: list[int]) -> list[int]:
-        """Doubles numbers."""
         return double(items)
 
     def one(self, item: int) -> int:
-        """Doubles a number."""
         return 2 * item
 
     def add(self, left: list[int], right: list[int]) -> list[int]:
-        """Adds numbers."""
         return [a + b for a, b in zip(left, right, strict=True)]
 
     def fail(self, items: list[int]) -> list[int]:
-        """Raises."""
         raise Mistake(f"call of {len(items)}")
 
     def slots(self, items: list[int]) -> list[Any]:
-        """Returns an exception as the result of one item."""
         return self._slots()
 
     def state(self, item: int) -> list[Any]:
-        """Returns its greeting, config, and tags now and at construction."""
         return self._state()
 
     def batch(self, items: list[int]) -> list[Any]:
-        """Returns what `current_batch` has about each request."""
         return self._batch()
 
     def call(self, function: Callable[[], Any]) -> Any:
-        """Calls a function."""
         return function()
 
     def hold(self, name: str) -> str:
-        """Waits until it is released."""
         self._folder.note(f"holds {name}")
         try:
             self._folder.wait(name)
@@ -173,26 +188,21 @@ class PlainCode(_Code):
         return name
 
     def count(self, items: list[int]) -> Generator[Sequence[Any]]:
-        """Yields as many steps as it has items."""
         for step in range(len(items)):
             yield [item + step for item in items]
 
     def count_one(self, item: int) -> Generator[Any]:
-        """Yields a number and the next."""
         yield item
         yield item + 1
 
     def marks(self, items: list[int]) -> Generator[Sequence[Any]]:
-        """Yields one step with marks, exceptions and one item."""
         yield self._marks()
 
     def break_off(self, items: list[int]) -> Generator[Sequence[Any]]:
-        """Yields a step and raises."""
         yield items
         raise Mistake("step")
 
     def go_on(self, name: str) -> Generator[Any]:
-        """Yields its replica tag forever."""
         try:
             while True:
                 yield current_replica_tag()
@@ -200,7 +210,6 @@ class PlainCode(_Code):
             self._folder.note(f"closes {name}")
 
     def hold_step(self, name: str) -> Generator[Any]:
-        """Yields a step, and the next one when it is released."""
         try:
             yield name
             yield self.hold(name)
@@ -209,68 +218,53 @@ class PlainCode(_Code):
 
 
 class AsyncCode(_Code):
-    """Async code with the same methods."""
-
     async def reconfigure(self, user_config: Any) -> None:
-        """Records the user config; raises for the config "mistake"."""
         await anyio.lowlevel.checkpoint()
         self._take_config(user_config)
 
     async def warm_up(self) -> None:
-        """Records the warm-up; raises if the code was told to."""
         await anyio.lowlevel.checkpoint()
         if self._trouble == "wait":  # an async class's constructor would hold the event loop
             await self._folder.wait_async("constructor")
         self._be_warm()
 
     async def health(self) -> bool | None:
-        """Returns or raises what the user config asks for."""
         well = self._is_well()
         if self._config == "hang":
             await self._folder.wait_async("health")
         return well
 
     async def close(self) -> None:
-        """Records that the code was closed."""
         await anyio.lowlevel.checkpoint()
         self._folder.note("closed")
 
     async def __call__(self, items: list[int]) -> list[int]:
-        """Doubles numbers."""
         return await double_async(items)
 
     async def one(self, item: int) -> int:
-        """Doubles a number."""
         return 2 * item
 
     async def add(self, left: list[int], right: list[int]) -> list[int]:
-        """Adds numbers."""
         return [a + b for a, b in zip(left, right, strict=True)]
 
     async def fail(self, items: list[int]) -> list[int]:
-        """Raises."""
         raise Mistake(f"call of {len(items)}")
 
     async def slots(self, items: list[int]) -> list[Any]:
-        """Returns an exception as the result of one item."""
         return self._slots()
 
     async def state(self, item: int) -> list[Any]:
-        """Returns its greeting, config, and tags now and at construction."""
         await anyio.lowlevel.checkpoint()
         return self._state()
 
     async def batch(self, items: list[int]) -> list[Any]:
-        """Returns what `current_batch` has about each request."""
         await anyio.lowlevel.checkpoint()
         return self._batch()
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Calls a function."""
         return function()
 
     async def hold(self, name: str) -> str:
-        """Waits until it is released."""
         self._folder.note(f"holds {name}")
         try:
             await self._folder.wait_async(name)
@@ -279,27 +273,22 @@ class AsyncCode(_Code):
         return name
 
     async def count(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
-        """Yields as many steps as it has items."""
         for step in range(len(items)):
             await anyio.lowlevel.checkpoint()
             yield [item + step for item in items]
 
     async def count_one(self, item: int) -> AsyncGenerator[Any, None]:
-        """Yields a number and the next."""
         yield item
         yield item + 1
 
     async def marks(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
-        """Yields one step with marks, exceptions and one item."""
         yield self._marks()
 
     async def break_off(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
-        """Yields a step and raises."""
         yield items
         raise Mistake("step")
 
     async def go_on(self, name: str) -> AsyncGenerator[Any, None]:
-        """Yields its replica tag forever."""
         try:
             while True:
                 yield current_replica_tag()
@@ -307,7 +296,6 @@ class AsyncCode(_Code):
             self._folder.note(f"closes {name}")
 
     async def hold_step(self, name: str) -> AsyncGenerator[Any, None]:
-        """Yields a step, and the next one when it is released."""
         try:
             yield name
             yield await self.hold(name)

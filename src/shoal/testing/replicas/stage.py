@@ -13,18 +13,18 @@ from shoal.core.request import State
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.testing.policies import make_request
 from shoal.testing.replicas.code import AsyncCode, PlainCode
-from shoal.testing.requests import make_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Placement, Replica
-    from shoal.testing.replicas.folder import Folder
+    from shoal.testing.replicas.code import Folder
 
+# A kind of code: plain functions, or async ones.
 Kind: TypeAlias = Literal["plain", "async"]
-"""A kind of code: plain functions, or async ones."""
 
 IDENTITY = Identity("checked", "checked#3")
 READY = "serve reports the code's description as soon as it is ready, and keeps running"
@@ -34,27 +34,18 @@ _LOOK_EVERY_S = 0.002
 
 
 class Played:
-    """A replica that is run by the check.
-
-    Attributes:
-        replica: The replica.
-        description: The description that it reported when it was ready; None before.
-        error: What `serve` raised; None if nothing.
-        ready: Set when it is ready, or has ended.
-        ended: Set when `serve` has ended.
-        scope: The cancel scope that `serve` runs in.
-    """
+    """A replica that the check runs, and how it ended."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
         self.description: Description | None = None
         self.error: BaseException | None = None
+        # Set when it is ready, or has ended.
         self.ready = anyio.Event()
         self.ended = anyio.Event()
         self.scope = anyio.CancelScope()
 
     async def serve(self) -> None:
-        """Runs the replica, and records how it ends."""
         try:
             with self.scope:
                 await self.replica.serve(task_status=self)
@@ -65,40 +56,28 @@ class Played:
             self.ended.set()
 
     def started(self, value: Any = None) -> None:
-        """Records that the replica is ready; called by `serve`."""
+        """Records that the replica is ready; `serve` calls it."""
         self.description = value
         self.ready.set()
 
     async def run(self, method: str, items: list[Any]) -> Any:
-        """Runs a method as the engine does."""
         with a_batch_of(items):
             return await self.replica.run(method, items)
 
     async def steps(self, method: str, items: list[Any]) -> list[Any]:
         """Returns all steps of a generator, followed by its error if it raised one."""
-        found: list[Any] = []
+        steps: list[Any] = []
         with a_batch_of(items):
             try:
                 async for step in self.replica.run_stream(method, items):
-                    found.append(step)  # noqa: PERF401 - the steps before an error are kept
+                    steps.append(step)  # noqa: PERF401 - the steps before an error are kept
             except Exception as error:
-                found.append(error)
-        return found
+                steps.append(error)
+        return steps
 
 
-class Call:
-    """A call in its own task.
-
-    Args:
-        stage: The stage of the check.
-        work: The call.
-
-    Attributes:
-        result: What it returned or raised; None if it was cancelled.
-        notes: What the code had recorded when the call ended.
-        scope: The cancel scope that the call runs in.
-        ended: Set when it has ended.
-    """
+class CheckedCall:
+    """A call in its own task, and the events that the code had recorded when it ended."""
 
     def __init__(self, stage: Stage, work: Awaitable[Any]) -> None:
         self.result: Any = None
@@ -109,7 +88,6 @@ class Call:
         self._work = work
 
     async def run(self) -> None:
-        """Makes the call."""
         try:
             with self.scope:
                 self.result = await outcome(self._work)
@@ -119,18 +97,7 @@ class Call:
 
 
 class Stage:
-    """Runs replicas of one placement, with one kind of code.
-
-    Args:
-        placement: Makes the replicas.
-        kind: The kind of code.
-        folder: The folder in which the code records what happens to it.
-        patience_s: How long a check may take, in seconds.
-
-    Attributes:
-        promise: The promise that is being checked, which any failure counts as breaking.
-        crash: The function that ends the process (or whatever the code runs in); None for none.
-    """
+    """Runs replicas of one placement, with one kind of code."""
 
     def __init__(
         self,
@@ -142,30 +109,27 @@ class Stage:
     ) -> None:
         self.kind = kind
         self.folder = folder
+        # The promise that is being checked; any failure breaks it.
         self.promise = READY
         self.crash = crash
         self._placement = placement
         self._patience_s = patience_s
 
     def broken(self, how: str) -> AssertionError:
-        """Makes the error that names the broken promise."""
         name = getattr(self._placement, "__qualname__", None) or repr(self._placement)
         return AssertionError(
             f"{name} breaks a promise: {self.promise}; with {self.kind} code, {how}"
         )
 
-    def expect(self, kept: bool, how: str) -> None:
-        """Raises the error of the current promise unless it is kept."""
-        if not kept:
+    def expect(self, is_kept: bool, how: str) -> None:
+        if not is_kept:
             raise self.broken(how)
 
     def code(self, trouble: str = "", **kwargs: Any) -> Definition:
-        """Returns the definition of the code to run."""
         code = PlainCode if self.kind == "plain" else AsyncCode
         return Definition(code, (self.folder.path, trouble), tuple(kwargs.items()))
 
     def make(self, definition: Definition, user_config: Any = None, **options: Any) -> Replica:
-        """Makes a replica."""
         options = {"start_timeout_s": self._patience_s, "cancel_grace_s": 0.5, **options}
         return self._placement(
             Blueprint(
@@ -189,7 +153,7 @@ class Stage:
             try:
                 yield played
             except BaseException:
-                self.folder.let_go("all")
+                self.folder.release("all")
                 tasks.cancel_scope.cancel()
                 raise
             self.promise = STOPPED
@@ -199,7 +163,7 @@ class Stage:
     async def failed_start(
         self, definition: Definition, user_config: Any = None, **options: Any
     ) -> BaseException | None:
-        """Runs a replica that must not become ready; returns what `serve` raised."""
+        """Runs a replica that must not become ready; returns the error of `serve`."""
         played = Played(self.make(definition, user_config, **options))
         await played.serve()
         self.expect(played.description is None, "it was ready")
@@ -214,7 +178,7 @@ class Stage:
         """Cancels a check when its time is over."""
         await anyio.sleep(self._patience_s)
         scope.cancel()
-        self.folder.let_go("all")
+        self.folder.release("all")
 
 
 @contextmanager
@@ -234,7 +198,6 @@ def a_batch_of(items: list[Any]) -> Generator[None]:
 
 
 async def outcome(call: Awaitable[Any]) -> Any:
-    """Returns what a call returns or raises."""
     try:
         return await call
     except Exception as error:

@@ -21,11 +21,12 @@ from shoal.loops.this_loop import parking_of_this_loop
 from shoal.loops.unlimited import UNLIMITED
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import is_async
-from shoal.replicas.code.jobs import DONE, HANDLER, Job
+from shoal.replicas.code.jobs import DONE, HANDLER, Job, PlainSteps
 from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.wire.connection import FrameConnection
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
-from shoal.replicas.process.wire.messages import EMPTY, packed
+from shoal.replicas.process.wire.errors import as_data
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
+from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled
 from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class _Call:
-    """A call under way: its cancel scope, and how many steps its reader has room for."""
+    """A call under way; `credit` is the number of steps that its reader has room for."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -53,8 +54,6 @@ class _Call:
 
 
 class AsyncWork:
-    """Runs calls in tasks."""
-
     def __init__(
         self,
         answers: CallAnswers,
@@ -79,7 +78,7 @@ class AsyncWork:
         self._tasks: TaskGroup
 
     async def run(self) -> None:
-        """Runs calls until it is told to close."""
+        """Runs calls until a message closes the worker."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._connection.write)
@@ -90,12 +89,11 @@ class AsyncWork:
                 await self._connection.read_by_loop(self._handle)
             tasks.cancel_scope.cancel()
 
-    def send(self, kind: Kind, id_: int, message: Message) -> None:
-        """Sends a frame."""
+    def send(self, kind: FrameKind, id_: int, message: Message) -> None:
         self._connection.send(self._answers.codec.frame(kind, id_, message))
 
     def check_health(self, id_: int) -> None:
-        """Starts a call of the code's ``health()``; called in the watchdog's thread."""
+        """Starts a call of the code's ``health()``; runs in the watchdog's thread."""
         health = self._answers.instance.hook("health")
         assert health is not None
         if is_async(health):
@@ -105,7 +103,6 @@ class AsyncWork:
             self._control.check_in_thread(id_, health, self._context)
 
     async def call_hook(self, hook: Callable[..., Any], *args: Any) -> Any:
-        """Calls one of the code's hooks."""
         if is_async(hook):
             name = getattr(hook, "__name__", "a hook")
             return await in_own_context(hook(*args), self._hold_logs[f"{name}() of {self._tag}"])
@@ -113,21 +110,21 @@ class AsyncWork:
 
     def _handle(self, frame: Frame) -> None:
         self._answers.codec.take_back(frame)
-        if frame.kind in (Kind.RUN, Kind.STREAM, Kind.RECONFIGURE):
+        if frame.kind in (FrameKind.RUN, FrameKind.STREAM, FrameKind.RECONFIGURE):
             self._calls[frame.id] = _Call()
             self._tasks.start_soon(self._work, frame, self._calls[frame.id])
-        elif frame.kind is Kind.CLOSE:
+        elif frame.kind is FrameKind.CLOSE:
             self._is_closing.cancel()
         elif (call := self._calls.get(frame.id)) is not None:
-            if frame.kind is Kind.CREDIT:
-                call.credit += self._answers.credit(frame)
+            if frame.kind is FrameKind.CREDIT:
+                call.credit += unpickled(frame.body)
                 call.has_credit.set()
             else:
                 call.scope.cancel()
                 call.cancel_token.cancel()
 
     async def _work(self, frame: Frame, call: _Call) -> None:
-        kind, message = Kind.END, EMPTY
+        kind, message = FrameKind.END, EMPTY
         try:
             with call.scope:
                 kind, message = await self._attempt(frame, call)
@@ -136,24 +133,24 @@ class AsyncWork:
         # Sent only when nothing refers to the items any more: the frame gives their memory back.
         self.send(kind, frame.id, message)
 
-    async def _attempt(self, frame: Frame, call: _Call) -> tuple[Kind, Message]:
+    async def _attempt(self, frame: Frame, call: _Call) -> tuple[FrameKind, Message]:
         try:
-            if frame.kind is Kind.RUN:
-                return Kind.RESULT, await self._call(frame, call)
-            if frame.kind is Kind.STREAM:
+            if frame.kind is FrameKind.RUN:
+                return FrameKind.RESULT, await self._call(frame, call)
+            if frame.kind is FrameKind.STREAM:
                 work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
                 await in_own_context(self._stream(frame, call, work), self._hold_log_of(work))
-                return Kind.END, EMPTY
+                return FrameKind.END, EMPTY
             user_config = self._answers.codec.opened_here(frame)
-            await self.call_hook(self._answers.takes_user_config(), user_config)
-            return Kind.RESULT, packed(None)
+            await self.call_hook(self._answers.reconfigure_hook(user_config), user_config)
+            return FrameKind.RESULT, packed(None)
         except Exception as error:
-            return Kind.ERROR, self._answers.failure(error)
+            return FrameKind.ERROR, packed(as_data(error))
         except BaseException as error:
             if goes_on(error, self._parking):
                 raise
-            name = "reconfigure()" if frame.kind is Kind.RECONFIGURE else HANDLER
-            return Kind.ERROR, self._answers.failure(own_copy(error, name))
+            name = "reconfigure()" if frame.kind is FrameKind.RECONFIGURE else HANDLER
+            return FrameKind.ERROR, packed(as_data(own_copy(error, name)))
 
     async def _call(self, frame: Frame, call: _Call) -> Message:
         work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
@@ -173,7 +170,7 @@ class AsyncWork:
         with work.is_running() if not work.handler.threaded else nullcontext():
             async with aclosing(self._steps(work)) as steps:
                 async for step in steps:
-                    self.send(Kind.PART, frame.id, self._answers.packed(work, step))
+                    self.send(FrameKind.PART, frame.id, self._answers.packed(work, step))
                     call.credit -= 1
                     while call.credit == 0:
                         call.has_credit = anyio.Event()
@@ -185,7 +182,7 @@ class AsyncWork:
         return self._plain_steps(work) if work.handler.threaded else work.handler.steps(work.items)
 
     async def _plain_steps(self, work: Work) -> AsyncGenerator[Any, None]:
-        steps = work.plain_steps()
+        steps = PlainSteps(work.handler, work.items)
         try:
             while (step := await self._in_thread(partial(work.next_of, steps))) is not DONE:
                 yield step
@@ -194,12 +191,10 @@ class AsyncWork:
                 await self._in_thread(steps.close)
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in a thread, which keeps no reference to it.
-
-        An idle thread may keep its last job and that job's context alive. So the job is an empty
-        box, and the context is one without a batch. Exceptions are returned as values: asyncio
-        drops a coroutine when a GeneratorExit is thrown into it.
-        """
+        """Calls a function in a thread, which keeps no reference to it."""
+        # An idle thread may keep its last job and that job's context alive. The job is therefore an
+        # empty box, and the context is one without a batch. Exceptions are returned as values:
+        # asyncio drops a coroutine when a GeneratorExit is thrown into it.
         box = [Job(function)]
         del function
         answer, error = await anyio.to_thread.run_sync(lambda: box.pop().run(), limiter=UNLIMITED)

@@ -1,7 +1,7 @@
 """In the worker: decodes frames to calls of the user's code, and encodes its results as frames.
 
 A batch of arrays arrives in a worker as one block. ``numpy.asarray(items)`` would copy the arrays
-once more, although they already are one array. So the list of items implements NumPy's array
+once more, although they already are one array. The list of items therefore implements NumPy's array
 interface, which does not require NumPy here.
 """
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 from shoal.batching.current import running_batch
 from shoal.batching.handlers.batch_results import check_results
 from shoal.batching.trace import continued
+from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import PlainSteps, plain_results
 from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
-from shoal.replicas.process.wire.errors import as_data, check_may_leave, slots_as_data
-from shoal.replicas.process.wire.messages import packed, places_of, unpickled
-from shoal.replicas.process.wire.signatures import Defaults
-from shoal.replicas.process.wire.start import why_unsendable
+from shoal.replicas.process.wire.errors import check_may_leave, slots_as_data
+from shoal.replicas.process.wire.messages import packed, places_of
+from shoal.replicas.process.wire.start import Defaults, why_unsendable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -35,11 +35,7 @@ class Stacked(list[Any]):
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The array of all items, as long as the list is unchanged.
-
-        Raises:
-            AttributeError: They no longer form one array.
-        """
+        """The array of all items; AttributeError once they do not form one array."""
         interfaces = [getattr(item, "__array_interface__", None) for item in self]
         first = interfaces[0] if interfaces else None
         if first is None or first.get("strides") is not None or 0 in first["shape"]:
@@ -55,12 +51,7 @@ class Stacked(list[Any]):
 
 
 def stacked(items: list[Any], places: Sequence[tuple[int, int]]) -> list[Any]:
-    """Returns the items, as `Stacked` if they may form one array.
-
-    Args:
-        items: The items of a batch.
-        places: Where the buffers of the batch lie: offsets and sizes.
-    """
+    """Returns the items, as `Stacked` if their buffers lie side by side."""
     if not items or len(places) != len(items):
         return items
     start, size = places[0]
@@ -71,13 +62,7 @@ def stacked(items: list[Any], places: Sequence[tuple[int, int]]) -> list[Any]:
 
 
 class Work:
-    """One call of the code.
-
-    Attributes:
-        method: The name of the method.
-        handler: The handler of the method.
-        items: The items that it is called with.
-    """
+    """One call of a method of the code."""
 
     def __init__(
         self,
@@ -94,17 +79,9 @@ class Work:
         self._cancel_token = cancel_token
 
     def plain_results(self) -> Any:
-        """Calls a plain method, in this thread.
-
-        Raises:
-            Exception: What the code raises.
-        """
+        """Calls a plain method, in this thread."""
         with self.is_running():
             return plain_results(self.handler, self.items)
-
-    def plain_steps(self) -> PlainSteps:
-        """Returns the steps of a plain generator method; none of its code has run yet."""
-        return PlainSteps(self.handler, self.items)
 
     def next_of(self, steps: PlainSteps) -> Any:
         """Runs and returns the next step, in this thread; `jobs.DONE` if there is none."""
@@ -129,12 +106,7 @@ class Work:
 
 
 class CallAnswers:
-    """Decodes calls and encodes their answers.
-
-    Attributes:
-        codec: The codec of messages.
-        instance: The user's code.
-    """
+    """Decodes calls and encodes their responses."""
 
     def __init__(self, codec: MessageCodec, instance: Instance, draining: Draining) -> None:
         self._draining = draining
@@ -144,17 +116,7 @@ class CallAnswers:
         self._defaults = {name: Defaults(method.signature) for name, method in methods.items()}
 
     def opened(self, frame: Frame, now: float, cancel_token: CancelToken) -> Work:
-        """Decodes a call.
-
-        Args:
-            frame: The call.
-            now: The time on the clock that the code of its method uses.
-            cancel_token: Cancels the calls that the code makes.
-
-        Raises:
-            TypeError: The items can't be unpickled here.
-            NoSuchName: There is no such method.
-        """
+        """Decodes a call; `now` is the time on the clock that its code uses."""
         try:
             name, items, batch = self.codec.opened_here(frame)
         except Exception as error:
@@ -169,12 +131,7 @@ class CallAnswers:
         )
 
     def packed(self, work: Work, results: Any) -> Message:
-        """Returns the content of an answer; uses shared memory if there is room.
-
-        Raises:
-            WrongResultType: They are not one result for each item.
-            TypeError: The results can't be sent.
-        """
+        """Checks the results and packs them; uses shared memory if there is room."""
         is_step = work.handler.streams
         check_results(work.handler.name, len(work.items), results, is_step=is_step)
         check_may_leave(results)
@@ -189,24 +146,5 @@ class CallAnswers:
             self.codec.write(message)
         return message
 
-    def failure(self, error: BaseException) -> Message:
-        """Returns the content of an answer that is an error."""
-        return packed(as_data(error))
-
-    def credit(self, frame: Frame) -> int:
-        """Returns how many steps of a stream its reader has taken, as the frame says."""
-        count: int = unpickled(frame.body)
-        return count
-
-    def takes_user_config(self) -> Callable[..., Any]:
-        """Returns the code's ``reconfigure``.
-
-        Raises:
-            TypeError: It has none.
-        """
-        hook = self.instance.hook("reconfigure")
-        if hook is None:
-            raise TypeError(
-                "it was given a user_config, but its code has no method reconfigure(user_config)"
-            )
-        return hook
+    def reconfigure_hook(self, user_config: Any) -> Callable[..., Any]:
+        return self.instance.reconfigure_hook(user_config, running_replica.get().replica)

@@ -1,20 +1,24 @@
 """In the worker: the watchdog thread, which reads the control channel.
 
-It runs whatever the main thread does. It ends the process when the parent is gone, answers pings,
-passes cancellations on, and starts a thread for a plain ``health()``. It must never wait for user
-code.
+It runs whatever the main thread does. It ends the process when the parent is gone, responds to
+pings, forwards cancellations, and starts a thread for a plain ``health()``. It must never wait for
+user code.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
-from shoal.replicas.process.child.draining import ThreadsafeDraining
+import anyio
+import anyio.lowlevel
+
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, receive, send
+from shoal.replicas.process.wire.frames import FrameKind, FrameReader, encoded, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     import socket
@@ -24,46 +28,58 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame
 
 
-class Control:
-    """The worker's end of the control channel, for all its threads.
+class ThreadsafeDraining:
+    """A flag that any thread can set and any event loop can wait for."""
 
-    Attributes:
-        draining: Set when the backend begins to shut down.
-    """
+    def __init__(self) -> None:
+        self._is_set = False
+        self._listeners: set[Callable[[], object]] = set()
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        for notify in tuple(self._listeners):
+            notify()
+
+    async def wait(self) -> None:
+        is_set = anyio.Event()
+        notify = partial(loop_of_caller()[1], is_set.set)
+        self._listeners.add(notify)
+        try:
+            if self._is_set:
+                await anyio.lowlevel.checkpoint()
+            else:
+                await is_set.wait()
+        finally:
+            self._listeners.discard(notify)
+
+
+class Control:
+    """The worker's end of the control channel, for all its threads."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._cancel: Callable[[int], None] = _ignore
-        self._check_health: Callable[[int], None] = _ignore
-        self._answer: Callable[[Frame], None] = _ignore
+        # These get the id of a cancelled call, the id of a health check, for which they must call
+        # `answer_health`, and each response to a call of the code to an endpoint.
+        self.on_cancel: Callable[[int], object] = _ignore
+        self.on_health_check: Callable[[int], object] = _ignore
+        self.on_answer: Callable[[Frame], object] = _ignore
         self.draining = ThreadsafeDraining()
         self._socket = sock
         self._sending = threading.Lock()
 
-    def cancel_by(self, cancel: Callable[[int], None]) -> None:
-        """Sets what is called with the id of a cancelled call."""
-        self._cancel = cancel
-
-    def check_health_by(self, check: Callable[[int], None]) -> None:
-        """Sets what is called with the id of a health check, and must call `answer_health`."""
-        self._check_health = check
-
-    def answer_by(self, answer: Callable[[Frame], None]) -> None:
-        """Sets what is called with each frame that answers a call of the code to an endpoint."""
-        self._answer = answer
-
-    def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
-        """Sends a frame."""
+    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
         with self._sending:
             send(self._socket, encoded(kind, id_, message.parts, message.buffers))
 
     def answer_health(self, id_: int, answer: object, error: BaseException | None) -> None:
-        """Sends the outcome of a health check."""
         if error is None and answer is False:
             error = RuntimeError("health() returned False")
         if error is None:
-            self.send(Kind.RESULT, id_, packed(None))
+            self.send(FrameKind.RESULT, id_, packed(None))
         else:
-            self.send(Kind.ERROR, id_, packed(as_data(error)))
+            self.send(FrameKind.ERROR, id_, packed(as_data(error)))
 
     def check_in_thread(self, id_: int, health: Callable[[], object], context: Context) -> None:
         """Runs a plain ``health()`` in a thread of its own, and sends the outcome."""
@@ -95,17 +111,17 @@ class Control:
             os._exit(1)  # the parent is gone
 
     def _handle(self, frame: Frame) -> None:
-        if frame.kind is Kind.PING:
-            self.send(Kind.RESULT, frame.id, packed(None))
-        elif frame.kind is Kind.CANCEL:
-            self._cancel(frame.id)
-        elif frame.kind is Kind.DRAIN:
+        if frame.kind is FrameKind.PING:
+            self.send(FrameKind.RESULT, frame.id, packed(None))
+        elif frame.kind is FrameKind.CANCEL:
+            self.on_cancel(frame.id)
+        elif frame.kind is FrameKind.DRAIN:
             self.draining.set()
-        elif frame.kind is Kind.HEALTH:
-            self._check_health(frame.id)
+        elif frame.kind is FrameKind.HEALTH:
+            self.on_health_check(frame.id)
         else:
-            self._answer(frame)
+            self.on_answer(frame)
 
 
 def _ignore(_what: object) -> None:
-    """The default of the callbacks: does nothing."""
+    pass

@@ -1,11 +1,11 @@
 """In a worker: the calls of its code to endpoints, which only the parent can reach.
 
-A call and its answer use the control channel, because the main thread, which reads the data
-channel, may be the one that waits. So a call can be made from any thread, by plain code and by
-async code, in any kind of event loop.
+A call and its response use the control channel, because the main thread, which reads the data
+channel, may be the thread that waits. A call can thus be made from any thread, from plain code and
+from async code, in any kind of event loop.
 
-`parent_channel` is set before the user's code is loaded. What makes calls, such as a handle, reads
-it once and stores it, since threads that the code starts do not inherit it.
+`parent_channel` is set before the user's code is loaded. Code that makes calls, such as a handle,
+reads it once and stores it, since threads that the code starts do not inherit it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.groups import all_results
 from shoal.replicas.process.wire.errors import ErrorAsData
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 from shoal.replicas.threads import WorkCancelled, loop_of_caller, runs_a_loop
 
@@ -49,54 +49,42 @@ class CancelToken:
             wait.put(None)
 
     def add(self, wait: queue.SimpleQueue[Frame | None]) -> None:
-        """Adds the queue that a blocking call waits on."""
         self._waits.add(wait)
         if self._is_cancelled:
             wait.put(None)
 
     def discard(self, wait: queue.SimpleQueue[Frame | None]) -> None:
-        """Removes the queue of a call that has ended."""
         self._waits.discard(wait)
 
 
+# The token of the work that the calling code does; threads that it starts do not inherit it.
 current_cancel_token: Final[ContextVar[CancelToken]] = ContextVar("shoal.current_cancel_token")
-"""The token of the work that the calling code does; threads that it starts do not inherit it."""
 
 
-class Carrier(Protocol):
+class FrameTransport(Protocol):
     """Carries the frames of calls between this process and its parent."""
 
-    def answer_by(self, answer: Callable[[Frame], None]) -> None:
-        """Sets what is called with each frame from the parent; from any thread."""
+    # Gets each frame from the parent; from any thread.
+    on_answer: Callable[[Frame], object]
 
-    def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
+    def send(self, kind: FrameKind, id_: int, message: Message = EMPTY) -> None:
         """Sends a frame; from any thread."""
 
 
 class ParentChannel:
-    """Makes calls by the control channel.
+    """Makes calls over the control channel; they raise the endpoint's errors."""
 
-    All calls raise what the called endpoint raises, and `TypeError` if something can't be sent.
-
-    Attributes:
-        clock_offset: The clock of this process's deadlines, less `time.monotonic`, in seconds.
-    """
-
-    def __init__(self, control: Carrier) -> None:
+    def __init__(self, control: FrameTransport) -> None:
+        # The clock of this process's deadlines, less `time.monotonic`, in seconds.
         self.clock_offset = 0.0
         self._control = control
         self._ids = count(1)
         # The function that receives the frames of each call; the watchdog's thread calls it.
         self._takers: dict[int, Callable[[Frame], object]] = {}
-        control.answer_by(self._answered)
+        control.on_answer = self._answered
 
     def call(self, call: CallOut) -> Any:
-        """Makes a call from plain code, and blocks until it is answered.
-
-        Raises:
-            WorkCancelled: The work that this thread does was cancelled.
-            RuntimeError: This thread runs an event loop, which would stand still.
-        """
+        """Blocks until there is a response; raises RuntimeError in an event loop."""
         answers = _BlockingAnswers(self, call)
         try:
             return answers.next()
@@ -104,17 +92,7 @@ class ParentChannel:
             answers.leave()
 
     def call_all(self, calls: Iterable[CallOut], *, return_exceptions: bool) -> list[Any]:
-        """Makes calls from plain code at once, and blocks until all have ended.
-
-        Args:
-            calls: The calls.
-            return_exceptions: Whether errors are returned in the list instead of being raised.
-
-        Raises:
-            WorkCancelled: The work that this thread does was cancelled.
-            RuntimeError: This thread runs an event loop, which would stand still.
-            Exception: The first error in the order of the calls.
-        """
+        """Makes calls at once, and blocks until all have ended."""
         begun: list[_BlockingAnswers | TypeError] = []
         try:
             begun.extend(map(self._begun_or_error, calls))
@@ -131,12 +109,7 @@ class ParentChannel:
             return error
 
     def stream(self, call: CallOut) -> Generator[Any]:
-        """Makes a call from plain code that is answered by a stream; closing it cancels the call.
-
-        Raises:
-            WorkCancelled: The work that this thread does was cancelled.
-            RuntimeError: This thread runs an event loop, which would stand still.
-        """
+        """Blocks for each step; closing the generator cancels the call."""
         answers = _BlockingAnswers(self, call)
         try:
             while not answers.is_over:
@@ -147,10 +120,6 @@ class ParentChannel:
             answers.leave()
 
     async def call_async(self, call: CallOut) -> Any:
-        """Makes a call.
-
-        Cancellation: is passed on to the called endpoint.
-        """
         answers = _Awaiting(self, call)
         try:
             return await answers.next()
@@ -158,10 +127,7 @@ class ParentChannel:
             answers.leave()
 
     async def stream_async(self, call: CallOut) -> AsyncGenerator[Any, None]:
-        """Makes a call that is answered by a stream; closing it cancels the call.
-
-        Cancellation: is passed on to the called endpoint.
-        """
+        """Closing the generator cancels the call."""
         answers = _Awaiting(self, call)
         try:
             while not answers.is_over:
@@ -182,18 +148,18 @@ class ParentChannel:
             ) from error
         id_ = next(self._ids)
         self._takers[id_] = taker
-        self._control.send(Kind.CALL_OUT, id_, message)
+        self._control.send(FrameKind.CALL_OUT, id_, message)
         return id_
 
     def took(self, id_: int, steps: int) -> None:
         """Reports that a stream's reader has taken steps."""
-        self._control.send(Kind.CREDIT, id_, packed(steps))
+        self._control.send(FrameKind.CREDIT, id_, packed(steps))
 
     def leave(self, id_: int, *, is_over: bool) -> None:
         """Removes a call, and cancels it unless it is over."""
         self._takers.pop(id_, None)
         if not is_over:
-            self._control.send(Kind.CANCEL, id_)
+            self._control.send(FrameKind.CANCEL, id_)
 
     def _answered(self, frame: Frame) -> None:
         taker = self._takers.get(frame.id)
@@ -205,7 +171,7 @@ parent_channel: Final[ContextVar[ParentChannel]] = ContextVar("shoal.parent_chan
 
 
 class _Answers:
-    """The answers of one call; subclasses wait for them."""
+    """The responses to one call; subclasses wait for them."""
 
     def __init__(self, channel: ParentChannel) -> None:
         self._channel = channel
@@ -216,8 +182,8 @@ class _Answers:
     def opened(self, frame: Frame | None) -> Any:
         if frame is None:
             raise WorkCancelled("the work that made the call was cancelled")
-        self.is_over = frame.kind is not Kind.PART
-        if frame.kind is Kind.END:
+        self.is_over = frame.kind is not FrameKind.PART
+        if frame.kind is FrameKind.END:
             return None
         content = unpickled(frame.body, frame.buffers)
         if isinstance(content, ErrorAsData):
@@ -258,20 +224,20 @@ class _Awaiting(_Answers):
     def __init__(self, channel: ParentChannel, call: CallOut) -> None:
         super().__init__(channel)
         self._frames: deque[Frame] = deque()
-        self._came = anyio.Event()
+        self._has_frames = anyio.Event()
         self._soon = loop_of_caller()[1]
         self.id = channel.begin(call, self._take)
 
     async def next(self) -> Any:
         await anyio.lowlevel.checkpoint_if_cancelled()
         while not self._frames:
-            self._came = anyio.Event()
-            await self._came.wait()
+            self._has_frames = anyio.Event()
+            await self._has_frames.wait()
         return self.opened(self._frames.popleft())
 
     def _take(self, frame: Frame) -> None:
         self._frames.append(frame)
-        self._soon(lambda: self._came.set())  # looked up when it runs
+        self._soon(lambda: self._has_frames.set())  # looked up when it runs
 
 
 def _leave(begun: _BlockingAnswers | TypeError) -> None:

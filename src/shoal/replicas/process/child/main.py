@@ -4,7 +4,7 @@ Only `shoal.replicas.process.worker` starts it. Before it loads user code, it ma
 will die with its parent, whatever either of them is doing.
 
 The problem: a parent that is killed can't notify its workers, and a worker that computes in C while
-it holds the GIL runs no Python code that could notice. So the kernel must do it. Linux sends a
+it holds the GIL runs no Python code that could notice. The kernel must do it. Linux sends a
 signal to the owner of a file descriptor when its state changes. Here the descriptor is the read end
 of a pipe that only the parent can write to, and the signal is SIGKILL. It is sent when the parent's
 end is closed, for whatever reason. The owner is the worker's process group, so its own children are
@@ -41,11 +41,10 @@ from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, Kind, receive, send
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameKind, FrameReader, receive, send
 from shoal.replicas.process.wire.messages import MessageCodec, packed, unpickled
 from shoal.replicas.process.wire.shared_memory import SharedMemory
-from shoal.replicas.process.wire.signatures import description_as_data
-from shoal.replicas.process.wire.start import running_main_again
+from shoal.replicas.process.wire.start import running_main_again, sendable
 
 if TYPE_CHECKING:
     import io
@@ -56,12 +55,12 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.start import MainScript, StartMessage
 
+# The exit code of a worker whose version of Shoal has another protocol than its parent's.
 _OTHER_PROTOCOL: Final = 3
-"""The exit code of a worker whose version of Shoal has another protocol than its parent's."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the worker until it is told to stop or the parent is gone."""
+    """Runs the worker until it is stopped or the parent is gone."""
     protocol, shared_memory_size, *fds = map(int, arguments)
     if protocol != PROTOCOL:
         sys.stderr.write(
@@ -87,11 +86,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def die_with_the_parent(lifeline: int) -> None:
-    """Makes the kernel kill this process and its group when the parent's end is closed.
-
-    Args:
-        lifeline: The read end of the pipe.
-    """
+    """Makes the kernel kill this process and its group when the pipe's other end is closed."""
     if sys.platform == "linux":
         pid = os.getpid()
         leads_its_group = os.getpgrp() == pid
@@ -105,14 +100,6 @@ def die_with_the_parent(lifeline: int) -> None:
 
 
 class Child:
-    """A worker.
-
-    Args:
-        control: The control channel.
-        codec: The codec of messages.
-        sock: The socket of the data channel.
-    """
-
     def __init__(self, control: Control, codec: MessageCodec, sock: socket.socket) -> None:
         self._control = control
         self._codec = codec
@@ -120,7 +107,7 @@ class Child:
         self._reader = FrameReader()
 
     def run(self) -> None:
-        """Loads the code, runs calls until it is told to stop, and closes the code."""
+        """Loads the code, runs calls until it is stopped, and closes the code."""
         frame = receive(self._socket, self._reader)
         if frame is None:
             os._exit(1)  # the parent is gone
@@ -133,7 +120,7 @@ class Child:
             if not is_async_class(definition.target):
                 answers = self._answers_of(definition, user_config)
         except Exception as error:
-            self._say(frame, Kind.ERROR, as_data(error))
+            self._say(frame, FrameKind.ERROR, as_data(error))
             sys.exit(1)
         if answers is not None and _is_plain(answers.instance):
             self._run_plain(frame, answers, user_config)
@@ -151,7 +138,7 @@ class Child:
     def _answers_of(self, definition: Definition, user_config: Any) -> CallAnswers:
         answers = CallAnswers(self._codec, Instance(definition), self._control.draining)
         if user_config is not None:
-            answers.takes_user_config()
+            answers.reconfigure_hook(user_config)
         return answers
 
     def _run_plain(self, frame: Frame, answers: CallAnswers, user_config: Any) -> None:
@@ -160,18 +147,18 @@ class Child:
         context = copy_context()
         try:
             if user_config is not None:
-                context.copy().run(answers.takes_user_config(), user_config)
+                context.copy().run(answers.reconfigure_hook(user_config), user_config)
             if (warm_up := instance.hook("warm_up")) is not None:
                 context.copy().run(warm_up)
         except Exception as error:
-            self._say(frame, Kind.ERROR, as_data(error))
+            self._say(frame, FrameKind.ERROR, as_data(error))
             sys.exit(1)
-        self._control.cancel_by(work.cancel)
+        self._control.on_cancel = work.cancel
         if (health := instance.hook("health")) is not None:
-            self._control.check_health_by(
-                lambda id_: self._control.check_in_thread(id_, health, context)
+            self._control.on_health_check = lambda id_: self._control.check_in_thread(
+                id_, health, context
             )
-        self._say(frame, Kind.RESULT, description_as_data(instance.description))
+        self._say(frame, FrameKind.RESULT, sendable(instance.description))
         work.run()
         if (close := instance.hook("close")) is not None:
             try:
@@ -200,15 +187,15 @@ class Child:
             instance = answers.instance
             work = make(answers, self._control, self._socket, self._reader, context)
             if user_config is not None:
-                await work.call_hook(answers.takes_user_config(), user_config)
+                await work.call_hook(answers.reconfigure_hook(user_config), user_config)
             if (warm_up := instance.hook("warm_up")) is not None:
                 await work.call_hook(warm_up)
         except Exception as error:
             self._socket.setblocking(True)
-            self._say(frame, Kind.ERROR, as_data(error))
+            self._say(frame, FrameKind.ERROR, as_data(error))
             sys.exit(1)
-        self._control.check_health_by(work.check_health)
-        work.send(Kind.RESULT, frame.id, packed(description_as_data(instance.description)))
+        self._control.on_health_check = work.check_health
+        work.send(FrameKind.RESULT, frame.id, packed(sendable(instance.description)))
         await work.run()
         if (close := instance.hook("close")) is not None:
             try:
@@ -216,7 +203,7 @@ class Child:
             except Exception:
                 traceback.print_exc()
 
-    def _say(self, start_message: Frame, kind: Kind, content: Any) -> None:
+    def _say(self, start_message: Frame, kind: FrameKind, content: Any) -> None:
         send(self._socket, self._codec.frame(kind, start_message.id, packed(content)))
 
 
@@ -226,11 +213,7 @@ def _is_plain(instance: Instance) -> bool:
 
 
 def _loaded(start_message: StartMessage) -> tuple[Definition, Any]:
-    """Loads the code; returns it and the user config.
-
-    Raises:
-        Exception: What the user's code, or the search for it, raised.
-    """
+    """Loads the code; returns it and the user config."""
     if start_message.sys_path is not None:
         sys.path[:] = start_message.sys_path
     else:
@@ -245,21 +228,19 @@ def _loaded(start_message: StartMessage) -> tuple[Definition, Any]:
 
 
 def _run_main_again(script: MainScript) -> None:
-    """Runs the parent's main script, because the code is defined in it.
-
-    It runs under the name that `multiprocessing` uses, so that ``if __name__ == "__main__":`` skips
-    what only the parent should run.
-    """
+    """Runs the parent's main script, because the code is defined in it."""
+    # This is the name that `multiprocessing` uses, so ``if __name__ == "__main__":`` skips the
+    # parts that only the parent should run.
     main = types.ModuleType("__mp_main__")
     token = running_main_again.set(True)
     try:
         if script.is_module:
-            found = runpy.run_module(script.found_at, run_name="__mp_main__", alter_sys=True)
+            variables = runpy.run_module(script.found_at, run_name="__mp_main__", alter_sys=True)
         else:
-            found = runpy.run_path(script.found_at, run_name="__mp_main__")
+            variables = runpy.run_path(script.found_at, run_name="__mp_main__")
     finally:
         running_main_again.reset(token)
-    main.__dict__.update(found)
+    main.__dict__.update(variables)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
 
 

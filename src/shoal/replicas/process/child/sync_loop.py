@@ -1,11 +1,11 @@
 """In the worker: runs plain code. The main thread reads calls and runs them, one by one.
 
-So the code runs in the main thread, as in a script, and a call needs no switch between threads.
+The code runs in the main thread, as in a script, and a call needs no switch between threads.
 Frames that arrive during a call wait in the channel, or are put aside while a stream waits for its
 reader. The watchdog thread drops a call that is cancelled while it waits, and reports at once that
 its work is over. A call that runs is not interrupted, but a generator is closed at its next step.
 
-Invariant: ids increase in the order of the calls, so that the watchdog knows which have not begun.
+Invariant: ids increase in the order of the calls, so the watchdog knows which have not begun.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from collections import deque
 from contextvars import copy_context
 from typing import TYPE_CHECKING
 
-from shoal.replicas.code.jobs import DONE
+from shoal.replicas.code.jobs import DONE, PlainSteps
 from shoal.replicas.process.child.endpoints import CancelToken
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind, receive, send
-from shoal.replicas.process.wire.messages import EMPTY, packed
+from shoal.replicas.process.wire.errors import as_data
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind, receive, send
+from shoal.replicas.process.wire.messages import EMPTY, packed, unpickled
 
 if TYPE_CHECKING:
     import socket
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 
 class SyncWork:
-    """Runs calls in the thread that reads them."""
-
     def __init__(
         self,
         answers: CallAnswers,
@@ -55,7 +54,7 @@ class SyncWork:
         self._dropped: set[int] = set()
 
     def cancel(self, id_: int) -> None:
-        """Cancels a call; called in the watchdog's thread."""
+        """Cancels a call; runs in the watchdog's thread."""
         with self._lock:
             if id_ < self._begun:
                 return
@@ -64,13 +63,13 @@ class SyncWork:
                 self._cancel_token.cancel()
                 return
             self._dropped.add(id_)
-        self._control.send(Kind.END, id_)
+        self._control.send(FrameKind.END, id_)
 
     def run(self) -> None:
-        """Runs calls until it is told to close, or the parent is gone."""
+        """Runs calls until a message closes the worker, or the parent is gone."""
         while True:
             frame = self._put_aside.popleft() if self._put_aside else self._receive()
-            if frame is None or frame.kind is Kind.CLOSE:
+            if frame is None or frame.kind is FrameKind.CLOSE:
                 return
             self._handle(frame)
 
@@ -81,11 +80,11 @@ class SyncWork:
         return frame
 
     def _handle(self, frame: Frame) -> None:
-        if frame.kind is Kind.RUN:
+        if frame.kind is FrameKind.RUN:
             work = self._call
-        elif frame.kind is Kind.STREAM:
+        elif frame.kind is FrameKind.STREAM:
             work = self._stream
-        elif frame.kind is Kind.RECONFIGURE:
+        elif frame.kind is FrameKind.RECONFIGURE:
             work = self._reconfigure
         else:
             return  # belongs to a call that is over
@@ -95,18 +94,18 @@ class SyncWork:
             kind, message = work(frame)
             self._send(kind, frame.id, message)
 
-    def _call(self, frame: Frame) -> tuple[Kind, Message]:
+    def _call(self, frame: Frame) -> tuple[FrameKind, Message]:
         try:
             work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
-            return Kind.RESULT, self._answers.packed(work, work.plain_results())
+            return FrameKind.RESULT, self._answers.packed(work, work.plain_results())
         except BaseException as error:
             return self._failed(error)
 
-    def _stream(self, frame: Frame) -> tuple[Kind, Message]:
+    def _stream(self, frame: Frame) -> tuple[FrameKind, Message]:
         credit = STEPS_AHEAD
         try:
             work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
-            steps = work.plain_steps()
+            steps = PlainSteps(work.handler, work.items)
             try:
                 while not self._is_cancelled:
                     if credit == 0:
@@ -115,30 +114,30 @@ class SyncWork:
                     step = work.next_of(steps)
                     if step is DONE:
                         break
-                    self._send(Kind.PART, frame.id, self._answers.packed(work, step))
+                    self._send(FrameKind.PART, frame.id, self._answers.packed(work, step))
                     credit -= 1
             finally:
                 steps.close()
         except BaseException as error:
             return self._failed(error)
-        return Kind.END, EMPTY
+        return FrameKind.END, EMPTY
 
-    def _reconfigure(self, frame: Frame) -> tuple[Kind, Message]:
+    def _reconfigure(self, frame: Frame) -> tuple[FrameKind, Message]:
         try:
             user_config = self._answers.codec.opened_here(frame)
-            copy_context().run(self._answers.takes_user_config(), user_config)
+            copy_context().run(self._answers.reconfigure_hook(user_config), user_config)
         except BaseException as error:
             return self._failed(error)
-        return Kind.RESULT, packed(None)
+        return FrameKind.RESULT, packed(None)
 
-    def _failed(self, error: BaseException) -> tuple[Kind, Message]:
-        """Returns the answer for what the code raised; raises it if it must end the process."""
+    def _failed(self, error: BaseException) -> tuple[FrameKind, Message]:
+        """Returns the response to an error of the code; raises one that must end the process."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error
-        return Kind.ERROR, self._answers.failure(error)
+        return FrameKind.ERROR, packed(as_data(error))
 
     def _wait_for_reader(self, id_: int) -> int:
-        """Waits until a stream's reader takes steps or leaves; returns the number of steps."""
+        """Waits until a stream's reader takes steps or disconnects; returns their number."""
         # A frame of this stream may have been put aside while another stream waited.
         for frame in self._put_aside:
             if frame.id == id_:
@@ -146,8 +145,9 @@ class SyncWork:
                 break
         else:
             frame = self._next_of(id_)
-        if frame.kind is Kind.CREDIT:
-            return self._answers.credit(frame)
+        if frame.kind is FrameKind.CREDIT:
+            steps: int = unpickled(frame.body)
+            return steps
         self._is_cancelled = True
         return 0
 
@@ -161,7 +161,7 @@ class SyncWork:
                 return frame
             self._put_aside.append(frame)
 
-    def _send(self, kind: Kind, id_: int, message: Message) -> None:
+    def _send(self, kind: FrameKind, id_: int, message: Message) -> None:
         send(self._socket, self._answers.codec.frame(kind, id_, message))
 
     def _begins(self, frame: Frame) -> bool:

@@ -1,6 +1,6 @@
 """Conversion of `current_batch` to data and back, for code in another process.
 
-The items of the call and of the batch are in the same pickle, so an item that is in both, as nearly
+The items of the call and of the batch are in the same pickle. An item that is in both, as nearly
 all are, is sent once.
 """
 
@@ -24,8 +24,6 @@ _PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 class _Extras(NamedTuple):
-    """The options of a request."""
-
     left_s: float | None  # until its deadline: the two processes' clocks differ
     priority: int
     plain: dict[str, Any]
@@ -34,11 +32,7 @@ class _Extras(NamedTuple):
 
 
 class SentMetadata(dict[str, Any]):
-    """The metadata of a request that was sent to a process.
-
-    Attributes:
-        lost: The names of the values that could not be sent.
-    """
+    """The metadata of a request, in another process; `lost` names values that could not be sent."""
 
     lost: frozenset[str] = frozenset()
 
@@ -63,15 +57,7 @@ class BatchAsData(NamedTuple):
     trace: Mapping[str, str] | None = None
 
     def as_batch(self, now: float, draining: Draining = NEVER) -> Batch:
-        """Rebuilds the batch, on another clock.
-
-        Requests have their items, times, priorities, and the metadata that could be sent. Their
-        contexts are empty.
-
-        Args:
-            now: The time on that clock.
-            draining: Set when its backend begins to shut down.
-        """
+        """Rebuilds the batch on this process's clock, with empty contexts of its requests."""
         extras = self.extras or [None] * len(self.items)
         context = Context()
         requests: list[Request] = []
@@ -91,12 +77,6 @@ class BatchAsData(NamedTuple):
 
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:
-    """Converts a batch to data.
-
-    Args:
-        batch: The batch.
-        now: The time on the event loop's clock.
-    """
     requests = batch.members
     return BatchAsData(
         batch.id,
@@ -110,10 +90,7 @@ def batch_as_data(batch: Batch, now: float) -> BatchAsData:
 
 
 def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None] | None:
-    """Converts the options of the requests to data; None if no request has any.
-
-    Calls by one handle share their metadata, which is converted once.
-    """
+    """Converts the options of the requests to data; None if no request has any."""
     extras: list[_Extras | None] = []
     shared: Mapping[str, Any] = NOTHING
     parts: tuple[dict[str, Any], dict[str, bytes], tuple[str, ...]] = {}, {}, ()
@@ -122,6 +99,7 @@ def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None]
         if options is None:
             extras.append(None)
             continue
+        # Calls through one handle share their metadata, which is converted once.
         if options.metadata is not shared:
             shared, parts = options.metadata, _parts(options.metadata)
         left_s = None if options.deadline is None else options.deadline - now

@@ -1,8 +1,8 @@
 """One end of a socket pair in an event loop: sends whole frames in order, and receives frames.
 
-Sending is a plain call that never waits. The socket nearly always takes the frame at once; the rest
-is written by a separate task. So a cancelled sender can't leave the other end with half a frame,
-and no sender blocks on a worker that does not read.
+Sending is a plain call that never waits. The socket nearly always takes the frame at once; a
+separate task writes the rest. A cancelled sender can't leave the other end with half a frame, and
+no sender blocks on a worker that does not read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Buffer, Frame
 
 _MOST_PARTS: Final = 512
+# How often a socket is read before other tasks run.
 _MOST_AT_ONCE: Final = 8
-"""How often a socket is read before other tasks run."""
 
 
 class _Closed(Exception):
@@ -32,17 +32,7 @@ class _Closed(Exception):
 
 
 class FrameConnection(Generic[K]):
-    """Sends and receives frames.
-
-    Attributes:
-        is_closed: Whether the other end is gone, or this one was closed.
-
-    Args:
-        sock: The socket; it is closed with the connection.
-        reader: A reader that already has bytes of this socket; None for a new one.
-        on_invalid_frame: Called with the error when the input is no frame, or one that can't be
-            handled; nothing is read afterwards. None to raise the error.
-    """
+    """Sends and receives frames over `sock`; a given `reader` already has bytes of it."""
 
     def __init__(
         self,
@@ -51,9 +41,12 @@ class FrameConnection(Generic[K]):
         on_invalid_frame: Callable[[Exception], object] | None = None,
     ) -> None:
         sock.setblocking(False)
+        # Whether the other end is gone, or this one was closed.
         self.is_closed = False
         self._socket = sock
         self._reader: FrameReader[K] = reader or FrameReader()
+        # Called with the error when the input is not a frame or can't be handled; nothing is read
+        # afterwards. None to raise the error.
         self._on_invalid_frame = on_invalid_frame
         # Ends what `begin_reading` began; must be called before the socket is closed, or the event
         # loop would watch a number that the next file may get.
@@ -63,11 +56,7 @@ class FrameConnection(Generic[K]):
         self._has_some = anyio.Event()
 
     def send(self, frame: list[Buffer]) -> None:
-        """Sends a frame, at once or as soon as the socket takes it.
-
-        Args:
-            frame: Its parts; they must not change.
-        """
+        """Sends a frame, at once or when the socket takes it. Its parts must not change."""
         if self.is_closed:
             return
         self._waiting.append(frame)
@@ -77,7 +66,7 @@ class FrameConnection(Generic[K]):
                 self._has_some.set()
 
     async def write(self) -> None:
-        """Sends what could not be sent at once, until the connection is closed."""
+        """Sends frames that could not be sent at once, until the connection is closed."""
         while not self.is_closed:
             await self._has_some.wait()
             self._has_some = anyio.Event()
@@ -91,7 +80,7 @@ class FrameConnection(Generic[K]):
             await self.read_once(handle)
 
     async def read_by_loop(self, handle: Callable[[Frame[K]], object]) -> None:
-        """Like `read`, but calls the function in no task if this event loop can do that."""
+        """Like `read`, but calls the function outside of tasks if the event loop can."""
         closed = anyio.Event()
         if not self.begin_reading(handle, closed.set):
             await self.read(handle)
@@ -102,7 +91,7 @@ class FrameConnection(Generic[K]):
             self._end_reading()
 
     async def read_in_task(self, handle: Callable[[Frame[K]], object]) -> None:
-        """Like `read`, with the descriptor registered once; the function is called in the task."""
+        """Like `read`, with the descriptor registered once."""
 
         def read() -> None:
             self.read_available(handle, _MOST_AT_ONCE)
@@ -115,16 +104,7 @@ class FrameConnection(Generic[K]):
     def begin_reading(
         self, handle: Callable[[Frame[K]], object], on_closed: Callable[[], object]
     ) -> bool:
-        """Has the event loop pass each received frame to a function, from now on and in no task.
-
-        Args:
-            handle: The function.
-            on_closed: Called when the loop reads no more, because the other end is gone or has sent
-                an invalid frame.
-
-        Returns:
-            Whether this event loop can do that; if not, a task must read.
-        """
+        """Lets the event loop read, outside of tasks; returns whether it can."""
 
         def read() -> None:
             try:
@@ -134,6 +114,8 @@ class FrameConnection(Generic[K]):
                     self._end_reading()
                     on_closed()
 
+        # `on_closed` is called when the loop stops reading: the other end is gone, or has sent an
+        # invalid frame.
         end_reading = parking_of_this_loop().call_when_readable(self._socket.fileno(), read)
         if end_reading is None:
             return False
@@ -141,17 +123,11 @@ class FrameConnection(Generic[K]):
         return True
 
     async def read_once(self, handle: Callable[[Frame[K]], object]) -> None:
-        """Waits for input, and passes each complete frame to a function."""
         await anyio.wait_readable(self._socket)
         self.read_available(handle, _MOST_AT_ONCE)
 
     def read_available(self, handle: Callable[[Frame[K]], object], most: int | None = None) -> None:
-        """Passes each frame that was already received to a function, without waiting.
-
-        Args:
-            handle: The function.
-            most: How often to read; None to read all that is available.
-        """
+        """Passes frames that were already received to a function, without waiting."""
         reader = self._reader
         while not self.is_closed and most != 0:
             space = reader.space()
@@ -178,7 +154,7 @@ class FrameConnection(Generic[K]):
             most = None if most is None else most - 1
 
     def shut_down(self) -> None:
-        """Ends reading, and wakes the task that waits for input, because there will be none."""
+        """Ends reading, and wakes the task that waits for input."""
         self.is_closed = True
         self._end_reading()
         with suppress(OSError):
@@ -212,4 +188,4 @@ class FrameConnection(Generic[K]):
 
 
 def _nothing() -> None:
-    """The default of the callbacks: does nothing."""
+    pass

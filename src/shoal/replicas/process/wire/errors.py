@@ -1,7 +1,7 @@
 """Conversion of exceptions to data and back, to send them between processes safely.
 
 An exception may fail to be pickled, or fail to be unpickled: pickle calls its class with ``args``,
-which fails where ``__init__`` takes others. So the worker tries both before it sends one. If that
+which fails where ``__init__`` takes others. The worker tries both before it sends one. If that
 fails, it sends the class, the ``args`` and the attributes, and the other end makes the exception
 without calling ``__init__``. If that fails too, or the parent can't find the class, the type's name
 and the text are sent, and become a `HandlerFailed`. An exception group is treated member by member.
@@ -20,16 +20,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.batching.running.run import kinds_of
 from shoal.errors import HandlerFailed
-from shoal.failures.exceptions import slots_of
-from shoal.failures.frames import users_part
+from shoal.failures.exceptions import slots_of, users_part
 from shoal.replicas.code import jobs
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# How many causes of an error are sent, with itself.
 _LONGEST_CHAIN: Final = 10
-"""How many causes of an error are sent, with itself."""
 
 Dumps = Callable[[object], bytes]
 
@@ -39,62 +38,43 @@ def _dumps(content: object) -> bytes:
 
 
 class ErrorAsData(NamedTuple):
-    """An exception as data, for another process.
-
-    Attributes:
-        pickled: The pickled exception; None if it can't be sent.
-        type_name: The name of its type.
-        text: Its text.
-        traceback: Its traceback, as text.
-        cause: Its cause, or else its context if that is shown.
-        is_raised_from: Whether that is its cause.
-    """
+    """An exception as data, for another process."""
 
     pickled: bytes | None
     type_name: str
     text: str
     traceback: str
+    # Its cause, or else its context if that is shown.
     cause: ErrorAsData | None = None
     is_raised_from: bool = False
 
     def as_exception(self, where: str, name: str = jobs.HANDLER) -> Exception:
-        """Returns the exception, or a `HandlerFailed` in its place.
-
-        Args:
-            where: Where it was raised, for the note.
-            name: The name of the code that raised it, for the message.
-        """
-        found = self._loaded()
-        if found is None:
-            found = _failed(name, self.type_name, self.text)
+        """Returns the exception, or a `HandlerFailed` in its place, with a note on `where`."""
+        error = self._loaded()
+        if error is None:
+            error = _failed(name, self.type_name, self.text)
         if self.traceback:
             with suppress(TypeError):  # its notes are no list
-                found.add_note(f"In {where}:\n{self.traceback}")
+                error.add_note(f"In {where}:\n{self.traceback}")
         if self.cause is not None:
             before = self.cause.as_exception(where, name)
             if self.is_raised_from:
-                found.__cause__ = before
+                error.__cause__ = before
             else:
-                found.__context__ = before
-        return found
+                error.__context__ = before
+        return error
 
     def _loaded(self) -> Exception | None:
         if self.pickled is None:
             return None
         try:
-            found: Any = unpickled(self.pickled)
+            error: Any = unpickled(self.pickled)
         except Exception:  # a foreign class may raise anything
             return None
-        return found if isinstance(found, Exception) else None
+        return error if isinstance(error, Exception) else None
 
 
 def as_data(error: BaseException, dumps: Dumps = _dumps) -> ErrorAsData:
-    """Converts an exception to data.
-
-    Args:
-        error: The exception.
-        dumps: Pickles an object.
-    """
     # The text of its traceback has those of its causes.
     return _chained(error, dumps, _LONGEST_CHAIN)._replace(traceback=_traceback_text(error))
 
@@ -130,11 +110,7 @@ def slots_as_data(results: Any) -> Any:
 
 
 def check_may_leave(results: Any) -> None:
-    """Checks that no result is a response that only the server's process can send.
-
-    Raises:
-        TypeError: One is.
-    """
+    """Raises a TypeError for a response that only the server's process can send."""
     responses: Any = sys.modules.get("starlette.responses")
     if responses is None or type(results) not in (list, tuple):
         return
@@ -148,7 +124,6 @@ def check_may_leave(results: Any) -> None:
 
 
 def slots_as_exceptions(results: Any, where: str) -> Any:
-    """Reverses `slots_as_data`."""
     if not issubclass(type(results), list):
         return results
     slots: list[Any] = results
@@ -162,7 +137,7 @@ def _pickled(error: BaseException, dumps: Dumps) -> bytes | None:
 
 
 def _surviving(form: object, error: BaseException, dumps: Dumps) -> bytes | None:
-    """Returns a form of an error, pickled; None if it does not become that error again."""
+    """Returns a form of an error, pickled; None if unpickling does not return an equal error."""
     try:
         data = dumps(form)
         again = unpickled(data)
@@ -181,7 +156,7 @@ def _are_alike(one: object, other: BaseException, *, deep: bool) -> bool:
 
 
 class _Rebuilt:
-    """The form of an error that is made again without calling its ``__init__``."""
+    """The form of an error that is rebuilt without calling its ``__init__``."""
 
     def __init__(self, error: BaseException, dumps: Dumps) -> None:
         self._error = error
@@ -198,7 +173,7 @@ class _Rebuilt:
 
 
 class _Member:
-    """The form of a member of a group; that of a `HandlerFailed` if it can't be sent."""
+    """The form of a group's member, or a `HandlerFailed` if the member can't be sent."""
 
     def __init__(self, error: BaseException, dumps: Dumps) -> None:
         self._error = error
@@ -216,12 +191,12 @@ def _made_again(
     attributes: dict[str, Any],
     slots: dict[str, Any],
 ) -> BaseException:
-    found = cls.__new__(cls, *args)
-    found.args = args
-    found.__dict__.update(attributes)
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(attributes)
     for name, value in slots.items():
-        setattr(found, name, value)
-    return found
+        setattr(error, name, value)
+    return error
 
 
 def _failed(name: str, type_name: str, text: str) -> HandlerFailed:

@@ -1,12 +1,12 @@
 """The frames between a process replica and its parent: encoding and decoding.
 
-A frame is a header, a table of its buffers, and the pickle and the buffers that are not in shared
-memory, one after another. A `FrameReader` does no I/O: it returns the memory for the next bytes and
-is told how many were received. So the same code serves a non-blocking socket in an event loop and
-the blocking socket in the worker, which `receive` and `send` use.
+A frame has a header, a table of its buffers, and then the pickle and the buffers that are not in
+shared memory. A `FrameReader` does no I/O: it returns the memory for the next bytes, and gets the
+number of received bytes. The same code thus serves a non-blocking socket in an event loop, and the
+blocking socket in the worker, which `receive` and `send` use.
 
 Both ends are Shoal's own and run as one user, connected by a socket pair that no other process can
-reach. So pickles are safe here: they come from nowhere else.
+reach. Unpickling is therefore safe.
 """
 
 from __future__ import annotations
@@ -25,8 +25,25 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Generator, Sequence
 
+# The version of the protocol; both ends must have the same one.
+PROTOCOL: Final = 6
+Buffer: TypeAlias = bytes | bytearray | memoryview
+# Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
+_HEADER: Final = struct.Struct("<BB?xIQQ")
+_NUMBER: Final = struct.Struct("<Q")
+_PLACE: Final = struct.Struct("<QQ")
+_INLINE: Final = 2**64 - 1
+_CHUNK: Final = 2**16
+# A pickle up to this size is appended to its header, which is cheaper than a second part.
+_JOINED: Final = 2**14
+# How many steps of a stream the worker sends before its reader has taken one.
+STEPS_AHEAD: Final = 4
+# How many blocks of shared memory one frame can give back.
+MOST_GIVEN_BACK: Final = 255
+_MOST_PARTS: Final = 512
+
+# From this size on, memory uses huge pages, whose first use costs a quarter as much.
 _LARGE: Final = 2**21
-"""From this size on, memory uses huge pages, whose first use costs a quarter as much."""
 
 
 def fresh_memory(size: int) -> memoryview:
@@ -39,83 +56,54 @@ def fresh_memory(size: int) -> memoryview:
     return memoryview(memory)
 
 
-PROTOCOL: Final = 5
-"""The version of the protocol; both ends must have the same one."""
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
-
-# Kind, blocks given back, whether the last place is the pickle's, places, id, bytes of pickle.
-_HEADER: Final = struct.Struct("<BB?xIQQ")
-_NUMBER: Final = struct.Struct("<Q")
-_PLACE: Final = struct.Struct("<QQ")
-_INLINE: Final = 2**64 - 1
-_CHUNK: Final = 2**16
-_JOINED: Final = 2**14
-"""A pickle up to this size is appended to its header, which is cheaper than a second part."""
-
-STEPS_AHEAD: Final = 4
-"""How many steps of a stream the worker sends before its reader has taken one."""
-
-MOST_GIVEN_BACK: Final = 255
-"""How many blocks of shared memory one frame can give back."""
-
-
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The kind of a frame."""
 
-    # Parent to child, by the data channel:
+    # Parent to child, over the data channel:
+    # Load the code and get ready.
     START = 1
-    """Load the code and get ready."""
     RUN = 2
     STREAM = 3
     RECONFIGURE = 4
+    # A stream's reader has taken steps, so that more may be made.
     CREDIT = 5
-    """A stream's reader has taken steps, so that more may be made."""
+    # Close the code and exit.
     CLOSE = 6
-    """Close the code and exit."""
-    # Parent to child, by both channels; child to parent, by the control channel:
+    # Parent to child, over both channels; child to parent, over the control channel:
+    # Cancel the call.
     CANCEL = 7
-    """Cancel the call."""
-    # Parent to child, by the control channel:
+    # Parent to child, over the control channel:
     PING = 8
     HEALTH = 9
+    # The backend is shutting down: set `draining`.
     DRAIN = 18
-    """The backend is shutting down: set `draining`."""
     # Child to parent:
+    # The answer of a call; its last frame.
     RESULT = 10
-    """The answer of a call; its last frame."""
+    # A step of a stream.
     PART = 11
-    """A step of a stream."""
+    # The call has failed; its last frame.
     ERROR = 12
-    """The call has failed; its last frame."""
+    # The end of a stream, or of a cancelled call; its last frame.
     END = 13
-    """The end of a stream, or of a cancelled call; its last frame."""
-    # Calls of the code to endpoints, child to parent, by the control channel:
+    # Calls of the code to endpoints, child to parent, over the control channel:
     CALL_OUT = 14
 
 
-K = TypeVar("K", bound=IntEnum, default=Kind)
-"""The kinds of frames of a connection."""
+# The kinds of frames of a connection.
+K = TypeVar("K", bound=IntEnum, default=FrameKind)
 
 
 @dataclass(slots=True)
 class Frame(Generic[K]):
-    """A received frame.
-
-    Attributes:
-        kind: The kind of the frame.
-        id: The id of its call.
-        body: The pickle, if it is part of the frame.
-        place: Otherwise, its place in shared memory: offset and length.
-        buffers: The pickle's buffers: bytes if they are part of the frame, otherwise the place in
-            shared memory.
-        given_back: Blocks of shared memory that the sender no longer uses.
-    """
+    """A received frame."""
 
     kind: K
     id: int
     body: Buffer
+    # The place of the pickle in shared memory, as offset and length, if it is not in `body`.
     place: tuple[int, int] | None
+    # The buffers of the pickle: bytes, or their places in shared memory.
     buffers: list[Buffer | tuple[int, int]]
     given_back: Sequence[int]
 
@@ -128,21 +116,8 @@ def encoded(
     places: Sequence[tuple[int, int]] = (),
     given_back: Sequence[int] = (),
 ) -> list[Buffer]:
-    """Encodes a frame.
-
-    Args:
-        kind: The kind of the frame.
-        id_: The id of its call.
-        parts: The pickle in pieces, if it is sent with the frame.
-        buffers: The pickle's buffers, if they are sent with the frame.
-        places: Otherwise, their places in shared memory: offset and length; last that of the pickle
-            if this has no parts.
-        given_back: Blocks of shared memory that the sender no longer uses; at most
-            `MOST_GIVEN_BACK`.
-
-    Returns:
-        The parts to send, in order.
-    """
+    """Returns the parts of a frame to send, in order."""
+    # Without `parts`, the last of the `places` is the pickle's.
     places = places or [(_INLINE, memoryview(buffer).nbytes) for buffer in buffers]
     size = sum(map(len, parts))
     head = [
@@ -156,13 +131,9 @@ def encoded(
 
 
 class FrameReader(Generic[K]):
-    """Decodes frames from the bytes of a socket, however they are split.
+    """Decodes frames from the bytes of a socket, however they are split."""
 
-    Args:
-        kinds: The kinds of its frames, if they are others than those of replicas.
-    """
-
-    def __init__(self, kinds: Any = Kind) -> None:
+    def __init__(self, kinds: Any = FrameKind) -> None:
         self._kinds: Callable[[int], K] = kinds
         self._chunk = memoryview(bytearray(_CHUNK))
         # The part of the chunk that was received and not yet parsed.
@@ -183,7 +154,7 @@ class FrameReader(Generic[K]):
         return self._chunk[self._end :]
 
     def received(self, count: int) -> None:
-        """Records that so many bytes were written to the `space`."""
+        """Records the number of bytes that were written to the `space`."""
         if self._target is not None:
             self._filled += count
         else:
@@ -219,11 +190,10 @@ class FrameReader(Generic[K]):
                     buffers.append((place, length))
             of_pickle = buffers.pop() if is_shared else None
             frame = [Frame(self._kinds(kind), id_, body, of_pickle, buffers, numbers[:given_back])]
-            del body, buffers  # or they would stay until the next frame has come
+            del body, buffers  # or they would stay until the next frame arrives
             yield frame.pop()
 
     def _take(self, count: int) -> Generator[None, None, Buffer]:
-        """Returns the next bytes, which need not be writable."""
         if count <= self._end - self._start:
             self._start += count
             return bytes(self._chunk[self._start - count : self._start])
@@ -245,7 +215,7 @@ class FrameReader(Generic[K]):
 
 
 def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """Returns the parts of a frame that are left after `sent` bytes were sent."""
+    """Returns the unsent parts of a frame after `sent` bytes were sent."""
     for nth, part in enumerate(parts):
         length = memoryview(part).nbytes
         if sent < length:
@@ -254,21 +224,13 @@ def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
     return []
 
 
-_MOST_PARTS: Final = 512
-
-
 def send(sock: socket.socket, parts: list[Buffer]) -> None:
-    """Sends a frame.
-
-    Raises:
-        OSError: The other end is gone.
-    """
     while parts:
         parts = rest_of(parts, sock.sendmsg(parts[:_MOST_PARTS]))
 
 
 def receive(sock: socket.socket, reader: FrameReader[K]) -> Frame[K] | None:
-    """Waits for a frame, and returns it; None when the other end is gone."""
+    """Waits for a frame; None when the other end is gone."""
     while (frame := reader.next()) is None:
         try:
             count = sock.recv_into(reader.space())

@@ -1,9 +1,9 @@
 """Messages between processes: pickled objects, with their large buffers outside of the pickle.
 
 Pickle's protocol 5 passes out the memory of arrays instead of copying it into the pickle. If there
-is shared memory, the buffers are copied into it and only their places are sent. So is a pickle that
-is large because there are large `bytes` in it, such as the bodies of requests: these are not copied
-into the pickle either, since a pickler that writes to a file passes each on as it is.
+is shared memory, the buffers are copied into it and only their places are sent. A pickle with
+large `bytes` in it, such as the bodies of requests, is copied there as well. The `bytes` are not
+copied into the pickle first, since a pickler that writes to a file passes them on unchanged.
 """
 
 from __future__ import annotations
@@ -22,37 +22,30 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Buffer, Frame
     from shoal.replicas.process.wire.shared_memory import Region
 
+# Smaller buffers go into the pickle.
 _LEAST_BESIDE: Final = 16 * 1024
-"""Smaller buffers go into the pickle."""
 
+# Smaller pickles are sent with their frame, even if there is shared memory.
 _LEAST_SHARED: Final = 64 * 1024
-"""Smaller pickles are sent with their frame, even if there is shared memory."""
 
+# From this size on, copying is done in a thread, not in the event loop.
 LEAST_IN_THREAD: Final = 2**23
-"""From this size on, copying is done in a thread, not in the event loop."""
 
 
 @dataclass(slots=True)
 class Message:
-    """A pickled object.
-
-    Attributes:
-        parts: The pickle in pieces, unless it was copied.
-        buffers: The pickle's buffers, unless they were copied; they must not change until they
-            are sent, as must large `bytearray`s among the parts.
-        shared: The sizes of what shared memory is for: the buffers, and last the pickle if it is
-            large.
-        places: The places of these in shared memory; empty if they are not in it.
-    """
+    """A pickled object; buffers and large `bytearray`s must not change until they are sent."""
 
     parts: Sequence[Buffer] = ()
     buffers: Sequence[Buffer] = ()
+    # The sizes of the parts for shared memory: the buffers, and last the pickle if it is large.
     shared: Sequence[int] = ()
+    # Their places in shared memory; empty if they are not in it.
     places: Sequence[tuple[int, int]] = ()
 
     @property
     def size(self) -> int:
-        """How many bytes go to shared memory if there is room."""
+        """The number of bytes for shared memory."""
         return sum(self.shared)
 
 
@@ -60,18 +53,14 @@ EMPTY: Final = Message()
 
 
 class _Parts(list[bytes]):
-    """A file for a pickler, which keeps what is written to it as it is."""
+    """A file for a pickler, which stores the written parts unchanged."""
 
     write = list[bytes].append
 
 
 @held
 def packed(content: Any) -> Message:
-    """Pickles an object.
-
-    Raises:
-        Exception: It can't be pickled, for whatever reason.
-    """
+    """Pickles an object; raises only `Exception`s."""
     buffers: list[memoryview] = []
 
     def goes_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -92,22 +81,13 @@ def packed(content: Any) -> Message:
 
 @held
 def unpickled(data: Buffer, buffers: Iterable[Any] = ()) -> Any:
-    """Unpickles an object from the other end of a socket pair.
-
-    Raises:
-        Exception: It can't be unpickled, for whatever reason.
-    """
+    """Unpickles an object from the other end of a socket pair; raises only `Exception`s."""
     return pickle.loads(data, buffers=buffers)  # noqa: S301 - no other process can write to it
 
 
 @dataclass(slots=True)
 class MessageCodec:
-    """Encodes and decodes messages at one end; uses shared memory if there is any.
-
-    Attributes:
-        outgoing: The region that this end writes; None for none.
-        incoming: The region that this end reads; None for none.
-    """
+    """Encodes and decodes messages at one end; uses shared memory if there is any."""
 
     outgoing: Region | None = None
     incoming: Region | None = None
@@ -119,7 +99,7 @@ class MessageCodec:
         return bool(message.places)
 
     def write(self, message: Message, *, pause: bool = False) -> None:
-        """Copies what is large of a message to the reserved memory, and drops it."""
+        """Moves the large parts of a message to the reserved memory."""
         assert self.outgoing is not None
         copied: list[Sequence[Buffer]] = [[buffer] for buffer in message.buffers]
         if len(message.places) > len(copied):
@@ -155,11 +135,7 @@ class MessageCodec:
             self.incoming.give_back(places)
 
     def opened_here(self, frame: Frame[Any]) -> Any:
-        """Unpickles a frame's content, whose arrays are views of the shared memory.
-
-        Raises:
-            Exception: It can't be unpickled, for whatever reason.
-        """
+        """Unpickles a frame's content; its arrays are views of the shared memory."""
         places = places_of(frame)
         if not places:
             return unpickled(frame.body, frame.buffers)

@@ -8,9 +8,9 @@ It is a ``memfd``, which has no name, so nothing is left over whichever process 
 size is sealed: if one end truncated the memory, SIGBUS would kill the other end when it reads.
 
 Each direction has a region. Its sender reserves one block for a message, and reuses it only when
-the reader has given it back. The parent copies what it reads at once. The worker's code gets views
-of the block instead, and may keep them after its batch. So a block is given back when its last view
-is gone, not when the batch has ended.
+the reader has given it back. The parent copies each block at once. The worker's code gets views of
+the block instead, and may keep them after its batch. A block is therefore given back when its last
+view is gone, not when the batch has ended.
 
 Buffers of equal size lie in their block without gaps: a list of equal arrays forms one array with
 one more dimension.
@@ -36,21 +36,14 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Buffer
 
 _ALIGNMENT: Final = 64
+# How many bytes are copied before the clock is read.
 _PIECE: Final = 2**21
-"""How many bytes are copied before the clock is read."""
+# How long a copy holds the GIL before it lets other threads run, which takes it 0.07 ms.
 _HELD_S: Final = 0.001
-"""How long a copy holds the GIL before it lets other threads run, which takes it 0.07 ms."""
 
 
 def new_memory(size: int) -> int | None:
-    """Creates the shared memory of both directions.
-
-    Args:
-        size: The size of each direction, in bytes.
-
-    Returns:
-        Its file descriptor; None where the platform has no such memory, or `size` is 0.
-    """
+    """Returns a file descriptor of memory for both directions; None where that is not available."""
     if sys.platform != "linux" or size == 0:
         return None
     try:
@@ -67,12 +60,7 @@ def new_memory(size: int) -> int | None:
 
 
 class SharedMemory:
-    """The shared memory, mapped.
-
-    Attributes:
-        requests: The region that the parent writes.
-        replies: The region that the worker writes.
-    """
+    """Maps the region that the parent writes, and the region that the worker writes."""
 
     def __init__(self, fd: int, size: int) -> None:
         size = _rounded(size)
@@ -82,16 +70,13 @@ class SharedMemory:
 
 
 class Region:
-    """The memory of one direction: one end reserves and writes blocks, the other reads them.
-
-    Attributes:
-        given_back: Reader only: blocks that it no longer uses and has not yet reported.
-    """
+    """The memory of one direction: one end reserves and writes blocks, the other reads them."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
         # Writer only: the end of each reserved block, by its start.
         self._reserved: dict[int, int] = {}
+        # Reader only: blocks that it no longer uses and has not yet reported.
         self.given_back: deque[int] = deque()
 
     @property
@@ -100,12 +85,7 @@ class Region:
         return sum(end - start for start, end in self._reserved.items())
 
     def reserve(self, sizes: Sequence[int]) -> list[tuple[int, int]]:
-        """Reserves one block for all buffers of these sizes.
-
-        Returns:
-            The place of each buffer, as offset and length, the first at the block's start; empty if
-            there is no room.
-        """
+        """Reserves one block and returns the place of each buffer; empty if there is no room."""
         places: list[tuple[int, int]] = []
         end, before = 0, 0
         for size in sizes:
@@ -130,13 +110,7 @@ class Region:
     def write(
         self, places: Sequence[tuple[int, int]], buffers: Sequence[Sequence[Buffer]], *, pause: bool
     ) -> None:
-        """Copies buffers to their places.
-
-        Args:
-            places: The places.
-            buffers: The parts of each buffer.
-            pause: Whether to let other threads run in between.
-        """
+        """Copies the parts of each buffer to its place; `pause` lets other threads run."""
         copy = _Copy(pause=pause)
         for (offset, _), parts in zip(places, buffers, strict=True):
             for part in parts:
@@ -148,13 +122,13 @@ class Region:
     def copies(self, places: Sequence[tuple[int, int]], *, pause: bool) -> list[memoryview]:
         """Returns copies of these places of a block, and gives the block back."""
         copy = _Copy(pause=pause)
-        found: list[memoryview] = []
+        copies: list[memoryview] = []
         for offset, size in places:
             target = fresh_memory(size)
             copy.run(self._memory[offset : offset + size], target)
-            found.append(target)
+            copies.append(target)
         self.give_back(places)
-        return found
+        return copies
 
     def as_bytes(self, place: tuple[int, int]) -> bytes:
         """Returns the content of a block with one place, and gives the block back."""
@@ -175,7 +149,6 @@ class Region:
         return [held[offset - start : offset - start + size] for offset, size in places]
 
     def give_back(self, places: Sequence[tuple[int, int]]) -> None:
-        """Gives back the block of these places, which will not be read any more."""
         self.given_back.append(places[0][0])
 
 

@@ -1,4 +1,4 @@
-"""The parent's side of the calls that a worker's code makes to endpoints."""
+"""Makes the calls of a worker's code to endpoints, in the parent."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.trace import continued
-from shoal.failures.holding import holding
+from shoal.failures.held import holding
 from shoal.loops.event_loop import holds_ctrl_c
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, FrameKind
 from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.process.wire.frames import Frame
 
-FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CREDIT, Kind.CANCEL})
-"""The kinds of frames on the control channel that belong to such calls."""
+# The kinds of frames on the control channel that belong to such calls.
+FROM_CODE: Final = frozenset({FrameKind.CALL_OUT, FrameKind.CREDIT, FrameKind.CANCEL})
 
 
 class _Job:
-    """One call under way: its cancel scope, and how many steps its reader has room for."""
+    """One call under way; `credit` is the number of steps that its reader has room for."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -33,38 +33,29 @@ class _Job:
         self.has_credit = anyio.Event()
 
 
-class EndpointCalls:
-    """Makes the calls of a worker's code to endpoints, each in a task of its own.
+class CallOutRunner:
+    """Makes the calls of a worker's code to endpoints, each in a task of its own."""
 
-    Args:
-        send: Sends a frame to the worker.
-    """
-
-    def __init__(self, send: Callable[[Kind, int, Message], object]) -> None:
+    def __init__(self, send: Callable[[FrameKind, int, Message], object]) -> None:
         self._send = send
         self._jobs: dict[int, _Job] = {}
         self._asked: deque[Frame] = deque()
         self._has_some = anyio.Event()
 
     def handle(self, frame: Frame) -> None:
-        """Handles a frame of a kind in `FROM_CODE`."""
-        if frame.kind is Kind.CALL_OUT:
+        if frame.kind is FrameKind.CALL_OUT:
             self._jobs[frame.id] = _Job()
             self._asked.append(frame)
             self._has_some.set()
         elif (job := self._jobs.get(frame.id)) is not None:
-            if frame.kind is Kind.CREDIT:
+            if frame.kind is FrameKind.CREDIT:
                 job.credit += unpickled(frame.body)
                 job.has_credit.set()
             else:
                 job.scope.cancel()
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
-        """Makes and answers calls until it is cancelled.
-
-        Args:
-            make: Makes a call; None to refuse them.
-        """
+        """Makes and answers calls until it is cancelled; `make` is None to refuse them."""
         async with anyio.create_task_group() as tasks:
             while True:
                 await self._has_some.wait()
@@ -83,18 +74,18 @@ class EndpointCalls:
                 with continued(call.trace):
                     if call.stream:
                         await self._stream(frame.id, job, await make(call))
-                        self._send(Kind.END, frame.id, EMPTY)
+                        self._send(FrameKind.END, frame.id, EMPTY)
                     else:
-                        self._send(Kind.RESULT, frame.id, _packed(call, await make(call)))
+                        self._send(FrameKind.RESULT, frame.id, _packed(call, await make(call)))
         except Exception as error:
-            self._send(Kind.ERROR, frame.id, packed(as_data(error)))
+            self._send(FrameKind.ERROR, frame.id, packed(as_data(error)))
         finally:
             del self._jobs[frame.id]
 
     async def _stream(self, id_: int, job: _Job, opened: Any) -> None:
         async with opened as steps:
             async for step in steps:
-                self._send(Kind.PART, id_, _packed(None, step))
+                self._send(FrameKind.PART, id_, _packed(None, step))
                 job.credit -= 1
                 while job.credit == 0:
                     job.has_credit = anyio.Event()

@@ -1,12 +1,16 @@
-"""Checks of a replica's life cycle: start, configuration, health checks, and all ways to end."""
+"""The checks of a replica, one for each promise or a few: its work, and its life cycle."""
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.lowlevel
 
+from shoal.batching.calls.stream import END, SKIP
 from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
+from shoal.replicas.code.current import current_replica_tag
 from shoal.replicas.code.definition import Definition
 from shoal.testing.replicas.code import (
     Mistake,
@@ -15,12 +19,159 @@ from shoal.testing.replicas.code import (
     raise_panic,
     raise_system_exit,
 )
-from shoal.testing.replicas.stage import IDENTITY, READY, STOPPED, Call, Played, outcome
+from shoal.testing.replicas.stage import (
+    IDENTITY,
+    READY,
+    STOPPED,
+    CheckedCall,
+    Played,
+    a_batch_of,
+    outcome,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.testing.replicas.stage import Stage
+
+
+RESULTS: Final = "run returns what the code returned, for methods of lists and of single items"
+ERRORS: Final = "what the code raises keeps its type"
+SLOTS: Final = "exceptions and marks in a result or a step are passed on unchanged"
+WHERE: Final = "the code, and only the code, can ask which backend and replica it is in"
+BATCH: Final = "the engine's batch is current_batch() for the code as well"
+AT_ONCE: Final = "each of several concurrent runs gets its own result"
+STEPS: Final = "run_stream yields what the code yields, step by step"
+CLOSING: Final = "a stream whose reader stops is closed, together with the code's generator"
+LEFT: Final = "a cancelled call ends only when its work has ended"
+GOES_ON: Final = "a replica continues after a call was cancelled, or has died"
+
+_A_FEW_TURNS: Final = 20
+
+
+async def results(stage: Stage, played: Played) -> None:
+    stage.promise = RESULTS
+    calls: list[tuple[str, list[Any], list[int]]] = [
+        ("__call__", [1, 2, 3], [2, 4, 6]),
+        ("one", [4], [8]),
+        ("add", [(1, 2), (3, 4)], [3, 7]),
+    ]
+    for method, items, wanted in calls:
+        got = await outcome(played.run(method, items))
+        stage.expect(got == wanted, f"{method} of {items} gave {got!r}, not {wanted}")
+    stage.promise = ERRORS
+    got = await outcome(played.run("fail", [1, 2]))
+    stage.expect(isinstance(got, Mistake) and "call of 2" in str(got), f"it was {got!r}")
+    stage.promise = SLOTS
+    got = await played.run("slots", [1, 2])
+    stage.expect(isinstance(got[0], Mistake) and got[1] == 1, f"they were {got!r}")
+    stage.promise = BATCH
+    got = await outcome(played.run("batch", [5, 6]))
+    batch = [(7, 2, "full", {"place": place}) for place in (0, 1)]
+    stage.expect(got == batch, f"it was {got!r}, not {batch}")
+
+
+async def knowing(stage: Stage, played: Played) -> None:
+    stage.promise = WHERE
+    _, _, now, born = (await played.run("state", [1]))[0]
+    stage.expect(tuple(now) == IDENTITY[:2], f"a method found {now!r}, not {IDENTITY}")
+    stage.expect(tuple(born) == IDENTITY[:2], f"the constructor found {born!r}")
+    stage.expect(_is_elsewhere(), "its caller could ask too")
+    with a_batch_of(["a"]):
+        async with aclosing(played.replica.run_stream("go_on", ["a"])) as reading:
+            for _ in range(2):
+                step = await anext(reading)
+                stage.expect(step == [IDENTITY.replica], f"a generator got {step!r}")
+                stage.expect(_is_elsewhere(), "a reader could ask too")
+
+
+async def at_once(stage: Stage, played: Played) -> None:
+    async with anyio.create_task_group() as tasks:
+        stage.promise = AT_ONCE
+        calls = [CheckedCall(stage, played.run("one", [number])) for number in range(5)]
+        for call in calls:
+            tasks.start_soon(call.run)
+        for number, call in enumerate(calls):
+            await call.ended.wait()
+            stage.expect(call.result == [2 * number], f"{number} got {call.result!r}")
+
+
+async def steps(stage: Stage, played: Played) -> None:
+    stage.promise = STEPS
+    for method, items, wanted in [
+        ("count", [1, 5], [[1, 5], [2, 6]]),
+        ("count_one", [3], [[3], [4]]),
+    ]:
+        got = await played.steps(method, items)
+        stage.expect(got == wanted, f"{method} of {items} gave {got!r}, not {wanted}")
+    stage.promise = ERRORS
+    got = await played.steps("break_off", [1])
+    is_kept = got[:-1] == [[1]] and isinstance(got[-1], Mistake)
+    stage.expect(is_kept, f"a step and an error were {got!r}")
+    stage.promise = SLOTS
+    got = await played.steps("marks", [1, 2, 3, 4, 5])
+    stage.expect(len(got) == 1 and _are_marks(list(got[0])), f"they were {got!r}")
+
+
+async def streams_that_are_left(stage: Stage) -> None:
+    async with stage.playing() as played:
+        stage.promise = CLOSING
+        with a_batch_of(["a"]):
+            reading = played.replica.run_stream("go_on", ["a"])
+            await anext(reading)
+            await reading.aclose()
+        await stage.until("closes a")
+        got = await outcome(played.run("__call__", [1]))
+        stage.expect(got == [2], f"the replica then gave {got!r}")
+        await _leave(stage, played.steps("hold_step", ["b"]), "b")
+        stage.promise = CLOSING
+        got = await outcome(played.run("__call__", [1]))
+        if not isinstance(got, ReplicaDied):
+            await stage.until("closes b")
+
+
+async def calls_that_are_left(stage: Stage) -> None:
+    async with stage.playing() as played:
+        call = await _leave(stage, played.run("hold", ["a"]), "a")
+        got = await outcome(played.run("__call__", [1]))
+        has_died = isinstance(got, ReplicaDied)
+        stage.expect(has_died or "leaves a" in call.notes, "the code was still at work")
+        stage.promise = GOES_ON
+        stage.expect(has_died or got == [2], f"it gave {got!r}")
+
+
+async def _leave(stage: Stage, work: Any, name: str) -> CheckedCall:
+    """Cancels a running call, and waits for its end."""
+    stage.promise = LEFT
+    call = CheckedCall(stage, work)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(call.run)
+        await stage.until(f"holds {name}")
+        call.scope.cancel()
+        if stage.kind == "plain":
+            for _ in range(_A_FEW_TURNS):
+                await anyio.lowlevel.checkpoint()
+            stage.folder.release(name)
+        await call.ended.wait()
+    return call
+
+
+def _are_marks(slots: list[Any]) -> bool:
+    return (
+        len(slots) == 5
+        and all(a is b for a, b in zip(slots, (END, SKIP, StopIteration), strict=False))
+        and isinstance(slots[3], Mistake)
+        and slots[4] == 1
+    )
+
+
+def _is_elsewhere() -> bool:
+    try:
+        current_replica_tag()
+    except RuntimeError:
+        return True
+    return False
+
 
 DESCRIBED: Final = "the description from serve describes the methods of the code"
 ORDER: Final = (
@@ -52,29 +203,27 @@ async def start(stage: Stage, played: Played) -> None:
     notes = stage.folder.notes()
     stage.expect(notes == ["constructed", "configured first", "warmed up"], f"it was {notes}")
     stage.promise = DESCRIBED
-    found = played.description
-    assert found is not None
+    description = played.description
+    assert description is not None
     names = ("__call__", "one", "count", "count_one")
-    kinds = [(found.method(name).batched, found.method(name).streams) for name in names]
+    kinds = [(description.method(name).batched, description.method(name).streams) for name in names]
     wanted = [(True, False), (False, False), (True, True), (False, True)]
     stage.expect(kinds == wanted, f"{names} take lists and stream as {kinds}, not {wanted}")
-    parameters = list(found.method("add").signature.parameters)
+    parameters = list(description.method("add").signature.parameters)
     stage.expect(parameters == ["left", "right"], f"add has the parameters {parameters}")
-    stage.expect("close" not in found.methods, "close() is among them")
-    stage.expect(found.reconfigures and found.checks_health, "it has no hooks")
+    stage.expect("close" not in description.methods, "close() is among them")
+    stage.expect(description.reconfigures and description.checks_health, "it has no hooks")
 
 
 async def arguments(stage: Stage, played: Played) -> None:
-    """Checks the arguments and the user config that the code is started with."""
     stage.promise = ARGUMENTS
     greeting, config, *_ = (await played.run("state", [1]))[0]
-    stage.expect(greeting == "hello", f"greeting='hello' came as {greeting!r}")
+    stage.expect(greeting == "hello", f"greeting='hello' was {greeting!r}")
     stage.promise = RECONFIGURED
-    stage.expect(config == "first", f"the first user config came as {config!r}")
+    stage.expect(config == "first", f"the first user config was {config!r}")
 
 
 async def import_path(stage: Stage) -> None:
-    """Checks code that is given by its import path."""
     name = "double" if stage.kind == "plain" else "double_async"
     stage.promise = IMPORTED
     async with stage.playing(Definition(f"{_MODULE}:{name}")) as played:
@@ -87,7 +236,6 @@ async def import_path(stage: Stage) -> None:
 
 
 async def not_ready(stage: Stage) -> None:
-    """Checks calls before the replica is ready."""
     stage.promise = NOT_READY
     played = Played(stage.make(stage.code("wait")))
     got = await outcome(played.run("__call__", [1]))
@@ -99,7 +247,7 @@ async def not_ready(stage: Stage) -> None:
         stage.expect(isinstance(got, ReplicaDied), f"during the start it gave {got!r}")
         stage.promise = READY
         stage.expect(not played.ready.is_set(), f"it was ready too early, or {played.error!r}")
-        stage.folder.let_go("constructor")
+        stage.folder.release("constructor")
         await played.ready.wait()
         stage.expect(played.description is not None, f"it ended with {played.error!r}")
         stage.promise = STOPPED
@@ -108,7 +256,6 @@ async def not_ready(stage: Stage) -> None:
 
 
 async def starts_that_fail(stage: Stage) -> None:
-    """Checks starts that fail."""
     stage.promise = NOT_STARTED
     for definition, user_config, why in [
         (stage.code("raise"), None, "constructor"),
@@ -122,18 +269,16 @@ async def starts_that_fail(stage: Stage) -> None:
 
 
 async def start_in_time(stage: Stage) -> None:
-    """Checks a start that takes too long."""
     stage.promise = IN_TIME
     error = await stage.failed_start(stage.code("wait"), start_timeout_s=0.1)
     stage.expect(isinstance(error, ReplicaNotStarted), f"serve ended with {error!r}")
 
 
 async def reconfigure(stage: Stage, played: Played) -> None:
-    """Checks new user configs."""
     stage.promise = RECONFIGURED
     await played.replica.reconfigure("second")
     config = (await played.run("state", [1]))[0][1]
-    stage.expect(config == "second", f"the second user config came as {config!r}")
+    stage.expect(config == "second", f"the second user config was {config!r}")
     got = await outcome(played.replica.reconfigure("mistake"))
     stage.expect(isinstance(got, Mistake), f"it ended with {got!r}")
     got = await outcome(played.run("__call__", [1]))
@@ -141,7 +286,6 @@ async def reconfigure(stage: Stage, played: Played) -> None:
 
 
 async def health(stage: Stage, played: Played) -> None:
-    """Checks health checks."""
     async with anyio.create_task_group() as tasks:
         stage.promise = HEALTH
         for config, is_well in [("well", True), ("ill", False), ("false", False), ("well", True)]:
@@ -149,16 +293,16 @@ async def health(stage: Stage, played: Played) -> None:
             got = await outcome(played.replica.check_health())
             stage.expect(is_well == (got is None), f"with the config {config!r} it gave {got!r}")
         stage.promise = BESIDE
-        work = Call(stage, played.run("hold", ["a"]))
+        work = CheckedCall(stage, played.run("hold", ["a"]))
         tasks.start_soon(work.run)
         await stage.until("holds a")
         await played.replica.check_health()
         stage.expect(not work.ended.is_set(), f"the work had ended with {work.result!r}")
-        stage.folder.let_go("a")
+        stage.folder.release("a")
         await work.ended.wait()
         await played.replica.reconfigure("hang")
         looks = stage.folder.notes().count("health")
-        look = Call(stage, played.replica.check_health())
+        look = CheckedCall(stage, played.replica.check_health())
         tasks.start_soon(look.run)
         await stage.until("health", times=looks + 1)
         stage.expect(not look.ended.is_set(), f"health() was still at it, and it {look.result!r}")
@@ -166,11 +310,10 @@ async def health(stage: Stage, played: Played) -> None:
         await look.ended.wait()
         got = await outcome(played.run("__call__", [1]))
         stage.expect(got == [2], f"the replica then gave {got!r}")
-        stage.folder.let_go("health")
+        stage.folder.release("health")
 
 
 async def stop(stage: Stage) -> None:
-    """Checks the end after `stop`."""
     async with stage.playing() as played:
         stage.promise = STOPPED
         played.replica.stop()
@@ -185,12 +328,11 @@ async def stop(stage: Stage) -> None:
 
 
 async def kill(stage: Stage) -> None:
-    """Checks the end after `kill`, during a call and during a stream."""
     for method in ("hold", "hold_step"):
         async with stage.playing() as played, anyio.create_task_group() as tasks:
             stage.promise = KILLED
             work = played.run if method == "hold" else played.steps
-            call = Call(stage, work(method, [method]))
+            call = CheckedCall(stage, work(method, [method]))
             tasks.start_soon(call.run)
             await stage.until(f"holds {method}")
             played.replica.kill("out of luck")
@@ -198,7 +340,7 @@ async def kill(stage: Stage) -> None:
             await call.ended.wait()
             got = call.result if method == "hold" else call.result[-1]
             stage.expect(_has_died(got, "out of luck"), f"{method} ended with {got!r}")
-            stage.folder.let_go(method)
+            stage.folder.release(method)
             await played.ended.wait()
             how = f"serve ended with {played.error!r}"
             stage.expect(_has_died(played.error, "out of luck"), how)
@@ -206,10 +348,9 @@ async def kill(stage: Stage) -> None:
 
 
 async def cancelled(stage: Stage) -> None:
-    """Checks the end after `serve` was cancelled."""
     async with stage.playing() as played, anyio.create_task_group() as tasks:
         stage.promise = CANCELLED
-        call = Call(stage, played.run("hold", ["a"]))
+        call = CheckedCall(stage, played.run("hold", ["a"]))
         tasks.start_soon(call.run)
         await stage.until("holds a")
         played.scope.cancel()
@@ -234,7 +375,6 @@ async def _raises_no_exception(stage: Stage, function: Callable[[], None]) -> No
 
 
 async def no_exceptions(stage: Stage) -> None:
-    """Checks code that raises exceptions that would end a program, or its event loop."""
     for function in (raise_panic, raise_system_exit, raise_keyboard_interrupt):
         try:
             await _raises_no_exception(stage, function)
@@ -248,7 +388,6 @@ async def no_exceptions(stage: Stage) -> None:
 
 
 async def crash(stage: Stage) -> None:
-    """Checks code that ends its process, or whatever it runs in."""
     if stage.crash is None:
         return
     async with stage.playing() as played:

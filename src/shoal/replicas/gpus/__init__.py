@@ -1,1 +1,0 @@
-"""The GPUs of this machine: which there are, and how busy they are."""

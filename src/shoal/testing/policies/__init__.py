@@ -1,1 +1,0 @@
-"""The check that a policy keeps the promises of `BatchPolicy`."""
