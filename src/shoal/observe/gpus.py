@@ -16,17 +16,10 @@ if TYPE_CHECKING:
 
 
 class GpuCollector(Collector):
-    """Converts the status of GPUs into metrics. Where there are none, there are no metrics.
-
-    Attributes:
-        gpus: The status of each GPU, by its name; set before each scrape.
-    """
-
     def __init__(self) -> None:
-        self.gpus: Mapping[str, GpuStatus] = {}
+        self.gpus: Mapping[str, GpuStatus] = {}  # by name; set before each scrape
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the current metrics."""
         for name, help_, value in _OF_GPUS:
             known = {gpu: value(one) for gpu, one in self.gpus.items()}
             yield from _gauge(name, help_, ("gpu",), {(gpu,): one for gpu, one in known.items()})

@@ -1,11 +1,11 @@
 """The last batches of each batcher, for a page that draws them.
 
-It is an observer that is told of every batch, so it is added only while somebody watches, and its
-owner removes it again. All that it keeps is bounded: of each batcher the last `MOST_ROWS` rows.
+This observer sees every batch, so it is added only while somebody watches, and its owner removes it
+again. Its memory is bounded: it stores the last `MOST_ROWS` rows of each batcher.
 
 A batch that is formed and then runs is one row. A batch that requests join while it runs has a row
 for each of its requests instead: it has places, and each request has one of them from when it joins
-until it leaves. Rows are numbered through, so that a reader asks for what it has not seen.
+until it leaves. Rows are numbered, so that a reader asks for rows that it has not seen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_ROWS: Final = 400
 """How many rows are kept of each batcher."""
 
 MOST_PLACES: Final = 64
-"""How many places of an open batch are told apart; requests in further ones have no row."""
+"""How many places of an open batch have rows; requests in further places have none."""
 
 _MOST_LATENCIES: Final = 2000
 _MOST_RUNNING: Final = 64
@@ -44,32 +44,22 @@ Row = tuple[Any, ...]
 
 
 class BatcherHistory:
-    """The last batches of one batcher.
-
-    Attributes:
-        rows: Those that have ended: ``(number, id, reason, size, limit, load, began_at, ended_at,
-            waited_s, failed, cancelled, error)``. Of open batches: ``(number, batch, place,
-            joined_at, left_at, waited_s, outcome, request_id)``.
-        latencies: From the arrivals of requests to their results, in seconds; since the last
-            `take_latencies`, at most 2,000.
-        running: What runs now, by the batch's number, unless requests join batches while they run.
-        open_batches: The places of the batches that run now, if they do.
-    """
-
     def __init__(self) -> None:
+        # Ended batches: (number, id, reason, size, limit, load, began_at, ended_at, waited_s,
+        # failed, cancelled, error). Of open batches: (number, batch, place, joined_at, left_at,
+        # waited_s, outcome, request_id).
         self.rows: deque[Row] = deque(maxlen=MOST_ROWS)
+        # since the last `take_latencies`
         self.latencies: deque[float] = deque(maxlen=_MOST_LATENCIES)
         self.running: dict[int, Row] = {}
         self.open_batches: dict[int, OpenBatchPlaces] = {}
 
     def take_latencies(self) -> list[float]:
-        """Returns the latencies, and forgets them."""
         taken = list(self.latencies)
         self.latencies.clear()
         return taken
 
     def since(self, number: int) -> list[Row]:
-        """Returns the rows after the one with a number, the oldest first."""
         found: list[Row] = []
         for row in reversed(self.rows):
             if row[0] <= number:
@@ -79,14 +69,10 @@ class BatcherHistory:
         return found
 
     def now(self, *, is_open: bool) -> list[Row]:
-        """Returns what runs now.
+        """Returns the batches that run now, or the requests in open batches.
 
-        Args:
-            is_open: Whether requests join its batches while they run.
-
-        Returns:
-            ``(id, reason, size, began_at, waited_s)`` of each batch, or for each request in an open
-            batch ``(batch, place, joined_at, waited_s, request_id)``.
+        Rows are ``(id, reason, size, began_at, waited_s)``, or of open batches ``(batch, place,
+        joined_at, waited_s, request_id)``.
         """
         if is_open:
             return [
@@ -98,18 +84,15 @@ class BatcherHistory:
 
 
 class OpenBatchPlaces:
-    """The places of an open batch, and the requests in them.
-
-    It knows a request by its ``id()``, which no other object has while the request runs.
-    """
-
     def __init__(self) -> None:
+        # By `id()`, which no other object has while the request runs: place, time of joining, wait,
+        # request id.
         self._by_request: dict[int, tuple[int, float, float, str]] = {}
         self._free: list[int] = []
         self._used = 0
 
     def join(self, request: Request, now: float) -> None:
-        """Gives a request the first free place."""
+        """Assigns a request the first free place."""
         if self._free:
             place = heapq.heappop(self._free)
         else:
@@ -119,50 +102,35 @@ class OpenBatchPlaces:
         self._by_request[id(request)] = place, round(now, _DIGITS), waited_s, id_of(request)
 
     def leave(self, request: Request) -> tuple[int, float, float, str] | None:
-        """Frees the place of a request.
-
-        Returns:
-            The place, when the request joined, how long it had waited, and its id; None if it has
-            no place.
-        """
+        """Frees the place of a request, and returns its entry, if it has one."""
         found = self._by_request.pop(id(request), None)
         if found is not None:
             heapq.heappush(self._free, found[0])
         return found
 
     def taken(self) -> Iterator[tuple[int, float, float, str]]:
-        """Yields the places that are taken, as `leave` returns them."""
         for one in self._by_request.values():
             if one[0] < MOST_PLACES:
                 yield one
 
 
 class BatchHistory(BatchObserver):
-    """Keeps the last batches of each batcher.
-
-    Attributes:
-        by_batcher: What is kept, by the batcher's name.
-        number: The number of the last row.
-    """
-
     def __init__(self) -> None:
         self.by_batcher: dict[str, BatcherHistory] = {}
-        self.number = 0
+        self.number = 0  # of the last row
 
     def of(self, batcher: str) -> BatcherHistory:
-        """Returns that of a batcher."""
         found = self.by_batcher.get(batcher)
         if found is None:
             found = self.by_batcher[batcher] = BatcherHistory()
         return found
 
     def keep_only(self, batchers: Collection[str]) -> None:
-        """Forgets all batchers but these."""
         for name in self.by_batcher.keys() - set(batchers):
             del self.by_batcher[name]
 
     def forget_running(self) -> None:
-        """Forgets what runs now, since the observer is told nothing from now on."""
+        """Forgets running batches, since the observer is about to be removed."""
         for one in self.by_batcher.values():
             one.running.clear()
             one.open_batches.clear()
@@ -231,13 +199,7 @@ class BatchHistory(BatchObserver):
     def _places(
         self, known: BatcherHistory, batch: Batch, joining: Sequence[Request] = ()
     ) -> OpenBatchPlaces:
-        """Returns the places of an open batch, which may have begun before anybody watched.
-
-        Args:
-            known: What is kept of its batcher.
-            batch: The batch.
-            joining: Those of its requests that join just now.
-        """
+        """Returns the places of an open batch, which may have begun unwatched."""
         places = known.open_batches.get(batch.id)
         if places is None:
             places = known.open_batches[batch.id] = OpenBatchPlaces()
@@ -265,7 +227,7 @@ class BatchHistory(BatchObserver):
 
 
 def _number(cost: float) -> float:
-    """Returns a cost, which may be any number of the user's, as JSON can carry it."""
+    """Returns a cost, which may be any number of the user's, as JSON can represent it."""
     try:
         return float(cost)
     except OverflowError:

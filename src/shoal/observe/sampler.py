@@ -1,7 +1,7 @@
-"""What batchers did in each of the last seconds, as rates, sizes and percentiles.
+"""The activity of batchers in each of the last seconds, as rates, sizes and percentiles.
 
-Rates are differences of the engine's own counters, so the engine does nothing for them. Latencies
-are those that a `BatchHistory` has noted.
+Rates are differences of the engine's own counters, so the engine does nothing for them. A
+`BatchHistory` notes the latencies.
 """
 
 from __future__ import annotations
@@ -32,40 +32,22 @@ Sample = dict[str, Any]
 
 
 class Watched(NamedTuple):
-    """A batcher at one moment.
-
-    Attributes:
-        name: Its name.
-        statistics: Its statistics.
-        is_open: Whether requests join its batches while they run.
-        streams: Whether its calls are answered by streams.
-    """
-
     name: str
     statistics: BatcherStatistics
-    is_open: bool
-    streams: bool
+    is_open: bool  # whether requests join its batches while they run
+    streams: bool  # whether its calls return streams
 
 
 class Sampler:
-    """Computes a sample each second, as long as it is called.
-
-    Args:
-        history: Notes the latencies.
-        batchers: Returns the batchers as they are now.
-
-    Attributes:
-        samples: The samples, the oldest first. ``number`` counts them, ``at`` is when each ended,
-            ``all`` is about all batchers and ``batchers`` about each of them.
-        number: The number of the last sample.
-        latest: What `batchers` returned for it.
-    """
+    """Computes a sample each second, as long as it is called."""
 
     def __init__(
         self,
         history: BatchHistory,
         batchers: Callable[[], Iterable[Watched]],
     ) -> None:
+        # The oldest first. `at` is when each ended, `all` is about all batchers and `batchers`
+        # about each of them.
         self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self.number = 0
         self.latest: Sequence[Watched] = ()
@@ -75,11 +57,7 @@ class Sampler:
         self._before_at = -math.inf
 
     def step(self, now: float) -> bool:
-        """Adds a sample if a second has passed; returns whether it did, or began to count.
-
-        Args:
-            now: The time on the event loop's clock, in seconds.
-        """
+        """Adds a sample if a second has passed; returns whether it did, or began to count."""
         passed_s = now - self._before_at
         if passed_s < PERIOD_S - _EARLY_S:
             return False
@@ -98,7 +76,6 @@ class Sampler:
         return True
 
     def since(self, number: int) -> list[Sample]:
-        """Returns the samples after the one with a number, the oldest first."""
         return [sample for sample in self.samples if sample["number"] > number]
 
     def _add(self, now: float, passed_s: float, latencies: Mapping[str, list[float]]) -> None:
@@ -136,7 +113,7 @@ _OUTCOMES: Final = ("finished", "failed", "declined", "left", "refused")
 
 
 def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: float) -> Sample:
-    """Returns how often something happened in a second, and the mean size of a batch."""
+    """Returns rates per second, and the mean size of a batch."""
     if before is None or before.finished > now.finished:  # another batcher of that name
         return {
             **dict.fromkeys((*_OUTCOMES, "batches", "size", "wait_s", "run_s"), 0),
@@ -168,7 +145,7 @@ def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: f
 
 
 def _mean(now: HistogramSnapshot, before: HistogramSnapshot) -> float:
-    """Returns the mean of what was observed in between; 0 for nothing."""
+    """Returns the mean of the observations in between; 0 for none."""
     count = now.total - before.total
     return round((now.sum - before.sum) / count, 6) if count else 0
 

@@ -26,17 +26,12 @@ _OF_PROCESS: Final = {
 
 
 class WorkerCollector(Collector):
-    """Reads the figures of workers from ``/proc``. Without workers there are no metrics.
-
-    Attributes:
-        pids: The process of each worker, by the worker's number; set before each scrape.
-    """
+    """Reads the figures of workers from ``/proc``."""
 
     def __init__(self) -> None:
-        self.pids: Mapping[int, int] = {}
+        self.pids: Mapping[int, int] = {}  # by worker number; set before each scrape
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the current metrics."""
         found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for number, pid in sorted(self.pids.items()):
             for one in _of_process(pid):
@@ -51,5 +46,5 @@ class WorkerCollector(Collector):
 
 
 def _of_process(pid: int) -> Iterable[Metric]:
-    """Returns the metrics of a process; none if it has ended, or where there is no ``/proc``."""
+    """Returns none if the process has ended, or where there is no ``/proc``."""
     return ProcessCollector(pid=lambda: pid, registry=None).collect()

@@ -1,4 +1,4 @@
-"""Compares options under the same traffic: what was recorded, and what simulations found."""
+"""Compares options under the same traffic: recorded results, and simulated ones."""
 
 from __future__ import annotations
 
@@ -20,31 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Case:
-    """What some options did, or would have done.
-
-    Attributes:
-        name: What it is called.
-        options: The options, as text.
-        outcomes: How many requests ended how.
-        latency_s: From the arrival of each answered request to its result, in seconds.
-        waits_s: How long each request that was in a batch had waited, in seconds.
-        sizes: How many requests each batch had.
-        reasons: How many batches were dispatched for which reason.
-        busy_share: The part of the time that worker slots were busy, 0 to 1; NaN if not known.
-    """
+    """The results of some options, recorded or simulated."""
 
     name: str
     options: str
-    outcomes: Mapping[str, int]
-    latency_s: Sequence[float]
-    waits_s: Sequence[float]
-    sizes: Sequence[int]
-    reasons: Mapping[DispatchReason, int]
-    busy_share: float
+    outcomes: Mapping[str, int]  # number of requests
+    latency_s: Sequence[float]  # of each answered request, from its arrival
+    waits_s: Sequence[float]  # of each request that was in a batch
+    sizes: Sequence[int]  # of each batch
+    reasons: Mapping[DispatchReason, int]  # number of batches
+    busy_share: float  # the part of the time that slots were busy, 0 to 1; NaN if not known
 
     @classmethod
     def simulated(cls, name: str, options: str, simulation: Simulation) -> Case:
-        """Returns what a simulation found."""
         return cls(
             name,
             options,
@@ -58,7 +46,6 @@ class Case:
 
     @classmethod
     def recorded(cls, batcher: RecordedBatcher, options: str) -> Case:
-        """Returns what was recorded."""
         batches = batcher.batches
         counted = Counter(batch.reason for batch in batches)
         busy_share = math.nan
@@ -80,25 +67,21 @@ class Case:
 
     @property
     def mean_batch(self) -> float:
-        """The average number of requests of a batch; NaN if there was none."""
+        """NaN if there was no batch."""
         return sum(self.sizes) / len(self.sizes) if self.sizes else math.nan
 
     @cached_property
     def latency(self) -> dict[str, float]:
-        """The percentiles of the latency, in seconds."""
         return percentiles(self.latency_s)
 
     @cached_property
     def wait(self) -> dict[str, float]:
-        """The percentiles of the wait in the queue, in seconds."""
         return percentiles(self.waits_s)
 
     def count(self, *outcomes: str) -> int:
-        """Returns how many requests ended in one of some ways."""
         return sum(self.outcomes.get(one, 0) for one in outcomes)
 
     def as_data(self) -> dict[str, Any]:
-        """Returns it for JSON; times in seconds."""
         return {
             "name": self.name,
             "options": self.options,

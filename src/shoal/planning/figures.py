@@ -12,7 +12,7 @@ _PERCENTILES: Final = (50, 90, 99, 99.9)
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Returns the least of ascending values that so many percent are not above; NaN of none."""
+    """Returns a percentile of ascending values, by nearest rank; NaN of none."""
     return ordered[math.ceil(len(ordered) * percent / 100) - 1] if ordered else math.nan
 
 
@@ -44,5 +44,4 @@ def three_digits(number: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Formats a share from 0 to 1 as a percentage."""
     return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.1%}"

@@ -5,8 +5,8 @@ NDJSON has one object per line. A time is a number of seconds or an ISO 8601 dat
 becomes 0. Lines may be in any order, since logs are written when requests end.
 
 A trace of ``shoal trace`` is NDJSON that begins with a line ``{"record": "trace", ...}``. It has
-further lines with a member ``record``, about batchers and their batches, and its requests name the
-batcher that they were for.
+further lines with a member ``record``, about batchers and their batches, and its requests name
+their batcher.
 """
 
 from __future__ import annotations
@@ -28,15 +28,10 @@ if TYPE_CHECKING:
 
 
 class Item(NamedTuple):
-    """The properties of a recorded request's item that matter for forming batches.
+    """The properties of a recorded request's item that matter for forming batches."""
 
-    Attributes:
-        cost: How much of ``max_batch_size`` it takes up.
-        bucket: What requests of one batch must have in common.
-    """
-
-    cost: float = 1.0
-    bucket: str | None = None
+    cost: float = 1.0  # its part of `max_batch_size`
+    bucket: str | None = None  # only items of one bucket share a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +42,9 @@ class Recording:
         arrivals: Its requests, in order of time; the first arrives at 0.
         columns: The known columns that it has.
         unknown: Its other columns, which are ignored.
-        batcher: What else was recorded of the batcher that the requests were for; None if the trace
-            is not one of ``shoal trace``.
-        others: The names of the other batchers of the trace, whose requests are left out.
+        batcher: The options and batches of the requests' batcher; None unless ``shoal trace``
+            recorded the trace.
+        others: The names of the other batchers of the trace; their requests are left out.
         lost: How many requests and batches of all batchers could not be recorded.
         unfinished: How many requests had not ended when the recording did.
     """
@@ -70,12 +65,12 @@ def read_trace(path: Path, batcher: str | None = None) -> Recording:
         path: A file. It is NDJSON if it begins with ``{``, or its name ends in ``.ndjson`` or
             ``.jsonl``; anything else is read as CSV. Its columns: ``at``, and optionally
             ``priority``, ``timeout_s``, ``queue_timeout_s``, ``cost`` and ``bucket``.
-        batcher: Of a trace of ``shoal trace``, the batcher whose requests are read; None for the
+        batcher: The batcher to read the requests of, in a trace of ``shoal trace``; None for the
             one with the most requests.
 
     Raises:
-        ValueError: The file can't be read, and the message names the line; or it has no such
-            batcher.
+        ValueError: The file can't be read, and the message names the line; or it has no requests
+            for that batcher.
     """
     reading = _Reading()
     try:
@@ -101,16 +96,12 @@ def _up_to_text(lines: Iterable[str]) -> Iterator[str]:
 
 
 class _Requests:
-    """The requests for one batcher, as they are read."""
-
     def __init__(self) -> None:
         self.arrivals: list[Arrival] = []
         self.columns: dict[str, None] = {}
 
 
 class _Reading:
-    """What was read of a trace so far."""
-
     def __init__(self) -> None:
         self._is_recorded = False
         self._requests: dict[str, _Requests] = {}
@@ -118,11 +109,6 @@ class _Reading:
         self._lost = self._unfinished = 0
 
     def add(self, where: str, row: dict[str, Any]) -> None:
-        """Adds a line.
-
-        Raises:
-            ValueError: The line is wrong.
-        """
         kind = row.get("record")
         if kind == "trace":
             self._is_recorded = True
@@ -175,11 +161,6 @@ class _Reading:
             requests.columns |= dict.fromkeys(row)
 
     def recording(self, path: Path, batcher: str | None) -> Recording:
-        """Returns the requests for one batcher.
-
-        Raises:
-            ValueError: There is none.
-        """
         requests = self._requests
         if not requests:
             raise ValueError(f"{path} has no requests")

@@ -86,7 +86,7 @@ def diurnal(
 def _thinned(
     rate: float, share: Callable[[float], float], duration_s: float, seed: int
 ) -> Iterator[float]:
-    """Draws times of a Poisson process, and keeps the given share of them, which varies by time."""
+    """Draws times of a Poisson process, and keeps a share of them, which varies by time."""
     chance = random.Random(seed)  # noqa: S311 - no secret is drawn
     at = chance.expovariate(rate)
     while at < duration_s:

@@ -1,4 +1,4 @@
-"""The trace that a request from the network continues, by what its headers say."""
+"""The trace that a request from the network continues, as its headers say."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class _Getter(Getter[Headers]):
-    """Reads the headers that are given once, and are not too long."""
+    """Reads the headers that occur once, and are not too long."""
 
     def get(self, carrier: Headers, key: str) -> list[str] | None:
-        """Returns the values of a header; None if it has none that counts."""
         name = key.lower()
         wanted = name.encode("latin-1")
         found = [value.decode("latin-1") for given, value in carrier if given == wanted]
@@ -42,7 +41,6 @@ class _Getter(Getter[Headers]):
         return found if len(found) == 1 and len(found[0]) <= _LONGEST else None
 
     def keys(self, carrier: Headers) -> list[str]:
-        """Returns the names of the headers."""
         return [name.decode("latin-1") for name, _ in carrier]
 
 
@@ -50,13 +48,7 @@ _GETTER: Final = _Getter()
 
 
 def context_of_caller(headers: Iterable[tuple[bytes, bytes]]) -> Context:
-    """Returns the context of the span that a request is made in; an empty one if it names none.
-
-    What is malformed, too long, or given more than once counts as not given.
-
-    Args:
-        headers: The headers of the request, with their names in lower case.
-    """
+    """Returns an empty context if the lower-case headers name no valid span."""
     names = _names_read_by(get_global_textmap())
     given = [pair for pair in headers if pair[0] in names]
     return extract(given, Context(), _GETTER) if given else Context()

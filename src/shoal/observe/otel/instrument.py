@@ -1,4 +1,4 @@
-"""Turning tracing on for a batcher, a batched function, a controller or an application."""
+"""Turns tracing on for a batcher, a batched function, a controller or an application."""
 
 from __future__ import annotations
 
@@ -22,24 +22,22 @@ SCOPE: Final = "shoal"
 
 
 class Observed(Protocol):
-    """What has batches: a `shoal.Batcher`, `shoal.Controller` or `shoal.App`."""
+    """A `shoal.Batcher`, `shoal.Controller` or `shoal.App`."""
 
     @property
-    def observers(self) -> Observers:
-        """What is told of its batches."""
-        ...
+    def observers(self) -> Observers: ...
 
 
 @runtime_checkable
 class OfBatchers(Protocol):
-    """The observing of batchers that are opened and closed as a program runs."""
+    """Observes batchers that are opened and closed as a program runs."""
 
     def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
-        """Gives each an observer of its own; raises `KeyError` if they have one of the kind."""
+        """Adds an observer to each; raises `KeyError` if they have one of the kind."""
         ...
 
     def end(self, kind: object) -> list[BatchObserver]:
-        """Takes these away, and returns them."""
+        """Removes these observers, and returns them."""
         ...
 
 
@@ -48,27 +46,27 @@ class Batched(Protocol):
 
     @property
     def watches(self) -> OfBatchers | None:
-        """Who observes its batchers; None for a method of one instance."""
+        """None for a method of one instance."""
         ...
 
 
 @runtime_checkable
 class OfRequests(Protocol):
-    """The tracing of what answers requests from the network as well."""
+    """Traces requests from the network."""
 
     def begin(self, tracer: Tracer) -> Callable[[], object]:
-        """Makes a span for each request; returns what ends that."""
+        """Makes a span for each request, until the returned function is called."""
         ...
 
 
 class Instrumentation:
-    """Tracing that is on; see `instrument`."""
+    """Tracing that is on, as `instrument` returns it."""
 
     def __init__(self, end: list[Callable[[], object]]) -> None:
         self._end = end
 
     def uninstrument(self) -> None:
-        """Turns it off: spans that are open end now. Idempotent."""
+        """Turns it off: open spans end now. Idempotent."""
         while self._end:
             self._end.pop()()
 
@@ -84,13 +82,13 @@ def instrument(
 
         instrument(app)
 
-    Each request has a span, with the events ``queue``, ``wait`` and ``run``; each batch has one,
-    which is linked to those of its requests, and in which its handler runs. A `shoal.App` also has
-    a span for each HTTP request and each WebSocket, which continues the trace of its caller.
+    Each request has a span, with the events ``queue``, ``wait`` and ``run``. Each batch has a span
+    that is linked to the spans of its requests; its handler runs in it. A `shoal.App` also has a
+    span for each HTTP request and each WebSocket, which continues the trace of its caller.
 
-    Of a function that is decorated with `shoal.batch` all batchers are traced, those that are open
-    and those that will be, in each event loop; of a method (``instrument(Model.predict)``), those
-    of all instances.
+    With a function that is decorated with `shoal.batch`, all its batchers are traced, in each event
+    loop, also those that are opened later. With a method (``instrument(Model.predict)``), the
+    batchers of all instances are traced.
 
     Args:
         target: A `shoal.Batcher`, a function decorated with `shoal.batch`, a `shoal.Controller` or
@@ -98,10 +96,10 @@ def instrument(
         tracer_provider: Makes the tracer; None for the global one, also if that is set later.
 
     Returns:
-        What turns it off again.
+        An object that turns tracing off.
 
     Raises:
-        TypeError: The target is nothing that has batches, or a method of one instance.
+        TypeError: The target has no batches, or is a method of one instance.
         RuntimeError: It is instrumented already.
     """
     tracer = trace.get_tracer(SCOPE, _version(), tracer_provider)

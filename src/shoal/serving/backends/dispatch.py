@@ -1,8 +1,8 @@
-"""Runs a batch on a replica, and again on another one if that dies and ``retries`` allows it.
+"""Runs a batch on a replica, and on another one if that dies and ``retries`` allows it.
 
 This is the handler of a backend's batchers. It takes its replica before it first waits, as `Room`
-requires. A request runs again only if nothing of its answer has reached the caller. In a batch
-that streams, the requests that had got no item run again, and the others fail.
+requires. A request runs again only if no part of its answer has reached the caller. In a batch that
+streams, the requests without an item run again, and the others fail.
 """
 
 from __future__ import annotations
@@ -30,23 +30,11 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class BatchDispatcher:
-    """Runs the batches of one method on the replicas of a backend.
-
-    Args:
-        name: The backend's tag, for messages.
-        method: The method.
-        pool: The replicas.
-        retries: Returns how many times a batch may run again after a replica died, at the moment.
-
-    Attributes:
-        handler: The handler to make a batcher with.
-    """
-
     def __init__(self, name: str, method: Method, pool: Pool, retries: Callable[[], int]) -> None:
         self._name = name
         self._method = method.name
         self._pool = pool
-        self._retries = retries
+        self._retries = retries  # read at each death: it may change
         binding = Binding.of_items(method.signature, "items")
         self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
         self.handler.name = name
@@ -96,17 +84,14 @@ class BatchDispatcher:
             tries += 1
 
     def _note(self, member: Member, death: ReplicaDied) -> bool:
-        """Withdraws a replica that has died; returns whether the death was this replica's."""
+        """Withdraws a replica that died; returns whether it was the one that died."""
         if death.replica not in ("", member.replica.tag):
             return False
         self._pool.withdraw(member)
         return True
 
     def _runs_again(self, member: Member, death: ReplicaDied, tries: int) -> bool:
-        """Returns whether a batch runs again.
-
-        It does not if the replica that died is another one, called by the code.
-        """
+        # The replica that died may be another one, which the code has called.
         is_own = self._note(member, death)
         if not is_own or tries >= self._retries():
             return False
@@ -115,15 +100,7 @@ class BatchDispatcher:
 
 
 def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Binding) -> Handler:
-    """Makes the handler of batches that take requests while they run, on replicas in this loop.
-
-    Args:
-        pool: The replicas.
-        method: The method.
-        fill: When a batch is complete.
-        streams: Whether calls are answered by streams.
-        binding: How calls become requests; from a replica.
-    """
+    """Makes the handler of batches that take requests while they run, in this event loop."""
 
     async def run(batch: OpenBatch[Any, Any]) -> None:
         member = pool.choose(1) or await pool.wait(1)
@@ -142,11 +119,7 @@ def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Bi
 
 
 class _Attempt:
-    """One run of a streaming batch: the requests in it, and how far each has got.
-
-    Attributes:
-        begun: Whether a request has got an item and its stream has not ended.
-    """
+    """One run of a streaming batch: the requests in it, and the progress of each."""
 
     def __init__(self, positions: list[int], width: int) -> None:
         self._positions = positions
@@ -160,10 +133,7 @@ class _Attempt:
         return bool(self._sent - self._over)
 
     def spread(self, step: Any) -> Any:
-        """Records what a step holds, and moves its values to their requests' places in the batch.
-
-        A step without exactly one value per request is returned as it is; the batcher refuses it.
-        """
+        """Records a step, and moves its values to their requests' places in the batch."""
         try:
             slots = list(step)
         except TypeError:
@@ -187,7 +157,7 @@ class _Attempt:
         return self._at({position: own_copy(death) for position in self._sent - self._over})
 
     def untouched(self) -> list[int]:
-        """Returns the positions of the requests that have got nothing."""
+        """Returns the positions of the requests without any result."""
         return [p for p in self._positions if p not in self._sent and p not in self._over]
 
     def _at(self, slots: dict[int, Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """The batcher of one method of a backend, which runs in its own task.
 
 A batch is one call of one method, so each method that is called has its own batcher. Nearly always
-that is ``__call__`` alone. The batchers share the backend's replicas.
+that is only ``__call__``. The batchers share the backend's replicas.
 
 A batcher that breaks (because a policy of the user's raises, for example) must not end the others,
 so its error stops here and is logged. Its callers have failed by then, and later calls fail with
@@ -38,15 +38,6 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class MethodBatcher:
-    """The batcher of one method.
-
-    Attributes:
-        method: The method.
-        batcher: The batcher itself.
-        streams: Whether its calls are answered by streams.
-        check_arrays: Checks the arrays in an item; None if no parameter has an array type.
-    """
-
     def __init__(
         self,
         name: str,
@@ -64,33 +55,24 @@ class MethodBatcher:
         )
         self._fit_room()
         self.streams = self.batcher.streams
+        # None if no parameter has an array type
         self.check_arrays = array_check(self.batcher.signature)
         self._made: dict[Any, Any] = {}
 
     def made_by(self, make: Callable[[Signature], T]) -> T:
-        """Returns what a function makes of the signature of a call with one item, once for all.
-
-        Args:
-            make: The function; not a new one each time, since what it made is kept under it.
-        """
+        """Returns what `make` returns for the signature of a call, cached by `make`."""
         made: T | None = self._made.get(make)
         if made is None:
             made = self._made[make] = make(self.batcher.signature)
         return made
 
     def check(self, options: dict[str, Any]) -> None:
-        """Checks options before they are applied.
-
-        Raises:
-            TypeError: An option has the wrong type.
-            ValueError: An option does not fit the code or the other options, or can't be changed.
-        """
+        """Raises `TypeError` or `ValueError` for options that can't be applied."""
         checked_options(options, self._handler)
         if self.batcher.is_alive:
             refuse_change(self.batcher.options.open, options["open"])
 
     def configure(self, options: dict[str, Any]) -> None:
-        """Changes options of the batcher; `Batcher.configure` says what it raises."""
         self.batcher.configure(**options)
         self._fit_room()
 
@@ -100,17 +82,10 @@ class MethodBatcher:
         self._room.size = self.batcher.options.max_batch_size if is_closed else 1
 
     def forget_results(self) -> None:
-        """Empties the cache of results, which other code or another user config has made."""
         if self.batcher.is_alive:
             self.batcher.find().forget_results()
 
     async def run(self, enter: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
-        """Runs the batcher until it is closed.
-
-        Args:
-            enter: Called first, in the context in which the code may run.
-            task_status: Signalled when calls are accepted.
-        """
         enter()
         is_open = False
 
@@ -133,11 +108,7 @@ class MethodBatcher:
                 raise passed_on from None
 
     async def close(self, *, at_once: bool) -> None:
-        """Closes the batcher, once its queued requests have been answered.
-
-        Args:
-            at_once: Whether to fail the queued requests instead.
-        """
+        """Closes the batcher, after its queued requests or by failing them."""
         if at_once:
             self.batcher.configure(graceful_shutdown_timeout_s=0)
         await self.batcher.aclose()
@@ -147,7 +118,7 @@ class MethodBatcher:
 
 
 def ends_the_server(error: BaseException) -> bool:
-    """Returns whether an error must also end the tasks around the batcher that raised it."""
+    """Whether an error must also end the tasks around the batcher that raised it."""
     if isinstance(error, BaseExceptionGroup):
         return False  # its members are checked one by one
     wanted = (KeyboardInterrupt, SystemExit, anyio.get_cancelled_exc_class())

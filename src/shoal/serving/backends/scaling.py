@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 
 class Scaling:
-    """The autoscaling of one backend: a task that runs only while autoscaling is configured.
-
-    Args:
-        load: Returns the numbers of queued requests and of those in replicas.
-        wanted: Returns the wanted number of replicas.
-        set_wanted: Changes that number.
-        start_task: Starts a task that ends with the backend.
-    """
+    """The autoscaling of one backend: a task that runs only while it is configured."""
 
     def __init__(
         self,
@@ -31,7 +24,7 @@ class Scaling:
         set_wanted: Callable[[int], None],
         start_task: Callable[..., None],
     ) -> None:
-        self._load = load
+        self._load = load  # the queued requests, and those in replicas
         self._wanted = wanted
         self._set_wanted = set_wanted
         self._start_task = start_task
@@ -41,7 +34,7 @@ class Scaling:
         self._was_woken = 0
 
     def wake(self) -> None:
-        """Makes autoscaling decide now if no replica is wanted; called when a batch is due."""
+        """Decides now if no replica is wanted; called when a batch is due."""
         if not self._wanted():
             self._was_woken = 1
             self._woken.set()

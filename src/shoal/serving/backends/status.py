@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 def state_of(backend: Backend) -> BackendState:
-    """Returns the state of a backend."""
     if backend.is_closing:
         return "draining"
     if backend.failure is not None:
@@ -26,7 +25,6 @@ def state_of(backend: Backend) -> BackendState:
 
 
 def status_of(backend: Backend) -> BackendStatus:
-    """Returns the status of a backend."""
     supervisor = backend.supervisor
     failures = supervisor.failures
     failure = backend.failure or failures.last

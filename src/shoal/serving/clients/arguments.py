@@ -1,8 +1,7 @@
-"""The forms of the arguments of a client's verbs: how each is sent as JSON, and made from it again.
+"""The forms of the arguments of a client's verbs: how each is converted to JSON and back.
 
-Before it sends a request, a remote client checks what it can without the server, by the functions
-with which the controller checks it. So the errors are the same. Other values are checked by the
-controller alone.
+Before it sends a request, a remote client checks the arguments that need no server, with the
+functions that the controller uses. So the errors are the same. The controller checks the rest.
 """
 
 from __future__ import annotations
@@ -26,34 +25,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Form:
-    """The form of an argument in JSON.
-
-    Attributes:
-        sent: Checks the argument, and returns what is sent.
-        received: Returns the argument, from what was received. Checks its import paths by the rule.
-    """
-
+    # checks the argument
     sent: Callable[[Any], Any] = lambda value: value
+    # checks import paths with the rule
     received: Callable[[ImportRule, Any], Any] = lambda _, value: value
 
 
 def array(name: str, value: Any) -> Sequence[Any]:
-    """Checks that a JSON value is an array.
-
-    Raises:
-        TypeError: It is not.
-    """
     if not isinstance(value, list):
         raise TypeError(f"{name} must be an array, not {value!r}")
     return cast("Sequence[Any]", value)
 
 
 def mapping(name: str, value: Any) -> dict[str, Any]:
-    """Checks that a JSON value is an object.
-
-    Raises:
-        TypeError: It is not.
-    """
     if not isinstance(value, dict):
         raise TypeError(f"{name} must be an object, not {value!r}")
     return cast("dict[str, Any]", value)

@@ -1,4 +1,4 @@
-"""What clients and handles are, for a controller in this process or behind HTTP.
+"""The interfaces of clients and handles, for a controller in this process or behind HTTP.
 
 A `Client` has the verbs that operate a controller. Its `get_handle` returns a `Handle`, which calls
 one endpoint.
@@ -73,7 +73,7 @@ class Client:
             tag: Its name: 1 to 64 of the characters ``A-Z a-z 0-9 _ . : -``.
             definition: A function, a class, or an import path ``"package.module:Name"``.
             *init_args: The positional arguments of the class.
-            config: Its options; see `BackendConfig`.
+            config: Its options.
             init_kwargs: The keyword arguments of the class.
 
         Raises:
@@ -90,7 +90,7 @@ class Client:
     async def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
-        """Changes the given options, and no others.
+        """Changes the options that you pass, and keeps the others.
 
         Options of batching, limits and the number of replicas change at once. A new ``user_config``
         is given to each replica's ``reconfigure``. An option that only new replicas can apply
@@ -173,7 +173,7 @@ class Client:
         route: str | None = None,
         methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
-        """Creates an endpoint all of whose traffic goes to one backend.
+        """Creates an endpoint with all its traffic to one backend.
 
         Args:
             name: Its name: 1 to 64 of the characters ``A-Z a-z 0-9 _ . : -``.
@@ -233,7 +233,7 @@ class Client:
         """Copies a share of an endpoint's requests to a backend, and discards its answers.
 
         A backend that has traffic of the endpoint too gets no copies of requests that it answers
-        itself. Copies of the others wait in the same queue as its own requests, and may delay them.
+        itself. Copies of other requests wait in its queue, and may delay its own requests.
 
         Args:
             endpoint: The endpoint.
@@ -270,11 +270,11 @@ class Client:
 
     @verb("POST", "shutdown", goes_on=True)
     async def shutdown(self) -> None:
-        """Ends the controller, once pending requests have been answered or have timed out.
+        """Shuts the controller down, once pending requests have been answered or have timed out.
 
-        Idempotent; another call waits for the same end.
+        Idempotent; another call waits for the same shutdown.
 
-        Cancellation: the call stops waiting, and the controller ends nevertheless.
+        Cancellation: the call stops waiting, and the shutdown continues.
         """
 
 
@@ -283,7 +283,7 @@ VERBS: Final[Mapping[str, Verb | None]] = {
     for name, method in vars(Client).items()
     if iscoroutinefunction(method)
 }
-"""The verbs of a `Client`, by name; None for `get_handle`, which is no request of its own."""
+"""The verbs of a `Client`, by name; None for `get_handle`, which sends no request of its own."""
 
 
 class ResultIterator(Protocol):
@@ -317,7 +317,7 @@ class SyncHandle(Protocol):
         ...
 
     def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
+        """Makes many calls at once, and blocks until all have ended."""
         ...
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
@@ -325,7 +325,7 @@ class SyncHandle(Protocol):
         ...
 
     def options(self, **options: Unpack[HandleKeywords]) -> SyncHandle:
-        """Returns a copy of the handle with other options; see `Handle.options`."""
+        """Returns a copy of the handle with other options."""
         ...
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
@@ -337,7 +337,7 @@ class SyncHandle(Protocol):
 class Handle(Protocol):
     """Calls an endpoint from Python.
 
-    A parameter of a backend's code, or of its constructor, with this annotation is given the handle
+    A parameter of a backend's code, or of its constructor, with this annotation gets the handle
     of the endpoint with the parameter's name, or of another: ``Annotated[Handle, "embed-v2"]``.
     """
 
@@ -387,7 +387,7 @@ class Handle(Protocol):
         ...
 
     def options(self, **options: Unpack[HandleKeywords]) -> Handle:
-        """Returns a copy of the handle with other options; those not given stay as they are.
+        """Returns a copy of the handle with other options; options that you omit stay the same.
 
         Args:
             **options: The fields of `shoal.replicas.code.endpoint_call.HandleOptions`.

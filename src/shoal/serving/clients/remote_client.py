@@ -1,7 +1,7 @@
 """A client of a server, through its admin API; extra ``shoal[client]``.
 
-Verbs, errors and results are those of a client in the server's own process, except for what JSON
-can't carry: code is given by import paths, and arguments and results of calls are JSON values.
+Verbs, errors and results are those of a client in the server's own process, except for values that
+JSON can't carry: code is named by import paths, and arguments and results are JSON values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600
             verbs wait until replicas are ready. Calls have their own time limits.
 
     Raises:
-        TypeError: The URL or the token is not text, or the time is no number.
+        TypeError: The URL or the token is not text, or the time is not a number.
         ValueError: The URL has none of these forms, the token has invalid characters, or the time
             is negative.
         ModuleNotFoundError: httpx is not installed.
@@ -56,7 +56,7 @@ def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600
 
 
 class RemoteClient(Client):
-    """Operates a server's controller; see `Client` and `connect`.
+    """Operates a server's controller.
 
     Every verb also raises:
         ConnectionError: The server can't be reached, or the connection broke; in the second case
@@ -112,7 +112,7 @@ class RemoteClient(Client):
         self.close_to(_CLOSED)
 
     async def aclose(self) -> None:
-        """Closes the connections; the server goes on. Idempotent."""
+        """Closes the connections; the server keeps running. Idempotent."""
         if self._sync is not None:
             await self._sync.aclose()
         await self._connection.pool.aclose()
@@ -132,7 +132,7 @@ class RemoteClient(Client):
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Records the arrivals of requests at the server, for a simulation.
 
-        Gives the lines of a trace, each an object of JSON, as they are recorded. Leaving the block
+        Yields the lines of a trace, each a JSON object, as they are recorded. Leaving the block
         ends the recording.
 
         Args:
@@ -144,7 +144,6 @@ class RemoteClient(Client):
         Raises:
             NoSuchName: There is no such backend.
             ValueError: A number is out of its range.
-            Exception: As every verb.
         """
         given = {
             "backend": backend,
@@ -160,13 +159,12 @@ class RemoteClient(Client):
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
-        """Watches the server as its dashboard does; gives the messages of its feed.
+        """Watches the server as its dashboard does; yields the messages of its feed.
 
-        The messages are those of this version's own page, and may change with it.
+        The messages are those of this version's dashboard page, and may change with it.
 
         Raises:
-            ConnectionError: As every verb; or the server has no dashboard.
-            Exception: As every verb.
+            ConnectionError: The server can't be reached, or has no dashboard.
         """
         answer = await self._connection.open_feed()
         try:
@@ -176,7 +174,6 @@ class RemoteClient(Client):
             await answer.aclose()
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:
-        """See `Client.get_handle`."""
         if missing_ok:
             checked_tag("an endpoint's name", endpoint)
         else:
@@ -184,7 +181,6 @@ class RemoteClient(Client):
         return RemoteHandle(endpoint, self._connection, self._sync_handle)
 
     async def shutdown(self) -> None:
-        """See `Client.shutdown`: the server's controller ends, for all its clients."""
         if self._connection.pool.is_closed:
             return
         await super().shutdown()
@@ -193,11 +189,10 @@ class RemoteClient(Client):
             self._sync.close_to(_SHUT_DOWN)
 
     def close_to(self, reason: str) -> None:
-        """Refuses all further requests, for this reason."""
         self._connection.pool.close_to(reason)
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> RemoteHandle:
-        """Returns a handle with options, without checking that the endpoint exists."""
+        """Does not check that the endpoint exists."""
         return RemoteHandle(
             endpoint, self._connection, self._sync_handle, handle_options=handle_options
         )
@@ -213,21 +208,16 @@ class RemoteClient(Client):
 
 
 class RemoteSyncFace:
-    """A remote client for threads and notebooks; its event loop runs in its own thread.
+    """A remote client for threads and notebooks, with an event loop in its own thread.
 
-    ``with shoal.connect(url).sync as client: client.status()``; or `close` it. The thread starts
-    with the first verb, and does not keep the program from ending.
-
-    Args:
-        client: The client.
-        shut_down: Called with the reason when this object has shut the server's controller down.
+    The thread starts with the first verb, and does not keep the program from ending.
     """
 
     def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
         self._thread = PortalThread("shoal-client")
         self._verbs = SyncFace(client, self._thread)
         self._remote = client
-        self._shut_down = shut_down
+        self._shut_down = shut_down  # called with the reason after `shutdown`
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         if verb == "_verbs":  # not set yet in an object that is being copied
@@ -245,11 +235,7 @@ class RemoteSyncFace:
         self.close()
 
     def connected(self) -> Self:
-        """Checks that the server answers, and returns itself.
-
-        Raises:
-            As every verb of `RemoteClient`.
-        """
+        """Checks that the server responds."""
         try:
             self._thread.run(self._remote.status, "async with shoal.connect(...) as client:")
         except BaseException:
@@ -258,26 +244,23 @@ class RemoteSyncFace:
         return self
 
     def shutdown(self) -> None:
-        """See `Client.shutdown`."""
         self._thread.run(self._remote.shutdown, "await client.shutdown()")
         self._shut_down(_SHUT_DOWN)
 
     def close(self) -> None:
-        """Closes the connections and ends the thread; the server goes on. Idempotent."""
+        """Closes the connections and ends the thread; the server keeps running."""
         self._remote.close_to(_CLOSED)
         self._thread.close(self._remote.aclose)
 
     async def aclose(self) -> None:
-        """Does what `close` does, without blocking the event loop."""
+        """Like `close`, without blocking the event loop."""
         self._remote.close_to(_CLOSED)
         await self._thread.aclose(self._remote.aclose)
 
     def close_to(self, reason: str) -> None:
-        """Refuses all further requests, for this reason."""
         self._remote.close_to(reason)
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> SyncHandleFace:
-        """Returns a handle with options, without checking that the endpoint exists."""
         return SyncHandleFace(self._remote.handle(endpoint, handle_options), self._thread)
 
 

@@ -26,13 +26,6 @@ _LEAST_S = 0.001
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RemoteHandle(AsyncHandle):
-    """Calls an endpoint of a server; see `Handle`. Arguments and results are JSON values.
-
-    Attributes:
-        connection: The connections to the server.
-        to_sync: Makes the handle for threads.
-    """
-
     _MAX_CONCURRENT = 64  # as `HttpClient.map`
 
     connection: AdminConnection
@@ -40,19 +33,9 @@ class RemoteHandle(AsyncHandle):
 
     @property
     def sync(self) -> SyncHandleFace:
-        """A handle with blocking calls, for threads."""
         return self.to_sync(self)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a call; await its result. See `Handle.call`.
-
-        The deadline of the innermost cancel scope is sent along.
-
-        Raises:
-            ConnectionError: The server can't be reached, or the connection broke.
-
-        Cancellation: closes the connection, and the server cancels the call.
-        """
         timeout_s, deadline = await self._time()
         body = self._body(args, kwargs, timeout_s)
         try:
@@ -63,8 +46,6 @@ class RemoteHandle(AsyncHandle):
             raise
 
     def stream(self, *args: Any, **kwargs: Any) -> HttpStream:
-        """Returns the stream of a call, which is made when the stream is entered."""
-
         async def open_() -> tuple[JsonLines, float]:
             timeout_s, deadline = await self._time()
             body = self._body(args, kwargs, timeout_s)

@@ -1,6 +1,6 @@
 """A client for threads and notebooks: the verbs of any `Client`, as plain functions that block.
 
-The coroutines run in the client's event loop; see `shoal.replicas.portal`.
+The coroutines run in the client's event loop, through a `Bridge`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
 
 class SyncFace:
-    """The verbs of a client as plain functions; see `shoal.serving.clients.protocol.SyncClient`.
-
-    Args:
-        client: The client.
-        bridge: Runs coroutines in its event loop.
-    """
-
     def __init__(self, client: Client, bridge: Bridge) -> None:
         self._client = client
         self._bridge = bridge
@@ -49,7 +42,7 @@ class SyncFace:
         return block
 
     def shutdown(self) -> None:
-        """See `Client.shutdown`. Does nothing if the client's event loop has ended."""
+        """Does nothing if the client's event loop has ended."""
         with suppress(ShutDown):
             self._bridge.run(self._client.shutdown, "await client.shutdown()")
 
@@ -59,18 +52,14 @@ class SyncFace:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SyncHandleFace(BlockingHandle):
-    """A handle whose calls block, for threads; see `shoal.serving.clients.protocol.SyncHandle`."""
-
     _bridge: Bridge  # runs coroutines in the handle's event loop
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a call, and blocks until it is answered; see `Handle.call`."""
         return self._bridge.run(
             lambda: self._handle.call(*args, **kwargs), "await handle.call(...)"
         )
 
     def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
         lists = [list(column) for column in columns]  # in this thread: they may block
         return self._bridge.run(
             lambda: self._handle.map(*lists, return_exceptions=return_exceptions),
@@ -78,5 +67,4 @@ class SyncHandleFace(BlockingHandle):
         )
 
     def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
-        """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""
         return BlockingStream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")

@@ -32,34 +32,20 @@ _NAMES: Final = {"tag": BACKEND, "backend": BACKEND, "name": ENDPOINT, "endpoint
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of a client, and the HTTP request that it is.
-
-    Arguments that are not in the path or the query are members of the body.
-
-    Attributes:
-        function: The method that declares it.
-        method: The HTTP method.
-        path: The path below that of the admin API; a segment in braces is the argument of that
-            name.
-        signature: The parameters, without the client itself.
-        forms: The forms of the arguments.
-        query: The argument that is in the query, as 0 or 1; None for no query.
-        body: The argument that is the whole body; None if none is.
-        goes_on: Whether the verb goes on if its HTTP client disconnects.
-    """
+    """A verb of a client as an HTTP request; arguments that are not in its path are in its body."""
 
     function: Callable[..., Coroutine[Any, Any, Any]]
     method: str
-    path: str
+    path: str  # below the admin API; a segment in braces is an argument
+    # without `self`
     signature: Signature
     forms: Mapping[str, Form]
-    query: str | None
-    body: str | None
-    goes_on: bool
+    query: str | None  # the argument in the query, as 0 or 1
+    body: str | None  # the argument that is the whole body
+    goes_on: bool  # whether it continues after its HTTP client disconnects
 
     @functools.cached_property
     def result(self) -> Any:
-        """The annotation of the result."""
         return get_type_hints(self.function)["return"]
 
     @functools.cached_property
@@ -74,16 +60,9 @@ class Verb:
 
     @property
     def takes_body(self) -> bool:
-        """Whether its request has a body."""
         return self.body is not None or bool(self.members)
 
     def request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
-        """Returns the path and the body of the request with some arguments.
-
-        Raises:
-            TypeError: The arguments don't fit the parameters, or one has the wrong type.
-            Exception: The check of an argument raised this.
-        """
         # Arguments that don't fit get Python's own message, which names the verb.
         self.function(None, *args, **kwargs).close()
         bound = self.signature.bind(*args, **kwargs)
@@ -97,16 +76,6 @@ class Verb:
         return path, {name: sent[name] for name in self.members} or None
 
     def arguments(self, received: Mapping[str, Any], imports: ImportRule) -> BoundArguments:
-        """Returns the arguments that a request has.
-
-        Args:
-            received: What was received for each argument.
-            imports: The rule for import paths.
-
-        Raises:
-            TypeError: An argument has the wrong type.
-            NotAllowed: An import path is not allowed.
-        """
         made = {name: self.forms[name].received(imports, one) for name, one in received.items()}
         return BoundArguments(self.signature, OrderedDict(made))
 
@@ -120,11 +89,7 @@ def verb(
     goes_on: bool = False,
     **forms: Form,
 ) -> Callable[[F], F]:
-    """Declares a method of `Client` as a verb; see `Verb` for the arguments.
-
-    Arguments without a form are sent as they are. Called on a remote client, the method passes the
-    verb and its arguments to the client's `_send`.
-    """
+    """Declares a method of `Client` as a verb. Arguments without a form are sent unchanged."""
     forms = {name: _NAMES[name] for name in _IN_PATH.findall(path)} | forms
 
     def declare(function: F) -> F:

@@ -104,21 +104,13 @@ _BUILTINS: Final[Mapping[str, type[Exception]]] = {
 
 @dataclass(frozen=True)
 class WireError:
-    """An exception as it is sent.
-
-    Attributes:
-        kind: One of `KINDS`, or `RAISED`.
-        text: Its message.
-        more: Further attributes of its class.
-    """
-
-    kind: str
+    kind: str  # one of `KINDS`, or `RAISED`
     text: str
+    # further attributes of its class
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def sent(error: Exception) -> WireError:
-    """Returns an exception as it is sent."""
     for made in type(error).__mro__:
         is_ours = made not in (TypeError, ValueError) or made is type(error)
         if is_ours and (kind := _KIND_OF.get(made)) is not None:
@@ -132,7 +124,7 @@ def sent(error: Exception) -> WireError:
 
 
 def received(error: WireError) -> Exception | None:
-    """Recreates an exception; returns None if its kind is unknown."""
+    """Returns None if the kind is unknown."""
     text, more = error.text, error.more
     if error.kind == RAISED:
         name, like = str(more.get("class", "")), str(more.get("like", ""))

@@ -1,4 +1,4 @@
-"""The JSON of the admin API: how values are written, and how they are made again."""
+"""The JSON of the admin API: how values are converted to it and from it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from shoal.serving.config.config import BackendConfig, durable_options
 
 
 def written(value: Any) -> bytes:
-    """Writes a value as JSON; arrays become lists, and dataclasses become objects.
-
-    Raises:
-        TypeError: It holds an object that JSON can't represent.
-        ValueError: It holds a float or text that JSON can't represent, or contains itself.
-    """
+    """Raises `TypeError` or `ValueError` for values that JSON can't represent."""
     return json_bytes(value, _plain)
 
 
@@ -31,11 +26,10 @@ HIDDEN: Final = "***"
 
 
 def config_shown(config: BackendConfig) -> dict[str, Any]:
-    """Returns the options that a config was given, in the form in which they are shown.
+    """Returns the given options as JSON for display.
 
-    A function that was given as an object is shown as an import path made from its name, which may
-    lead to nothing. Other objects are shown as text. Of environment variables only the names are
-    shown, as the values may be secrets.
+    A function is shown as an import path made from its name, which may not resolve. The values of
+    environment variables may be secrets, so only their names are shown.
     """
     shown: dict[str, Any] = {}
     for name, value in config.given().items():
@@ -49,17 +43,13 @@ def config_shown(config: BackendConfig) -> dict[str, Any]:
 
 
 def without_hidden(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options that were sent, without ``env`` if `config_shown` has hidden its values.
-
-    A client that sends back a config as it was shown does not mean to change them.
-    """
+    # A client that sends back a config as it was shown does not mean to change `env`.
     env = config.get("env")
     is_hidden = isinstance(env, Mapping) and HIDDEN in cast("Mapping[str, Any]", env).values()
     return {name: value for name, value in config.items() if name != "env" or not is_hidden}
 
 
 def shown(result: Any) -> Any:
-    """Returns the result of a verb in the form in which it is sent."""
     if isinstance(result, BackendConfig):
         return config_shown(result)
     if isinstance(result, Mapping):
@@ -68,17 +58,7 @@ def shown(result: Any) -> Any:
 
 
 def made(wanted: Any, value: Any) -> Any:
-    """Makes the result of a verb from JSON values, by its annotation.
-
-    Members for which the class has no field are ignored, since the other side may be newer.
-
-    Args:
-        wanted: The annotation of the value to make.
-        value: The JSON value.
-
-    Raises:
-        TypeError: The value does not fit the annotation.
-    """
+    """Makes a verb's result from JSON by its annotation; raises `TypeError` if it does not fit."""
     if wanted is Any:
         return value
     if wanted is type(None):
@@ -107,6 +87,7 @@ def made(wanted: Any, value: Any) -> Any:
 def _made_dataclass(wanted: Any, value: Any) -> Any:
     _check(value, dict, wanted)
     hints = _hints(wanted)
+    # Unknown members are ignored, since the other side may be newer.
     known = {one.name for one in fields(wanted)}
     return wanted(**{k: made(hints[k], one) for k, one in value.items() if k in known})
 

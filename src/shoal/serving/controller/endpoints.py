@@ -15,28 +15,15 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """Finds endpoints, and keeps their names and routes unique.
-
-    Attributes:
-        by_name: The endpoints, by name.
-        times: How long calls by handles took.
-        version: A number that changes whenever an endpoint is added or removed.
-        coming: The names of endpoints that a program creates once its backends have started.
-    """
-
     def __init__(self) -> None:
         self.by_name: dict[str, Endpoint] = {}
         self.times = RequestTimes()
         self._by_route: dict[str, dict[str, Endpoint]] = {}
-        self.version = 0
+        self.version = 0  # changes whenever an endpoint is added or removed
+        # names of endpoints to come once a program's backends have started
         self.coming: Sequence[str] = ()
 
     def find(self, name: str) -> Endpoint:
-        """Returns an endpoint.
-
-        Raises:
-            NoSuchName: There is no endpoint of that name.
-        """
         try:
             return found("endpoint", name, self.by_name)
         except NoSuchName:
@@ -48,15 +35,11 @@ class Endpoints:
         )
 
     def users_of(self, tag: str) -> list[str]:
-        """Returns the names of the endpoints that have traffic or shadow traffic to a backend."""
+        """Returns the names of the endpoints that have traffic or shadows to a backend."""
         return [name for name, endpoint in self.by_name.items() if endpoint.uses(tag)]
 
     def check_free(self, endpoint: Endpoint) -> None:
-        """Checks that an endpoint's name and route are free.
-
-        Raises:
-            NameTaken: One of them is taken.
-        """
+        """Raises `NameTaken` if the name or route is taken."""
         there = self.by_name.get(endpoint.name)
         if there is not None:
             same = (there.route, set(there.methods)) == (endpoint.route, set(endpoint.methods))
@@ -74,7 +57,6 @@ class Endpoints:
                 )
 
     def add(self, endpoint: Endpoint) -> None:
-        """Adds an endpoint whose name and route are free."""
         self.version += 1
         self.by_name[endpoint.name] = endpoint
         if endpoint.route is not None:

@@ -1,4 +1,4 @@
-"""The handle of an endpoint in this process: `Handle` of the client's protocol, and its streams."""
+"""The handle of an endpoint in this process, and its streams."""
 
 from __future__ import annotations
 
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EndpointHandle(AsyncHandle):
-    """Calls one endpoint of a controller in this process."""
-
     _lifetime: Lifetime  # decides whether calls are accepted
     _endpoints: Endpoints
     _is_inside: bool = False  # whether code in a replica of the controller uses it
@@ -54,11 +52,9 @@ class EndpointHandle(AsyncHandle):
 
     @property
     def sync(self) -> SyncHandleFace:
-        """A handle with blocking calls, for threads."""
         return SyncHandleFace(self, self._lifetime.threads)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Handle.call`."""
         began_at = perf_counter()
         endpoint = self._found()
         endpoint.requests += 1
@@ -85,7 +81,6 @@ class EndpointHandle(AsyncHandle):
                 answer.end()
 
     def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
-        """See `Handle.stream`."""
         endpoint = self._found()
         begin = partial(self._begin_stream, endpoint, args, kwargs)
         return EndpointStream(endpoint, begin, self._endpoints.times)
@@ -100,10 +95,7 @@ class EndpointHandle(AsyncHandle):
         return stream if answer is None else ComparedStream(stream, answer)
 
     def _found(self) -> Endpoint:
-        """Returns the endpoint.
-
-        After the controller was shut down, only code of batches that still run may make calls.
-        """
+        # After the controller was shut down, only code of running batches may make calls.
         if not self._is_inside and running_batch.get(None) is None:
             self._lifetime.check_open()
         return self._endpoints.find(self.endpoint)
@@ -115,7 +107,6 @@ class EndpointHandle(AsyncHandle):
         kwargs: dict[str, Any],
         stream: bool,
     ) -> tuple[MethodBatcher, Entry, Any, CallOptions]:
-        """Chooses the batcher of a call; returns it, its entry, the item, and the call options."""
         chosen, spent_s = self.handle_options, 0.0
         backend = endpoint.backend_for(chosen.shard_key)
         method_batcher = (
@@ -149,11 +140,6 @@ class EndpointHandle(AsyncHandle):
     def _item(
         self, entry: Entry, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Returns the item of a call.
-
-        Raises:
-            TypeError: The arguments don't fit the code.
-        """
         try:
             return entry.item(args, kwargs)
         except TypeError as error:
@@ -165,7 +151,6 @@ class EndpointHandle(AsyncHandle):
             ) from error
 
     def _call_options(self, spent_s: float) -> CallOptions:
-        """Returns the options of a call whose routing took this long, in seconds."""
         timeout_s, priority = time_left(anyio.current_time), self.handle_options.priority
         if self.handle_options.timeout_s is not None:
             own_s = max(0.0, self.handle_options.timeout_s - spent_s)
@@ -180,15 +165,9 @@ class EndpointHandle(AsyncHandle):
 
 
 class EndpointStream:
-    """The results of one call that is answered by a stream.
+    """The results of one call; it is routed and made on entry, or with the first item.
 
-    The call is routed and made when the stream is entered, or with the first item. Exceptions and
-    cancellation are those of `ResultStream`.
-
-    Args:
-        endpoint: The endpoint.
-        begin: Routes and makes the call.
-        times: Where its time is counted.
+    Exceptions and cancellation are those of `ResultStream`.
     """
 
     def __init__(
@@ -243,11 +222,9 @@ class EndpointStream:
             raise
 
     def ready(self) -> list[Any]:
-        """Returns the items that are there already; see `ResultStream.ready`."""
         return [] if self._stream is None else self._stream.ready()
 
     async def aclose(self) -> None:
-        """Leaves the stream. Idempotent; a checkpoint."""
         self._leave()
         await anyio.lowlevel.checkpoint()
 

@@ -1,4 +1,4 @@
-"""A stream whose items are kept, to be compared with a shadow's."""
+"""A stream that collects its items, to compare them with a shadow's."""
 
 from __future__ import annotations
 
@@ -10,16 +10,9 @@ if TYPE_CHECKING:
 
 
 class ComparedStream:
-    """A `ResultStream` that reports the list of its items at its end.
-
-    Args:
-        stream: The stream.
-        answer: Set to the list of all items; ended without a value if the stream does not complete.
-    """
-
     def __init__(self, stream: ResultStream[Any], answer: PrimaryAnswer) -> None:
         self._stream = stream
-        self._answer = answer
+        self._answer = answer  # ended without a value if the stream does not complete
         self._items: list[Any] = []
 
     async def __aenter__(self) -> Self:
@@ -45,13 +38,11 @@ class ComparedStream:
         return item
 
     def ready(self) -> list[Any]:
-        """Returns the items that are there already; see `ResultStream.ready`."""
         items = self._stream.ready()
         self._items += items
         return items
 
     async def aclose(self) -> None:
-        """Leaves the stream. Idempotent; a checkpoint."""
         self.leave()
         await self._stream.aclose()
 

@@ -1,4 +1,4 @@
-"""The state file: a controller's declarations, kept so that a restart finds all of them.
+"""The state file: a controller's declarations, stored so that a restart finds all of them.
 
 It is an SQLite database with a write-ahead log. A change is committed, and on disk, before `apply`
 returns. So if the process is killed, the file holds all acknowledged changes, and possibly the one
@@ -37,13 +37,7 @@ _OWNER_ALONE: Final = stat.S_IRUSR | stat.S_IWUSR
 
 
 class StateFile:
-    """A state file that is open for writing.
-
-    Its methods block, and may be called from any thread, one at a time.
-
-    Attributes:
-        path: Its path.
-    """
+    """A state file that is open for writing; threads may use it, one at a time."""
 
     def __init__(self, path: Path, database: sqlite3.Connection, resources: ExitStack) -> None:
         self.path = path
@@ -52,15 +46,7 @@ class StateFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> StateFile:
-        """Opens a state file, or creates it if there is none.
-
-        An empty file is refused: it may have held a state, which would be lost unnoticed. A file
-        that is refused is not altered.
-
-        Raises:
-            StateRefused: It is damaged, of another program, in use, or of a newer version of Shoal,
-                or it can't be read and written.
-        """
+        """Opens a state file, or creates it. A refused file is not altered."""
         found = Path(os.path.realpath(path))
         with ExitStack() as resources, _refusing(found):
             resources.enter_context(_lock(found))
@@ -73,20 +59,11 @@ class StateFile:
             return cls(found, database, resources.pop_all())
 
     def load(self) -> DeclaredState:
-        """Returns all declarations.
-
-        Raises:
-            StateRefused: The file can't be read any more.
-        """
         with _refusing(self.path):
             return read(self._database)
 
     def apply(self, *changes: Change) -> None:
-        """Writes changes, all or none of them. They are on disk when it returns.
-
-        Raises:
-            StateRefused: They can't be written; none of them was.
-        """
+        """Writes all changes or none. They are on disk when it returns."""
         with _refusing(self.path), self._database:
             self._database.execute("BEGIN IMMEDIATE")
             write(self._database, changes)
@@ -94,13 +71,11 @@ class StateFile:
             _checkpoint_log(self._database)
 
     def close(self) -> None:
-        """Closes the file, so that another process may open it. Idempotent."""
         self._resources.close()
 
 
 @contextmanager
 def _refusing(path: Path) -> Generator[None]:
-    """Turns errors into `StateRefused` with the file's path."""
     try:
         yield
     except StateRefused as error:

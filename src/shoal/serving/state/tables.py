@@ -50,7 +50,6 @@ _GONE: Final = {_BACKEND: "gone backend", _ENDPOINT: "gone endpoint"}
 
 
 def create_tables(database: Connection) -> None:
-    """Creates the tables of an empty state in an empty database."""
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for statement in _TABLES.values():
         database.execute(statement)
@@ -60,12 +59,7 @@ def create_tables(database: Connection) -> None:
 
 
 def check_file(database: Connection) -> None:
-    """Checks that a database of Shoal's is a state file of this version, with intact pages.
-
-    Raises:
-        StateRefused: It is not; the message gives the reason.
-        sqlite3.Error: It can't be read.
-    """
+    """Checks that Shoal's database is a state file of this version, with intact pages."""
     faults = [fault for (fault,) in database.execute("PRAGMA integrity_check(1)")]
     if faults != ["ok"]:
         raise StateRefused(f"it is damaged: {faults}")
@@ -83,12 +77,6 @@ def check_file(database: Connection) -> None:
 
 
 def read(database: Connection) -> DeclaredState:
-    """Reads the state from tables that `check_file` has checked.
-
-    Raises:
-        StateRefused: Their contents are damaged.
-        sqlite3.Error: They can't be read.
-    """
     rows = database.execute(
         "SELECT kind, name, body, checksum FROM declared ORDER BY rowid"
     ).fetchall()
