@@ -10,7 +10,7 @@ from shoal.commands.support.arguments import add_init_arguments, count
 from shoal.commands.support.output import backends_listed, config_listed, confirm, show
 from shoal.commands.support.parser import add_command, add_family, describe
 from shoal.commands.support.values import config_of, init_arguments_of
-from shoal.serving.clients.wire_forms import config_shown, written
+from shoal.serving.clients.wire import config_shown, written
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

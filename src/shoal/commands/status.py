@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.commands.server.client import add_server_arguments, ask
 from shoal.commands.support.output import show, status_listed
 from shoal.commands.support.parser import describe
-from shoal.serving.clients.wire_forms import written
+from shoal.serving.clients.wire import written
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

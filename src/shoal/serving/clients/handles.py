@@ -1,4 +1,4 @@
-"""The base classes of all handles, awaited and blocking.
+"""The handles of endpoints, awaited and blocking: their base classes, and the one for threads.
 
 Methods as Ray Serve spells them (``handle.method``, ``result()``) raise errors that show what to
 write instead.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
 
 from shoal.replicas.code.endpoint_call import HandleOptions
 from shoal.replicas.many_calls import call_each
+from shoal.replicas.portal import BlockingStream
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -20,9 +22,13 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from shoal.replicas.code.endpoint_call import HandleKeywords
+    from shoal.replicas.portal import Bridge
+
+running_controller: Final[ContextVar[Any]] = ContextVar("shoal.running_controller")
+"""The controller to which the running code belongs."""
 
 
-class RemoteCall(Coroutine[Any, Any, Any]):
+class CallCoroutine(Coroutine[Any, Any, Any]):
     """A call's coroutine; its ``result()`` and repr show users of Ray what to write instead."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], endpoint: str) -> None:
@@ -113,8 +119,8 @@ class AsyncHandle(_Hinting, ABC):
             return_exceptions=return_exceptions,
         )
 
-    def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
-        return RemoteCall(self.call(*args, **kwargs), self.endpoint)
+    def remote(self, *args: Any, **kwargs: Any) -> CallCoroutine:
+        return CallCoroutine(self.call(*args, **kwargs), self.endpoint)
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r}>"
@@ -149,3 +155,23 @@ class BlockingHandle(_Hinting, ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         # Unpickled in another process, it is a blocking handle of that process.
         return getattr, (self._handle, "sync")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BridgedHandle(BlockingHandle):
+    _bridge: Bridge  # runs coroutines in the handle's event loop
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._bridge.run(
+            lambda: self._handle.call(*args, **kwargs), "await handle.call(...)"
+        )
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        lists = [list(column) for column in columns]  # in this thread: they may block
+        return self._bridge.run(
+            lambda: self._handle.map(*lists, return_exceptions=return_exceptions),
+            "await handle.map(...)",
+        )
+
+    def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
+        return BlockingStream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")

@@ -2,6 +2,9 @@
 
 In a replica's process it makes handles that send their calls to the controller's process. A handle
 that is passed to a replica, as an init arg or in an item, is unpickled as one of these.
+
+A handle for a parameter that is annotated with `Handle` is made before the endpoint exists, and
+before it is known where the code runs. So each call looks up the controller's own handle.
 """
 
 from __future__ import annotations
@@ -15,9 +18,7 @@ from shoal.errors import NoSuchName
 from shoal.replicas.code.endpoint_call import IS_THERE, CallOut
 from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
 from shoal.replicas.threads import check_may_block
-from shoal.serving.clients.given_handles import GivenHandle
-from shoal.serving.clients.handles import AsyncHandle, BlockingHandle
-from shoal.serving.clients.running import running_controller
+from shoal.serving.clients.handles import AsyncHandle, BlockingHandle, running_controller
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import HandleOptions
 
 
-def handle_again(endpoint: str, handle_options: HandleOptions) -> Any:
+def unpickled_handle(endpoint: str, handle_options: HandleOptions) -> Any:
     # Ray unpickles the arguments of an actor's method before the actor knows where it runs. Then
     # the handle looks up its controller when it is used.
     is_known = parent_channel.get(None) or running_controller.get(None)
-    return (handle_here if is_known else GivenHandle)(endpoint, handle_options=handle_options)
+    return (current_handle if is_known else DeferredHandle)(endpoint, handle_options=handle_options)
 
 
-def handle_here(endpoint: str, handle_options: HandleOptions) -> Any:
+def current_handle(endpoint: str, handle_options: HandleOptions) -> Any:
     """Raises `RuntimeError` outside of a replica's process and of a controller."""
     channel = parent_channel.get(None)
     if channel is None:
@@ -69,7 +70,7 @@ class ChildHandle(AsyncHandle):
         return CallOut(self.endpoint, args, kwargs, stream, options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return handle_again, (self.endpoint, self.handle_options)
+        return unpickled_handle, (self.endpoint, self.handle_options)
 
 
 class _OnlyHandles:
@@ -220,3 +221,35 @@ def client_inside() -> InsideClient | ChildClient | None:
         return ChildClient()
     client = running_controller.get(None)
     return None if client is None else InsideClient(client)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeferredHandle(AsyncHandle):
+    """A handle that looks up its controller at each use."""
+
+    @property
+    def sync(self) -> DeferredSyncHandle:
+        return DeferredSyncHandle(self)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.now().call(*args, **kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self.now().stream(*args, **kwargs)
+
+    def now(self) -> Any:
+        return current_handle(self.endpoint, self.handle_options)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeferredSyncHandle(BlockingHandle):
+    _handle: DeferredHandle
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle.now().sync.call(*args, **kwargs)
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> Any:
+        return self._handle.now().sync.map(*columns, return_exceptions=return_exceptions)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle.now().sync.stream(*args, **kwargs)

@@ -9,13 +9,16 @@ one endpoint.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+from shoal.errors import ShutDown
 from shoal.replicas.code.given import given_by
-from shoal.serving.clients import arguments as forms
-from shoal.serving.clients.given_handles import GivenHandle
+from shoal.serving.clients import verbs
+from shoal.serving.clients.handles import BridgedHandle
 from shoal.serving.clients.verbs import Verb, verb
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.names import DEFAULT_METHODS
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from shoal.replicas.code.endpoint_call import HandleKeywords
+    from shoal.replicas.portal import Bridge
 
 
 class SyncClient(Protocol):
@@ -53,11 +57,11 @@ class Client:
     @verb(
         "POST",
         "backends",
-        tag=forms.NEW_BACKEND,
-        definition=forms.DEFINITION,
-        init_args=forms.INIT_ARGS,
-        config=forms.CONFIG,
-        init_kwargs=forms.INIT_KWARGS,
+        tag=verbs.NEW_BACKEND,
+        definition=verbs.DEFINITION,
+        init_args=verbs.INIT_ARGS,
+        config=verbs.CONFIG,
+        init_kwargs=verbs.INIT_KWARGS,
     )
     async def create_backend(
         self,
@@ -86,7 +90,7 @@ class Client:
                 to nothing; the backend is not created.
         """
 
-    @verb("PATCH", "backends/{tag}", body="config", config=forms.CHANGES)
+    @verb("PATCH", "backends/{tag}", body="config", config=verbs.CHANGES)
     async def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
@@ -164,7 +168,7 @@ class Client:
         waits for that too, and one with `force` ends it.
         """
 
-    @verb("POST", "endpoints", name=forms.NEW_ENDPOINT, route=forms.ROUTE, methods=forms.METHODS)
+    @verb("POST", "endpoints", name=verbs.NEW_ENDPOINT, route=verbs.ROUTE, methods=verbs.METHODS)
     async def create_endpoint(
         self,
         name: str,
@@ -202,7 +206,7 @@ class Client:
             NoSuchName: There is no such endpoint.
         """
 
-    @verb("PUT", "endpoints/{endpoint}/traffic", body="weights", weights=forms.WEIGHTS)
+    @verb("PUT", "endpoints/{endpoint}/traffic", body="weights", weights=verbs.WEIGHTS)
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         """Divides an endpoint's requests among backends.
 
@@ -219,8 +223,8 @@ class Client:
     @verb(
         "PUT",
         "endpoints/{endpoint}/shadows/{backend}",
-        proportion=forms.PROPORTION,
-        compare=forms.COMPARE,
+        proportion=verbs.PROPORTION,
+        compare=verbs.COMPARE,
     )
     async def shadow_traffic(
         self,
@@ -286,6 +290,35 @@ VERBS: Final[Mapping[str, Verb | None]] = {
 """The verbs of a `Client`, by name; None for `get_handle`, which sends no request of its own."""
 
 
+class BlockingClient:
+    def __init__(self, client: Client, bridge: Bridge) -> None:
+        self._client = client
+        self._bridge = bridge
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        if verb not in VERBS:
+            raise AttributeError(f"a client has no verb {verb!r}; it has {', '.join(VERBS)}")
+        method = getattr(self._client, verb)
+
+        @functools.wraps(method)
+        def block(*args: Any, **kwargs: Any) -> Any:
+            result = self._bridge.run(lambda: method(*args, **kwargs), f"await client.{verb}(...)")
+            if verb == "get_handle":
+                return BridgedHandle(result, self._bridge)
+            return result
+
+        block.__doc__ = getattr(Client, verb).__doc__  # the controller's own methods inherit it
+        return block
+
+    def shutdown(self) -> None:
+        """Does nothing if the client's event loop has ended."""
+        with suppress(ShutDown):
+            self._bridge.run(self._client.shutdown, "await client.shutdown()")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *VERBS})
+
+
 class ResultIterator(Protocol):
     """The results of a stream: ``async with handle.stream(x) as stream: async for r in stream``."""
 
@@ -333,7 +366,13 @@ class SyncHandle(Protocol):
         ...
 
 
-@given_by(GivenHandle)
+def _handle_for_parameter(endpoint: str) -> Handle:
+    from shoal.serving.clients.in_replica import DeferredHandle
+
+    return DeferredHandle(endpoint)
+
+
+@given_by(_handle_for_parameter)
 class Handle(Protocol):
     """Calls an endpoint from Python.
 

@@ -17,8 +17,7 @@ from shoal.http_client.address import checked_token
 from shoal.http_client.bodies import JSON, JSON_LINES
 from shoal.http_client.connection import SILENCE_S, Connection
 from shoal.http_client.problems import PROBLEM
-from shoal.serving.clients.wire_errors import WireError, received
-from shoal.serving.clients.wire_forms import written
+from shoal.serving.clients.wire import WireError, error_from_wire, written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +101,7 @@ class AdminConnection:
         text = str(problem.get("detail") or problem.get("title") or f"status {status}")
         if kind in _REFUSALS:
             return _REFUSALS[kind](text)
-        error = received(WireError(kind, text, problem))
+        error = error_from_wire(WireError(kind, text, problem))
         if error is not None:
             return error
         if status == 404:

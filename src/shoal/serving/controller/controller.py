@@ -21,9 +21,8 @@ from shoal.replicas.code.endpoint_call import IS_THERE
 from shoal.replicas.placements import placement_of
 from shoal.serving.backends.status import status_of
 from shoal.serving.backends.update import changed, restart
-from shoal.serving.clients.protocol import Client
-from shoal.serving.clients.running import running_controller
-from shoal.serving.clients.sync import SyncFace
+from shoal.serving.clients.handles import running_controller
+from shoal.serving.clients.protocol import BlockingClient, Client
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.backends import Backends
 from shoal.serving.controller.endpoints import Endpoints
@@ -117,8 +116,8 @@ class Controller(Client):
         return self._lifetime.threads
 
     @property
-    def sync(self) -> SyncFace:
-        return SyncFace(self, self.threads)
+    def sync(self) -> BlockingClient:
+        return BlockingClient(self, self.threads)
 
     async def create_backend(
         self,

@@ -13,8 +13,7 @@ import anyio.lowlevel
 from shoal.batching.current import running_batch, time_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.request_times import LEFT, status_of
-from shoal.serving.clients.handles import AsyncHandle
-from shoal.serving.clients.sync import SyncHandleFace
+from shoal.serving.clients.handles import AsyncHandle, BridgedHandle
 from shoal.serving.endpoints.compared_stream import ComparedStream
 from shoal.serving.query import item_without_data, takes_query
 
@@ -51,8 +50,8 @@ class EndpointHandle(AsyncHandle):
         object.__setattr__(self, "_metadata", metadata)
 
     @property
-    def sync(self) -> SyncHandleFace:
-        return SyncHandleFace(self, self._lifetime.threads)
+    def sync(self) -> BridgedHandle:
+        return BridgedHandle(self, self._lifetime.threads)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         began_at = perf_counter()
@@ -158,10 +157,10 @@ class EndpointHandle(AsyncHandle):
         return CallOptions(timeout_s, self._metadata, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from shoal.serving.clients.in_replica import handle_again
+        from shoal.serving.clients.in_replica import unpickled_handle
 
         # Unpickled in a replica's process, it makes its calls through this process.
-        return handle_again, (self.endpoint, self.handle_options)
+        return unpickled_handle, (self.endpoint, self.handle_options)
 
 
 class EndpointStream:
