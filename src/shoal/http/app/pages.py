@@ -32,7 +32,6 @@ from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.protocol import spoken
 from shoal.http.requests.routing import Page
-from shoal.serving.backends.status import state_of
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
@@ -320,7 +319,7 @@ def _takes(endpoint: ServedEndpoint) -> str | None:
 
 def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
     backends = {backend.tag: backend for backend in endpoint.backends()}
-    words = {tag: state_of(backend) for tag, backend in backends.items()}
+    words = {tag: backend.state for tag, backend in backends.items()}
     alive = all(word in ("ready", "degraded") for word in words.values())
     state: dict[str, Any] = {
         "path": endpoint.route,

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.options.held import with_held_functions
+from shoal.core.replicas.autoscaling import Autoscaler
 from shoal.errors import BatcherClosed
 from shoal.replicas.code.current import Identity
 from shoal.replicas.contract import Blueprint
-from shoal.replicas.placements import placement_of
-from shoal.serving.backends.dispatch import BatchDispatcher, open_handler
-from shoal.serving.backends.method_batcher import MethodBatcher
-from shoal.serving.backends.scaling import Scaling
+from shoal.replicas.placements import placement_name, placement_of
+from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
+from shoal.serving.backends.pool import Pool
+from shoal.serving.backends.supervisor import Supervisor
 from shoal.serving.config.batching import unset_batch_options
-from shoal.serving.replica_set.pool import Pool
-from shoal.serving.replica_set.supervisor import Supervisor
+from shoal.serving.status import BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -39,11 +39,68 @@ if TYPE_CHECKING:
 
     from shoal.core.counters import BatcherStatistics
     from shoal.core.events import Observers
+    from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Method
     from shoal.replicas.contract import Replica
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.devices import Devices
+    from shoal.serving.status import BackendState
+
+
+class Scaling:
+    """The autoscaling of one backend: a task that runs only while it is configured."""
+
+    def __init__(
+        self,
+        load: Callable[[], tuple[int, int]],
+        wanted: Callable[[], int],
+        set_wanted: Callable[[int], None],
+        start_task: Callable[..., None],
+    ) -> None:
+        self._load = load  # the queued requests, and those in replicas
+        self._wanted = wanted
+        self._set_wanted = set_wanted
+        self._start_task = start_task
+        self._scope: anyio.CancelScope | None = None
+        self._options: AutoscalingOptions | None = None
+        self._woken = anyio.Event()
+        self._was_woken = 0
+
+    def wake(self) -> None:
+        """Decides now if no replica is wanted; called when a batch is due."""
+        if not self._wanted():
+            self._was_woken = 1
+            self._woken.set()
+
+    def configure(self, options: AutoscalingOptions | None) -> None:
+        """Starts, changes or ends autoscaling; None ends it."""
+        if options == self._options:
+            return
+        self._options = options
+        if self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+        if options is not None:
+            self._scope = anyio.CancelScope()
+            self._start_task(self._run, options, self._scope)
+
+    async def _run(self, options: AutoscalingOptions, scope: anyio.CancelScope) -> None:
+        scaler = Autoscaler(options)
+        with scope:
+            while True:
+                now = anyio.current_time()
+                # A request that was refused since there was no replica is no longer in the queue.
+                queued, ongoing = self._load()
+                scaler.observe(now, max(queued, self._was_woken), ongoing)
+                self._was_woken = 0
+                wanted = scaler.decide(now, self._wanted())
+                if wanted != self._wanted():
+                    self._set_wanted(wanted)
+                with anyio.move_on_after(options.metrics_interval_s):
+                    await self._woken.wait()
+                self._woken = anyio.Event()
+
 
 CALL: Final = "__call__"
 
@@ -290,3 +347,50 @@ class Backend:
         before, self._logged_oddity = self._logged_oddity, oddity
         if oddity is not None and oddity != before:
             logger.warning("%s: %s", self.tag, oddity)
+
+    @property
+    def state(self) -> BackendState:
+        if self.is_closing:
+            return "draining"
+        if self.failure is not None:
+            return "unavailable"
+        supervisor = self.supervisor
+        if not supervisor.wanted:
+            return "ready"  # a request starts a replica
+        if not supervisor.ready():
+            return "unavailable" if supervisor.failures.deaths else "starting"
+        return "degraded" if supervisor.is_missing_some() else "ready"
+
+    def status(self) -> BackendStatus:
+        supervisor = self.supervisor
+        failures = supervisor.failures
+        failure = self.failure or failures.last
+        batchers = list(self.statistics())
+        return BackendStatus(
+            tag=self.tag,
+            code=self.definition.import_path or self.definition.name,
+            placement=placement_name(self.config.placement),
+            state=self.state,
+            wanted=supervisor.wanted,
+            replicas=[
+                ReplicaStatus(
+                    tag=managed.replica.tag,
+                    state=managed.state,
+                    ongoing=managed.ongoing,
+                    batches=0 if managed.member is None else managed.member.total,
+                    memory_bytes=managed.replica.memory_bytes(),
+                    gpus=managed.replica.blueprint.devices,
+                )
+                for managed in supervisor.managed
+            ],
+            queued=self.queued,
+            ongoing=self.ongoing,
+            requests=sum(
+                [e.finished + e.failed + e.declined + e.cancelled + e.expired for e in batchers]
+            ),
+            errors=sum([each.failed for each in batchers]),
+            starts=failures.starts,
+            deaths=failures.deaths,
+            restarts=failures.restarts,
+            failure=None if failure is None else str(failure),
+        )

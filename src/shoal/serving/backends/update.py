@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from shoal.serving.backends.backend import Backend
+    from shoal.serving.backends.managed import ManagedReplica
     from shoal.serving.config.config import BackendConfig
-    from shoal.serving.replica_set.managed import ManagedReplica
 
 logger: Final = logging.getLogger("shoal.serving")
 

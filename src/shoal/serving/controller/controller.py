@@ -19,14 +19,12 @@ from shoal.errors import InUse
 from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.code.endpoint_call import IS_THERE
 from shoal.replicas.placements import placement_of
-from shoal.serving.backends.status import status_of
 from shoal.serving.backends.update import changed, restart
 from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.protocol import BlockingClient, Client
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.backends import Backends
-from shoal.serving.controller.endpoints import Endpoints
-from shoal.serving.controller.handle import EndpointHandle
+from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
 from shoal.serving.controller.journal import Journal, declared_names
 from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.devices import Devices
@@ -315,7 +313,7 @@ class Controller(Client):
 
     def status_now(self, readings: Mapping[str, GpuReading] | None = None) -> Status:
         return Status(
-            backends={tag: status_of(backend) for tag, backend in self.backends.items()},
+            backends={tag: backend.status() for tag, backend in self.backends.items()},
             endpoints={name: endpoint.status() for name, endpoint in self.endpoints.items()},
             gpus=self.devices.status(readings),
         )

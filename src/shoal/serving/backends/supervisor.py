@@ -21,10 +21,15 @@ from shoal.core.replicas.rollout import Seen, decide
 from shoal.errors import BatcherClosed
 from shoal.failures.held import held
 from shoal.replicas.code.current import Identity
+from shoal.serving.backends.managed import (
+    ManagedReplica,
+    NotMade,
+    ReplicaFailures,
+    may_wear_out,
+    worn_out,
+)
 from shoal.serving.config.batching import DEFAULTS
 from shoal.serving.config.config import same_user_config
-from shoal.serving.replica_set.failures import Failures
-from shoal.serving.replica_set.managed import ManagedReplica, NotMade, may_wear_out, worn_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,9 +38,9 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Replica
+    from shoal.serving.backends.pool import Member, Pool
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.devices import Devices
-    from shoal.serving.replica_set.pool import Member, Pool
 
 
 logger: Final = logging.getLogger("shoal.serving")
@@ -60,7 +65,7 @@ class Supervisor:
         self.managed: list[ManagedReplica] = []  # in any state
         # of their code; None until a replica has been ready
         self.description: Description | None = None
-        self.failures = Failures(name)
+        self.failures = ReplicaFailures(name)
         self._name = name
         self._make = make
         self._pool = pool
