@@ -15,15 +15,14 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.batch import DispatchReason
-from shoal.planning.comparison import rows_of
-from shoal.planning.figures import duration, percentile, three_digits
+from shoal.planning.figures import duration, percentile, rows_of, three_digits
 from shoal.planning.plots import new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from shoal.planning.comparison import Case
+    from shoal.planning.figures import Case
     from shoal.planning.recordings import MeasuredRunTimes, RecordedBatch
 
 # Colors that nothing else has, for what the style sheet decides.

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.protocol import HttpProtocol
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.observe.collector import ShoalCollector, StartTimes
-    from shoal.observe.gpus import GpuCollector
-    from shoal.observe.workers import WorkerCollector
+    from shoal.observe.machine import GpuCollector, WorkerCollector
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.status import Status
@@ -168,13 +167,13 @@ class Pages:
 
     @cached_property
     def _gpus(self) -> GpuCollector:
-        from shoal.observe.gpus import GpuCollector
+        from shoal.observe.machine import GpuCollector
 
         return GpuCollector()
 
     @cached_property
     def _workers(self) -> WorkerCollector:
-        from shoal.observe.workers import WorkerCollector
+        from shoal.observe.machine import WorkerCollector
 
         return WorkerCollector()
 
