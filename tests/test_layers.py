@@ -87,8 +87,7 @@ LONG_TO_LOAD = {
     # with the option for it
     "shoal.http.requests.timed",
     # with replicas in processes, and with a request for metrics
-    *("shoal.serving.clients.in_replica", "shoal.observe.collector", "shoal.observe.gpus"),
-    "shoal.observe.workers",
+    *("shoal.serving.clients.in_replica", "shoal.observe.collector", "shoal.observe.machine"),
     # with processes that speak HTTP for the server
     "shoal.commands.server.workers",
     # with Hypercorn

@@ -87,7 +87,7 @@ WORDS = {
 # Where a word means what the field means by it.
 ALLOWED = {
     "cell": {
-        "src/shoal/planning/recorded.py",
+        "src/shoal/planning/traces.py",
         "src/shoal/commands/support/output.py",
     },
 }

@@ -16,9 +16,9 @@ from shoal.core.extras import needing
 from shoal.errors import LifespanFailed, WouldDeadlock
 from shoal.loops.kept import KeptBlock
 from shoal.replicas.threads import check_may_block
+from shoal.serving.clients.handles import running_controller
 from shoal.serving.clients.in_replica import client_inside
 from shoal.serving.clients.remote_client import RemoteClient
-from shoal.serving.clients.running import running_controller
 from shoal.serving.controller.controller import Controller
 from shoal.serving.local_servers import admin_socket
 from shoal.serving.state.file import StateFile
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import ServerKeywords
     from shoal.embedded_server import EmbeddedServer
     from shoal.serving.clients.in_replica import ChildClient, InsideClient
-    from shoal.serving.clients.sync import SyncFace
+    from shoal.serving.clients.protocol import BlockingClient
 
 
 def start(
@@ -113,7 +113,7 @@ class Starting:
             )
         await self._exit.aclose()
 
-    def __enter__(self) -> SyncFace:
+    def __enter__(self) -> BlockingClient:
         check_may_block("async with shoal.start(...) as client:")
         self._refuse_second_entering()
         inside = Starting(self._http, self._state)

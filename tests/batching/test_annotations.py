@@ -188,7 +188,7 @@ READERS = re.compile(
 
 
 # They read Shoal's own methods and data.
-OWN = {"serving/clients/verbs.py", "serving/clients/wire_forms.py"}
+OWN = {"serving/clients/verbs.py", "serving/clients/wire.py"}
 
 
 def test_only_one_module_reads_annotations_of_user_code():

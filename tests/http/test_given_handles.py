@@ -224,7 +224,7 @@ async def test_a_positional_only_parameter_is_refused():
 
 
 async def test_outside_of_a_backend_it_can_not_be_used():
-    from shoal.serving.clients.given_handles import GivenHandle
+    from shoal.serving.clients.in_replica import DeferredHandle
 
     with pytest.raises(RuntimeError, match="outside of a replica"):
-        await GivenHandle("embed").call(1)
+        await DeferredHandle("embed").call(1)

@@ -6,8 +6,7 @@ import anyio
 import pytest
 
 import shoal
-from shoal.observe.history import BatchHistory
-from shoal.observe.sampler import MOST_SAMPLES, Sampler, Watched
+from shoal.observe.history import MOST_SAMPLES, BatcherReading, BatchHistory, Sampler
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
@@ -29,7 +28,8 @@ def sampler(batchers):
     for batcher in batchers:
         batcher.observers.add(history)
     sampler = Sampler(
-        history, lambda: [Watched(one.name, one.statistics(), False, False) for one in batchers]
+        history,
+        lambda: [BatcherReading(one.name, one.statistics(), False, False) for one in batchers],
     )
     sampler.history = history
     return sampler

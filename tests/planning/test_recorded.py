@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.core.simulation.results import Arrival
-from shoal.planning.recorded import Item, read_trace
+from shoal.planning.traces import Item, read_trace
 
 
 @pytest.fixture

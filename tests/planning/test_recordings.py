@@ -15,9 +15,8 @@ from shoal.core.simulation.results import Arrival, Linear
 from shoal.core.simulation.simulate import simulate
 from shoal.http.admin.recordings import note_of
 from shoal.observe.arrivals import ArrivalRecorder
-from shoal.planning.recorded import read_trace
 from shoal.planning.recordings import measured_run_times
-from shoal.planning.traces import bursty, poisson
+from shoal.planning.traces import bursty, poisson, read_trace
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from shoal import BatchOptions, DispatchReason
 from shoal.core.simulation.results import Linear
 from shoal.core.simulation.simulate import simulate
-from shoal.planning.comparison import Case, rows_of
+from shoal.planning.figures import Case, rows_of
 from shoal.planning.recordings import RecordedBatch, RecordedBatcher, measured_run_times
 from shoal.planning.report import Report, report_page, write_report
 from shoal.planning.traces import poisson

@@ -29,7 +29,7 @@ from shoal.serving.controller.controller import Controller
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 Operation: TypeAlias = tuple[str, str, str]
 
@@ -173,9 +173,7 @@ async def neighbour(items: list[Any]) -> list[Any]:
 def short_pauses() -> Generator[None]:
     """Has replicas be started again soon."""
     # The real ones are from 0 to 0.1 s after a first failure.
-    with mock.patch(
-        "shoal.serving.replica_set.failures.random", SimpleNamespace(random=lambda: 0.01)
-    ):
+    with mock.patch("shoal.serving.backends.managed.random", SimpleNamespace(random=lambda: 0.01)):
         yield
 
 

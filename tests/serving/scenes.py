@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 
 class ScriptedReplica(Replica):

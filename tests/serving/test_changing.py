@@ -477,7 +477,7 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
         await controller.create_endpoint("e", backend="b")
         try:
             with (
-                mock.patch("shoal.serving.replica_set.managed._MARGIN_S", 0.01),
+                mock.patch("shoal.serving.backends.managed._MARGIN_S", 0.01),
                 anyio.fail_after(5),
             ):
                 with anyio.move_on_after(0.05) as leaving:

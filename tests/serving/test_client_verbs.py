@@ -12,9 +12,8 @@ import pytest
 from shoal.errors import NotAllowed
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
-from shoal.serving.clients.protocol import VERBS, Client
+from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
 from shoal.serving.clients.remote_client import RemoteClient
-from shoal.serving.clients.sync import SyncFace
 from shoal.serving.clients.verbs import verb
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.controller import Controller
@@ -149,7 +148,7 @@ async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent():
 @pytest.mark.anyio
 async def test_a_blocking_verb_of_a_controller_has_the_docstring_of_its_declaration():
     bridge: Any = None
-    blocking = SyncFace(Controller(), bridge)
+    blocking = BlockingClient(Controller(), bridge)
     for name in VERBS.keys() - {"shutdown"}:
         assert getattr(blocking, name).__doc__ == getattr(Client, name).__doc__
 

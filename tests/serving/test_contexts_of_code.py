@@ -12,7 +12,7 @@ from shoal.replicas.ray.actor import ReplicaActor
 from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from serving.scenes import ScriptedReplica
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = pytest.mark.anyio
 

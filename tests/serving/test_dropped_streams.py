@@ -16,7 +16,7 @@ from serving.composed_code import Dropping, PlainDropping, endless, plain_endles
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = [
     pytest.mark.anyio,

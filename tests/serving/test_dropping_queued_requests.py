@@ -13,7 +13,7 @@ from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
 
 if TYPE_CHECKING:
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from shoal.serving.endpoints.endpoint import MOST_HELD
 
 if TYPE_CHECKING:
     from shoal.serving.controller.controller import Controller
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import shoal
 from replicas.fake_nvml import installed
 from shoal.commands.support.output import status_listed
-from shoal.serving.clients.wire_forms import made, written
+from shoal.serving.clients.wire import from_json, written
 from shoal.serving.controller.controller import Controller
 from shoal.serving.status import Status
 from shoal.testing.asgi import ask
@@ -102,7 +102,7 @@ async def test_metrics_and_status_say_who_has_which_and_how_busy_they_are(monkey
         assert status.backends["b"].replicas[0].gpus == ("0",)
         assert status.gpus["0"].replicas == {"b#0": 0.5}
         assert status.gpus["0"].memory_used_bytes == 3 * 2**30
-        sent = made(Status, json.loads(written(status)))
+        sent = from_json(Status, json.loads(written(status)))
         assert sent.gpus == status.gpus
         assert "GPU" in status_listed(status)
         [row] = [r for r in status_listed(status).splitlines() if "NVIDIA L4  b#0" in r]

@@ -18,7 +18,7 @@ from shoal.serving.controller.controller import Controller
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from shoal.replicas.contract import Blueprint
-    from shoal.serving.controller.handle import EndpointHandle
+    from shoal.serving.controller.endpoints import EndpointHandle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

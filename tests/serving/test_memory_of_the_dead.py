@@ -20,8 +20,8 @@ from shoal.replicas.process.replica import ProcessReplica
 from shoal.replicas.process.wire.frames import FrameReader
 from shoal.replicas.process.wire.shared_memory import SharedMemory
 from shoal.replicas.process.worker import Worker
+from shoal.serving.backends.managed import ManagedReplica
 from shoal.serving.controller.controller import Controller
-from shoal.serving.replica_set.managed import ManagedReplica
 
 if TYPE_CHECKING:
     from pathlib import Path

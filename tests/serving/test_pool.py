@@ -10,7 +10,7 @@ import pytest
 
 from batching.scenes import PENDING, Caller, settle
 from shoal.errors import BackendUnavailable
-from shoal.serving.replica_set.pool import Member, Pool, PoolRoom
+from shoal.serving.backends.pool import Member, Pool, PoolRoom
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -28,7 +28,7 @@ from shoal.http.admin.mount import AdminListener
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.server.server import serve
 from shoal.serving.clients.remote_client import RemoteClient, connect
-from shoal.serving.clients.wire_errors import KINDS, WireError, received, sent
+from shoal.serving.clients.wire import KINDS, WireError, error_from_wire, error_to_wire
 from shoal.serving.config.config import BackendConfig
 
 TOKEN = "correct-horse"
@@ -217,17 +217,17 @@ class Odd(UnicodeError):
     ],
 )
 def test_an_error_of_the_users_code_goes_by_its_nearest_builtin(error, made, text):
-    again = received(sent(error))
+    again = error_from_wire(error_to_wire(error))
     assert type(again) is made
     assert str(again).startswith(text)
-    assert str(received(sent(again))) == str(again)
+    assert str(error_from_wire(error_to_wire(again))) == str(again)
 
 
 @pytest.mark.parametrize("like", ["SystemExit", "eval", "Odd", "os.system", ""])
 def test_a_class_that_is_not_in_the_table_is_never_made(like):
-    again = received(WireError("raised", "text", {"class": like, "like": like}))
+    again = error_from_wire(WireError("raised", "text", {"class": like, "like": like}))
     assert type(again) is errors.HandlerFailed
-    assert received(WireError(like, "text")) is None
+    assert error_from_wire(WireError(like, "text")) is None
 
 
 @pytest.mark.anyio

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shoal.errors import NotDurable, StateRefused
-from shoal.serving.state.file import StateFile
+from shoal.serving.state.file import StateFile, _all_of, _row_checksum, _version_checksum
 from shoal.serving.state.records import (
     BackendRecord,
     DeclaredState,
@@ -20,7 +20,6 @@ from shoal.serving.state.records import (
     EndpointRecord,
     ShadowRecord,
 )
-from shoal.serving.state.tables import _all_of, _row_checksum, _version_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

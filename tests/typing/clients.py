@@ -6,10 +6,9 @@ from typing import Any, assert_type
 import shoal
 from shoal.serving.clients.in_replica import ChildHandle
 from shoal.serving.clients.protocol import ResultIterator, SyncClient, SyncHandle
-from shoal.serving.clients.remote_client import RemoteClient
-from shoal.serving.clients.remote_handle import RemoteHandle
+from shoal.serving.clients.remote_client import RemoteClient, RemoteHandle
 from shoal.serving.controller.controller import Controller
-from shoal.serving.controller.handle import EndpointHandle
+from shoal.serving.controller.endpoints import EndpointHandle
 
 
 def clients(controller: Controller, remote: RemoteClient) -> list[shoal.Client]:

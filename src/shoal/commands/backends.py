@@ -20,7 +20,7 @@ from shoal.commands.support.output import (
     status_listed,
 )
 from shoal.commands.support.values import config_of, init_arguments_of
-from shoal.serving.clients.wire_forms import config_shown, written
+from shoal.serving.clients.wire import config_shown, written
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -18,7 +18,7 @@ from shoal.commands.support.output import keywords, routing, show, table
 from shoal.replicas.code.definition import qualified_name
 from shoal.replicas.placements import placement_name
 from shoal.serving.app_file.flaws import AppFileRefused
-from shoal.serving.clients.wire_forms import config_shown
+from shoal.serving.clients.wire import config_shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

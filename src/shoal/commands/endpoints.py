@@ -17,7 +17,7 @@ from shoal.commands.support.output import (
     weights,
 )
 from shoal.commands.support.values import proportion_of, weights_of
-from shoal.serving.clients.wire_forms import written
+from shoal.serving.clients.wire import written
 from shoal.serving.names import DEFAULT_METHODS, not_there
 
 if TYPE_CHECKING:

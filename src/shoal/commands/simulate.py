@@ -25,16 +25,16 @@ from shoal.core.simulation.results import Arrival, ClosedLoop, Simulation
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
-from shoal.planning.recorded import COLUMNS, read_trace
 from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.report import write_report
+from shoal.planning.traces import COLUMNS, read_trace
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable, Sequence
 
     from shoal.core.simulation.results import Linear
-    from shoal.planning.recorded import Recording
+    from shoal.planning.traces import Recording
 
 _DESCRIPTION: Final = """\
 Simulate batching options under given traffic: run the rules that form batches in virtual time, and

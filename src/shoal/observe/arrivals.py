@@ -1,10 +1,10 @@
-"""Records the arrivals of requests, for simulations: when, how large, how urgent; never what.
+"""Records the arrivals of requests, for simulations: time, size and priority; never contents.
 
-It notes a request when it ends, and a batch when it ends, so that one note has all that is known. A
-request that waits or runs when the recording ends is not in it.
+It notes a request when it ends, and a batch when it ends, so that one note is complete. A request
+that waits or runs when the recording ends is not in it.
 
-All that it keeps is bounded. Whoever reads slowly finds that notes were left out, and how many; the
-batcher never waits for a reader.
+Its memory is bounded. A slow reader finds that notes were left out, and how many; the batcher never
+waits for a reader.
 """
 
 from __future__ import annotations
@@ -39,21 +39,7 @@ _PLAIN: Final = (str, int, float, bool, bytes, type(None))
 
 
 class ArrivalRecorder(BatchObserver):
-    """Notes the requests and the batches of batchers; add it to their observers.
-
-    Args:
-        began_at: When the recording begins, on the event loop's clock. Requests that were there
-            already count as having arrived then.
-        most_requests: How many requests are noted in all; then it is full.
-        most_a_second: How many requests are noted in one second; others are left out, and counted.
-        wants: Returns whether a batcher of some name is recorded.
-        request_timeout_s: Returns the option of a batcher. A deadline that it made is not noted,
-            since a simulation makes it again.
-
-    Attributes:
-        requests: How many requests were noted.
-        lost: How many requests and batches were left out.
-    """
+    """Notes the requests and the batches of batchers; add it to their observers."""
 
     def __init__(
         self,
@@ -66,24 +52,26 @@ class ArrivalRecorder(BatchObserver):
     ) -> None:
         self.requests = 0
         self.lost = 0
+        # Earlier requests are noted with this time of arrival.
         self._began_at = began_at
         self._most_requests = most_requests
-        self._most_a_second = most_a_second
-        self._wants = wants
+        self._most_a_second = most_a_second  # further requests are left out, and counted
+        self._wants = wants  # whether to record a batcher, by name
+        # A batcher's option. A deadline that it made is not noted: a simulation makes it again.
         self._request_timeout_s = request_timeout_s
         self._held: deque[Note] = deque()
         self._second: int = -1
         self._in_second: int = 0
+        # of this recording only, so that nobody can try out keys
         self._salt = secrets.token_bytes(16)
         self._hashes: dict[Hashable, str] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether it has noted as many requests as it may."""
         return self.requests >= self._most_requests
 
     def take(self) -> list[Note]:
-        """Returns the notes since the last call, in the order in which requests have ended."""
+        """Returns the notes since the last call, in the order in which requests ended."""
         taken = list(self._held)
         self._held.clear()
         return taken
@@ -149,7 +137,7 @@ class ArrivalRecorder(BatchObserver):
             hold(note)
 
     def _said(self, batcher: str, options: RequestOptions, arrived_at: float) -> Note:
-        """Returns what is noted of a request's options."""
+        """Returns the notes about a request's options."""
         note: Note = {}
         if options.cost != 1:
             note["cost"] = float(options.cost)  # it may be a number of the user's library
@@ -167,7 +155,7 @@ class ArrivalRecorder(BatchObserver):
         return note
 
     def _room_for(self, count: int, now: float) -> int:
-        """Counts requests; returns how many of them are noted, the others are left out."""
+        """Counts requests; returns how many of them to note."""
         second = int(now - self._began_at)
         if second != self._second:
             self._second, self._in_second = second, 0
@@ -193,10 +181,7 @@ class ArrivalRecorder(BatchObserver):
         return round(max(0.0, at - self._began_at), _MICROSECONDS)
 
     def _hashed(self, key: Hashable) -> str:
-        """Returns a text that is equal for equal keys, and does not tell them.
-
-        The salt is drawn for each recording and kept nowhere, so that nobody can try out keys.
-        """
+        """Returns a text that is equal for equal keys, and does not reveal them."""
         try:
             found = self._hashes.get(key)
             if found is not None:

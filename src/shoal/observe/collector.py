@@ -2,11 +2,11 @@
 
 The engine counts per batch, in plain integers. Converting these counters when they are scraped adds
 no work to the hot path. Updating prometheus_client's objects in place would take a lock and a
-look-up for every update. Of a request only the times are kept, and counted in bulk.
+look-up for every update. Only the times of requests are stored, and counted in bulk.
 
 Every label value is chosen by the operator or fixed: names of backends, methods and endpoints, and
-fixed words. None comes from a caller, so the number of time series is bounded. What a caller sends
-of its trace is an exemplar: there is at most one a bucket.
+fixed words. None is sent by a caller, so the number of time series is bounded. A trace id that a
+caller sends is an exemplar: there is at most one a bucket.
 """
 
 from __future__ import annotations
@@ -51,52 +51,30 @@ Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 
 class StartTimes(NamedTuple):
-    """The starts of one backend's replicas.
-
-    Attributes:
-        failures: How many replicas could not be started.
-        times: How long starts took until the replica was ready, in seconds.
-    """
-
-    failures: int
-    times: HistogramSnapshot
+    failures: int  # replicas that could not be started
+    times: HistogramSnapshot  # of starts until the replica was ready
 
 
 class Sources(NamedTuple):
-    """Where the figures come from. Each function is called on each scrape.
+    """Where the figures come from; each function is called on each scrape."""
 
-    Attributes:
-        batchers: Returns the backend, the method and the statistics of each batcher.
-        times: Returns how long requests took, as far as it was counted in different places.
-        streams: The times of streams.
-        status: Returns the status of the controller; None if there is no controller.
-        starts: Returns the starts of replicas, by backend.
-    """
-
+    # backend, method and statistics of each
     batchers: Callable[[], Iterable[tuple[str, str, BatcherStatistics]]]
-    times: Callable[[], Iterable[RequestTimes]]
+    times: Callable[[], Iterable[RequestTimes]]  # counted in several places
     streams: StreamTimes
-    status: Callable[[], Status | None] = lambda: None
-    starts: Callable[[], Mapping[str, StartTimes]] = dict
+    status: Callable[[], Status | None] = lambda: None  # None without a controller
+    starts: Callable[[], Mapping[str, StartTimes]] = dict  # by backend
 
 
 class ShoalCollector(Collector):
-    """Converts statistics into metrics; register it in a `prometheus_client.CollectorRegistry`.
-
-    Args:
-        sources: Where the figures come from.
-
-    Attributes:
-        listeners: The connections of the server, by a word for each of its listeners; set before a
-            scrape, and empty with another server.
-    """
+    """Converts statistics into metrics, for a `prometheus_client.CollectorRegistry`."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
+        # set before a scrape; empty with another server
         self.listeners: Mapping[str, CountedConnections] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the current metrics."""
         yield self._request_times()
         yield from self._of_batchers()
         streams = [((name,), times) for name, times in self._sources.streams]
@@ -156,7 +134,7 @@ class ShoalCollector(Collector):
 
 
 def _of_controller(status: Status, starts: Mapping[str, StartTimes]) -> Iterator[Metric]:
-    """Yields the metrics of a controller: those of Ray Serve 1.x's router, and of replicas."""
+    """Yields the metrics of Ray Serve 1.x's router, and of replicas."""
     endpoints = status.endpoints.items()
     backends = status.backends.items()
     replicas = [((tag, one.tag), one) for tag, backend in backends for one in backend.replicas]
@@ -224,7 +202,6 @@ def _add(
     histogram: HistogramSnapshot,
     exemplars: Mapping[int, request_times.Exemplar],
 ) -> None:
-    """Adds a histogram to a family, with the exemplars of some of its buckets."""
     bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
     buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
     for number, (bound, count) in enumerate(zip(bounds, accumulate(histogram.counts), strict=True)):

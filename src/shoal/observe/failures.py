@@ -1,7 +1,7 @@
 """The last failures of batchers: which error, in which batch, and the ids of the requests.
 
-It is told of failures only, so it costs nothing while there are none. Texts of errors, items and
-results are never kept: they may have anything in them.
+It handles failures only, so it costs nothing without them. Texts of errors, items and results are
+never stored: they may contain anything.
 """
 
 from __future__ import annotations
@@ -32,42 +32,28 @@ _LONGEST: Final = 64
 
 @dataclass(slots=True)
 class Failure:
-    """Requests of one batcher that failed with errors of one class.
+    """Requests of one batcher that failed with errors of one class."""
 
-    Attributes:
-        at: When the last of them failed, in seconds on the event loop's clock.
-        batcher: The batcher's name.
-        batch: The number of the last one's batch.
-        error: The name of the error's class.
-        count: How many failed.
-        ids: The ids of the last ones that have an id.
-    """
-
-    at: float
+    at: float  # when the last of them failed
     batcher: str
-    batch: int
+    batch: int  # the last one's
     error: str
     count: int = 0
-    ids: list[str] = field(default_factory=list[str])
+    ids: list[str] = field(default_factory=list[str])  # the last ids
 
 
 class FailureLog(BatchObserver):
-    """Keeps the last failures.
-
-    Failures are kept together that have one batcher and one class of error.
-    """
-
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Failure] = {}
 
     @property
     def kept(self) -> list[Failure]:
-        """These failures, the oldest first."""
+        """The oldest first."""
         return list(self._kept.values())
 
     @override
     def batch_ended(self, record: BatchRecord, requests: Sequence[Request]) -> None:
-        if record.error is None or record.is_open:  # those of open batches were told one by one
+        if record.error is None or record.is_open:  # open batches reported theirs one by one
             return
         for request in requests:
             if request.state is State.FAILED:
@@ -94,7 +80,6 @@ class FailureLog(BatchObserver):
 
 
 def name_of(error: Any) -> str:
-    """Returns the name of an error's class, or the first part of a long one."""
     return _shown(type(error).__name__)
 
 

@@ -1,11 +1,14 @@
-"""The last batches of each batcher, for a page that draws them.
+"""The last batches of each batcher, and its activity in each of the last seconds, for a dashboard.
 
-It is an observer that is told of every batch, so it is added only while somebody watches, and its
-owner removes it again. All that it keeps is bounded: of each batcher the last `MOST_ROWS` rows.
+`BatchHistory` sees every batch, so it is added only while somebody watches, and its owner removes
+it again. Its memory is bounded: it stores the last `MOST_ROWS` rows of each batcher.
 
 A batch that is formed and then runs is one row. A batch that requests join while it runs has a row
 for each of its requests instead: it has places, and each request has one of them from when it joins
-until it leaves. Rows are numbered through, so that a reader asks for what it has not seen.
+until it leaves. Rows are numbered, so that a reader asks for rows that it has not seen.
+
+`Sampler` computes rates, sizes and percentiles. Rates are differences of the engine's own counters,
+so the engine does nothing for them. A `BatchHistory` notes the latencies.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from typing_extensions import override
 
@@ -23,17 +26,20 @@ from shoal.core.request import State
 from shoal.observe.failures import id_of, name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from shoal.core.batch import Batch
+    from shoal.core.counters import BatcherStatistics
     from shoal.core.events import BatchRecord
+    from shoal.core.histogram import HistogramSnapshot
     from shoal.core.request import Request
+
 
 MOST_ROWS: Final = 400
 """How many rows are kept of each batcher."""
 
 MOST_PLACES: Final = 64
-"""How many places of an open batch are told apart; requests in further ones have no row."""
+"""How many places of an open batch have rows; requests in further places have none."""
 
 _MOST_LATENCIES: Final = 2000
 _MOST_RUNNING: Final = 64
@@ -44,32 +50,22 @@ Row = tuple[Any, ...]
 
 
 class BatcherHistory:
-    """The last batches of one batcher.
-
-    Attributes:
-        rows: Those that have ended: ``(number, id, reason, size, limit, load, began_at, ended_at,
-            waited_s, failed, cancelled, error)``. Of open batches: ``(number, batch, place,
-            joined_at, left_at, waited_s, outcome, request_id)``.
-        latencies: From the arrivals of requests to their results, in seconds; since the last
-            `take_latencies`, at most 2,000.
-        running: What runs now, by the batch's number, unless requests join batches while they run.
-        open_batches: The places of the batches that run now, if they do.
-    """
-
     def __init__(self) -> None:
+        # Ended batches: (number, id, reason, size, limit, load, began_at, ended_at, waited_s,
+        # failed, cancelled, error). Of open batches: (number, batch, place, joined_at, left_at,
+        # waited_s, outcome, request_id).
         self.rows: deque[Row] = deque(maxlen=MOST_ROWS)
+        # since the last `take_latencies`
         self.latencies: deque[float] = deque(maxlen=_MOST_LATENCIES)
         self.running: dict[int, Row] = {}
         self.open_batches: dict[int, OpenBatchPlaces] = {}
 
     def take_latencies(self) -> list[float]:
-        """Returns the latencies, and forgets them."""
         taken = list(self.latencies)
         self.latencies.clear()
         return taken
 
     def since(self, number: int) -> list[Row]:
-        """Returns the rows after the one with a number, the oldest first."""
         found: list[Row] = []
         for row in reversed(self.rows):
             if row[0] <= number:
@@ -79,14 +75,10 @@ class BatcherHistory:
         return found
 
     def now(self, *, is_open: bool) -> list[Row]:
-        """Returns what runs now.
+        """Returns the batches that run now, or the requests in open batches.
 
-        Args:
-            is_open: Whether requests join its batches while they run.
-
-        Returns:
-            ``(id, reason, size, began_at, waited_s)`` of each batch, or for each request in an open
-            batch ``(batch, place, joined_at, waited_s, request_id)``.
+        Rows are ``(id, reason, size, began_at, waited_s)``, or of open batches ``(batch, place,
+        joined_at, waited_s, request_id)``.
         """
         if is_open:
             return [
@@ -98,18 +90,15 @@ class BatcherHistory:
 
 
 class OpenBatchPlaces:
-    """The places of an open batch, and the requests in them.
-
-    It knows a request by its ``id()``, which no other object has while the request runs.
-    """
-
     def __init__(self) -> None:
+        # By `id()`, which no other object has while the request runs: place, time of joining, wait,
+        # request id.
         self._by_request: dict[int, tuple[int, float, float, str]] = {}
         self._free: list[int] = []
         self._used = 0
 
     def join(self, request: Request, now: float) -> None:
-        """Gives a request the first free place."""
+        """Assigns a request the first free place."""
         if self._free:
             place = heapq.heappop(self._free)
         else:
@@ -119,50 +108,35 @@ class OpenBatchPlaces:
         self._by_request[id(request)] = place, round(now, _DIGITS), waited_s, id_of(request)
 
     def leave(self, request: Request) -> tuple[int, float, float, str] | None:
-        """Frees the place of a request.
-
-        Returns:
-            The place, when the request joined, how long it had waited, and its id; None if it has
-            no place.
-        """
+        """Frees the place of a request, and returns its entry, if it has one."""
         found = self._by_request.pop(id(request), None)
         if found is not None:
             heapq.heappush(self._free, found[0])
         return found
 
     def taken(self) -> Iterator[tuple[int, float, float, str]]:
-        """Yields the places that are taken, as `leave` returns them."""
         for one in self._by_request.values():
             if one[0] < MOST_PLACES:
                 yield one
 
 
 class BatchHistory(BatchObserver):
-    """Keeps the last batches of each batcher.
-
-    Attributes:
-        by_batcher: What is kept, by the batcher's name.
-        number: The number of the last row.
-    """
-
     def __init__(self) -> None:
         self.by_batcher: dict[str, BatcherHistory] = {}
-        self.number = 0
+        self.number = 0  # of the last row
 
     def of(self, batcher: str) -> BatcherHistory:
-        """Returns that of a batcher."""
         found = self.by_batcher.get(batcher)
         if found is None:
             found = self.by_batcher[batcher] = BatcherHistory()
         return found
 
     def keep_only(self, batchers: Collection[str]) -> None:
-        """Forgets all batchers but these."""
         for name in self.by_batcher.keys() - set(batchers):
             del self.by_batcher[name]
 
     def forget_running(self) -> None:
-        """Forgets what runs now, since the observer is told nothing from now on."""
+        """Forgets running batches, since the observer is about to be removed."""
         for one in self.by_batcher.values():
             one.running.clear()
             one.open_batches.clear()
@@ -231,13 +205,7 @@ class BatchHistory(BatchObserver):
     def _places(
         self, known: BatcherHistory, batch: Batch, joining: Sequence[Request] = ()
     ) -> OpenBatchPlaces:
-        """Returns the places of an open batch, which may have begun before anybody watched.
-
-        Args:
-            known: What is kept of its batcher.
-            batch: The batch.
-            joining: Those of its requests that join just now.
-        """
+        """Returns the places of an open batch, which may have begun unwatched."""
         places = known.open_batches.get(batch.id)
         if places is None:
             places = known.open_batches[batch.id] = OpenBatchPlaces()
@@ -265,8 +233,150 @@ class BatchHistory(BatchObserver):
 
 
 def _number(cost: float) -> float:
-    """Returns a cost, which may be any number of the user's, as JSON can carry it."""
+    """Returns a cost, which may be any number of the user's, as JSON can represent it."""
     try:
         return float(cost)
     except OverflowError:
         return math.inf
+
+
+MOST_SAMPLES: Final = 180
+"""How many samples are kept."""
+
+PERIOD_S: Final = 1.0
+"""How long one sample lasts, in seconds."""
+
+_LONGEST_S: Final = 3 * PERIOD_S
+_PERCENTS: Final = (50, 95, 99)
+# Above the period: a sampler that is called each second is called a little early, too.
+_EARLY_S: Final = 0.05
+
+Sample = dict[str, Any]
+
+
+class BatcherReading(NamedTuple):
+    name: str
+    statistics: BatcherStatistics
+    is_open: bool  # whether requests join its batches while they run
+    streams: bool  # whether its calls return streams
+
+
+class Sampler:
+    """Computes a sample each second, as long as it is called."""
+
+    def __init__(
+        self,
+        history: BatchHistory,
+        batchers: Callable[[], Iterable[BatcherReading]],
+    ) -> None:
+        # The oldest first. `at` is when each ended, `all` is about all batchers and `batchers`
+        # about each of them.
+        self.samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self.number = 0
+        self.latest: Sequence[BatcherReading] = ()
+        self._history = history
+        self._batchers = batchers
+        self._before: Mapping[str, BatcherStatistics] = {}
+        self._before_at = -math.inf
+
+    def step(self, now: float) -> bool:
+        """Adds a sample if a second has passed; returns whether it did, or began to count."""
+        passed_s = now - self._before_at
+        if passed_s < PERIOD_S - _EARLY_S:
+            return False
+        self.latest = list(self._batchers())
+        latencies = {
+            one.name: sorted(self._history.of(one.name).take_latencies()) for one in self.latest
+        }
+        # Nobody has called it for long: a mean of that time would look like one second, and the
+        # last sample of an earlier time like what happens now.
+        if passed_s <= _LONGEST_S:
+            self._add(now, passed_s, latencies)
+        else:
+            self.samples.clear()
+        self._before = {one.name: one.statistics for one in self.latest}
+        self._before_at = now
+        return True
+
+    def since(self, number: int) -> list[Sample]:
+        return [sample for sample in self.samples if sample["number"] > number]
+
+    def _add(self, now: float, passed_s: float, latencies: Mapping[str, list[float]]) -> None:
+        by_batcher: dict[str, Sample] = {
+            one.name: {
+                **_rates(one.statistics, self._before.get(one.name), passed_s),
+                **_percentiles(latencies[one.name]),
+                "queued": one.statistics.queued + one.statistics.parked,
+                "levels": {str(level): n for level, n in one.statistics.queued_by_level.items()},
+                "running": one.statistics.running,
+                "limit": float(min(one.statistics.max_batch_size, 2**53)),
+                "streams": one.statistics.running if one.streams else 0,
+            }
+            for one in self.latest
+        }
+        everything: Sample = {
+            key: sum([one[key] for one in by_batcher.values()])
+            for key in (*_OUTCOMES, "batches", "queued", "running", "streams")
+        }
+        in_batches = sum([one["size"] * one["batches"] for one in by_batcher.values()])
+        everything["size"] = in_batches / everything["batches"] if everything["batches"] else 0
+        merged = sorted([each for one in latencies.values() for each in one])
+        self.number += 1
+        self.samples.append(
+            {
+                "number": self.number,
+                "at": round(now, 3),
+                "all": {**everything, **_percentiles(merged)},
+                "batchers": by_batcher,
+            }
+        )
+
+
+_OUTCOMES: Final = ("finished", "failed", "declined", "left", "refused")
+
+
+def _rates(now: BatcherStatistics, before: BatcherStatistics | None, passed_s: float) -> Sample:
+    """Returns rates per second, and the mean size of a batch."""
+    if before is None or before.finished > now.finished:  # another batcher of that name
+        return {
+            **dict.fromkeys((*_OUTCOMES, "batches", "size", "wait_s", "run_s"), 0),
+            "reasons": {},
+        }
+    batches = now.batch_size.total - before.batch_size.total
+
+    def rate(*names: str) -> float:
+        return float(
+            round(sum([getattr(now, n) - getattr(before, n) for n in names]) / passed_s, 3)
+        )
+
+    return {
+        "finished": rate("finished"),
+        "failed": rate("failed"),
+        "declined": rate("declined"),
+        "left": rate("cancelled", "expired"),
+        "refused": rate("rejected", "shed"),
+        "batches": round(batches / passed_s, 3),
+        "size": _mean(now.batch_size, before.batch_size),
+        "wait_s": _mean(now.wait_s, before.wait_s),
+        "run_s": _mean(now.run_s, before.run_s),
+        "reasons": {
+            reason.value: round((count - before.batches[reason]) / passed_s, 3)
+            for reason, count in now.batches.items()
+            if count > before.batches[reason]
+        },
+    }
+
+
+def _mean(now: HistogramSnapshot, before: HistogramSnapshot) -> float:
+    """Returns the mean of the observations in between; 0 for none."""
+    count = now.total - before.total
+    return round((now.sum - before.sum) / count, 6) if count else 0
+
+
+def _percentiles(times: Sequence[float]) -> Sample:
+    """Returns the percentiles of sorted times, by nearest rank; None where there are none."""
+    if not times:
+        return {f"p{percent}": None for percent in _PERCENTS}
+    return {
+        f"p{percent}": round(times[-(-len(times) * percent // 100) - 1], 6) for percent in _PERCENTS
+    }

@@ -14,26 +14,14 @@ NO_ENDPOINT = "-"
 
 
 class ItemTimes:
-    """When the items of one endpoint's streams came.
-
-    Attributes:
-        first: The times from the request, once its body was read, to the first item, in seconds.
-        between: The times from each item to the next one, in seconds.
-    """
+    """The times of the items of one endpoint's streams."""
 
     def __init__(self) -> None:
-        self.first = Histogram(TIME_BOUNDS_S)
-        self.between = Histogram(TIME_BOUNDS_S)
+        self.first = Histogram(TIME_BOUNDS_S)  # from the request, once its body was read
+        self.between = Histogram(TIME_BOUNDS_S)  # from each item to the next one
 
     def clock(self, now: Callable[[], float]) -> Callable[[], None]:
-        """Starts the clock of one stream.
-
-        Args:
-            now: The event loop's clock.
-
-        Returns:
-            A function that counts an item which has come now.
-        """
+        """Starts the clock of one stream; the returned function counts an item."""
         # A generator keeps its state in half as many steps as an object.
         ticks = self._ticks(now)
         next(ticks)
@@ -56,22 +44,17 @@ class ItemTimes:
 
 
 class StreamTimes:
-    """The times of streams, by endpoint."""
-
     def __init__(self) -> None:
         self._times: dict[str, ItemTimes] = {}
 
     def of(self, endpoint: str) -> ItemTimes:
-        """Returns those of an endpoint."""
         times = self._times.get(endpoint)
         if times is None:
             times = self._times[endpoint] = ItemTimes()
         return times
 
     def keep(self, endpoints: Container[str]) -> None:
-        """Forgets the times of other endpoints, which were deleted."""
         self._times = {name: times for name, times in self._times.items() if name in endpoints}
 
     def __iter__(self) -> Iterator[tuple[str, ItemTimes]]:
-        """Yields each endpoint that had a stream, and its times."""
         return iter(self._times.items())

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     )
     from shoal.core.simulation.simulate import simulate
     from shoal.planning.plots import plot
-    from shoal.planning.recorded import Recording, read_trace
-    from shoal.planning.traces import bursty, constant, diurnal, poisson
+    from shoal.planning.traces import Recording, bursty, constant, diurnal, poisson, read_trace
 
 __all__ = [
     "Arrival",
@@ -47,7 +46,7 @@ _WHERE = {
     "ClosedLoop": "shoal.core.simulation.results",
     "Linear": "shoal.core.simulation.results",
     "Outcome": "shoal.core.simulation.results",
-    "Recording": "shoal.planning.recorded",
+    "Recording": "shoal.planning.traces",
     "RunTimes": "shoal.core.simulation.results",
     "SimulatedBatch": "shoal.core.simulation.results",
     "Simulation": "shoal.core.simulation.results",
@@ -56,7 +55,7 @@ _WHERE = {
     "diurnal": "shoal.planning.traces",
     "plot": "shoal.planning.plots",
     "poisson": "shoal.planning.traces",
-    "read_trace": "shoal.planning.recorded",
+    "read_trace": "shoal.planning.traces",
     "simulate": "shoal.core.simulation.simulate",
 }
 

@@ -43,20 +43,14 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The run times of a handler; a latency model for `simulate`.
+    """The run times of a handler; a latency model for `simulate`."""
 
-    Attributes:
-        runs_s: How long each run took, by batch size, in seconds; sizes ascending.
-        fixed_s: The part of a run that does not depend on the size, as fitted, in seconds.
-        per_item_s: The part for each item, as fitted, in seconds.
-    """
-
-    runs_s: Mapping[int, Sequence[float]]
-    fixed_s: float
+    runs_s: Mapping[int, Sequence[float]]  # by batch size, ascending
+    fixed_s: float  # the part of a run that does not depend on the size, as fitted
     per_item_s: float
 
     def usual_s(self, size: float) -> float:
-        """Returns the median run time of a size, interpolated linearly between measured sizes."""
+        """Returns the median run time of a size, interpolated between measured sizes."""
         sizes = list(self.runs_s)
         above = min(bisect_left(sizes, size), len(sizes) - 1)
         upper = median(self.runs_s[sizes[above]])
@@ -81,12 +75,7 @@ class Measured:
 
 
 def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns an instance if the handler is a class, else the handler itself.
-
-    Raises:
-        TypeError: It has no ``__call__``, or does not take these arguments.
-        NotMeasured: It could not be instantiated.
-    """
+    """Returns an instance if the handler is a class, else the handler itself."""
     if not inspect.isclass(handler):
         if args or kwargs:
             raise TypeError("arguments are only for a class, and the handler is not one")
@@ -113,11 +102,7 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 @asynccontextmanager
 async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
-    """Opens a batcher for a handler, decorated or not.
-
-    Raises:
-        TypeError: It is not a handler, or takes one item at a time.
-    """
+    """Opens a batcher for a handler, decorated or not."""
     if isinstance(handler, Decorated):
         async with open_batchers(handler):
             yield handler.batcher
@@ -142,19 +127,9 @@ async def measure(
     limit_s: float,
     progress: Callable[[str], None],
 ) -> Measured:
-    """Runs a handler on batches of different sizes.
+    """Runs a handler on batches of ascending sizes, and changes the batcher's options.
 
-    Args:
-        batcher: An open batcher of the handler; its options are changed.
-        make_item: Makes an item.
-        sizes: The sizes, ascending.
-        rounds: How many runs of each size to measure.
-        limit_s: Stops after this time, in seconds, but not before 5 rounds.
-        progress: Called with messages on the progress.
-
-    Raises:
-        NotMeasured: The handler failed, or fills its batches while they run.
-        ValueError: It took several runs for one batch.
+    It stops after `limit_s`, but not before 5 rounds. `progress` is called with messages.
     """
     runs_s: dict[int, list[float]] = {size: [] for size in sizes}
     model = LatencyModel()

@@ -39,7 +39,7 @@ def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
     """Draws the latencies of requests, their course over time, and the sizes of batches.
 
     Args:
-        simulation: What to draw.
+        simulation: The simulation to draw.
         path: Where to save the image; its suffix selects the format: ``.png``, ``.svg``.
 
     Raises:
@@ -58,11 +58,7 @@ def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
 
 
 def new_figure(width: float) -> Any:
-    """Returns an empty figure of a width in inches.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Returns an empty figure of a width in inches."""
     with needing("a plot", "plot"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -72,7 +68,6 @@ def new_figure(width: float) -> Any:
 
 
 def tidy(axes: Any) -> None:
-    """Applies the common style to axes."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
@@ -145,18 +140,7 @@ def _draw_sizes(axes: Any, simulation: Simulation) -> None:
 def plot_tuning(
     measured: Measured, search: Search, candidates: Sequence[Candidate], path: Path
 ) -> None:
-    """Draws the run times with their fit, and the p99 of all candidates with the target.
-
-    Args:
-        measured: The run times.
-        search: The search, with its target.
-        candidates: The simulated pairs of options, the best first.
-        path: Where to save the image.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: The path's suffix is no image format.
-    """
+    """Draws the run times with their fit, and the p99 of all candidates with the target."""
     figure = new_figure(11)
     times, found = figure.subplots(1, 2)
     _draw_run_times(times, measured)
@@ -181,7 +165,7 @@ def _draw_run_times(axes: Any, measured: Measured) -> None:
 
 
 def _draw_candidates(axes: Any, search: Search, candidates: Sequence[Candidate]) -> None:
-    """Draws a curve for each size. Values above 10 times the target are cut off at the top."""
+    """Draws a curve for each size. Values above 10 times the target are cut off."""
     target_ms = search.p99_s * 1e3
     top_ms = target_ms * 10
     by_size = sorted(candidates, key=lambda one: (one.max_batch_size, one.batch_wait_timeout_s))

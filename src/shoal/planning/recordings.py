@@ -1,7 +1,7 @@
-"""What ``shoal trace`` has recorded of a batcher beside its requests: options, batches, run times.
+"""The parts of a ``shoal trace`` beside its requests: a batcher's options, batches, run times.
 
-The run times are a model for simulations: what was measured for a size, with a line through it for
-the sizes between and beyond.
+The run times are a model for simulations: the measured times of a size, with a line through them
+for the sizes between and beyond.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ class RecordedBatch(NamedTuple):
 
 @dataclass(slots=True)
 class RecordedBatcher:
-    """What was recorded of one batcher.
+    """The recorded options and batches of one batcher, and the outcomes of its requests.
 
     Attributes:
         name: Its name.
-        options: Its options, as keywords of `BatchOptions`, without those that are functions.
-        functions: The names of those that are.
+        options: Its options, as keywords of `BatchOptions`, without functions.
+        functions: The names of its options that are functions.
         is_open: Whether requests join its batches while they run.
         changes: How often its options changed during the recording; `options` are the last ones.
         fixed_s: The part of a run that did not depend on its size, as the server had learned it;
-            None if it had learned nothing.
-        per_item_s: The part for each item; likewise.
+            None if it had learned none.
+        per_item_s: The part for each item; None if the server had learned none.
         batches: Its batches, in the order in which they ended.
         latency_s: From the arrival of each answered request to its result, in seconds.
         waits_s: How long each request of a batch had waited, in seconds.
-        outcomes: How many requests ended how; ``"finished"`` if nothing else.
+        outcomes: The number of requests by outcome, such as ``"finished"``.
     """
 
     name: str
@@ -79,16 +79,11 @@ class RecordedBatcher:
     latency_s: list[float] = field(default_factory=list[float])
     waits_s: list[float] = field(default_factory=list[float])
     outcomes: Counter[str] = field(default_factory=Counter[str])
-    # The number of the batch whose requests are being read.
+    # The number of the batch that the next requests belong to.
     _batch: Any = None
 
     def describe(self, row: Mapping[str, Any]) -> None:
-        """Takes the options from a line of the recording.
-
-        Raises:
-            TypeError: A value has the wrong type.
-            ValueError: A value is out of its range.
-        """
+        """Reads the options from a line of the recording."""
         given = _mapping(row.get("options"))
         options = {
             name: OPTIONS[name].from_plain(name, value)
@@ -106,12 +101,7 @@ class RecordedBatcher:
             self.per_item_s = _at_least_0(run_time.get("per_item_s"))
 
     def add_batch(self, row: Mapping[str, Any]) -> None:
-        """Takes a batch from a line of the recording.
-
-        Raises:
-            KeyError, TypeError, ValueError: A value is missing, has the wrong type or is no such
-                value.
-        """
+        """Reads a batch from a line of the recording."""
         batch = RecordedBatch(
             _at_least_0(row["at"]),
             DispatchReason(row["reason"]),
@@ -125,11 +115,7 @@ class RecordedBatcher:
         self._batch = row.get("batch")
 
     def add_request(self, row: Mapping[str, Any]) -> None:
-        """Takes how a request ended from its line.
-
-        Raises:
-            TypeError, ValueError: A value has the wrong type or is no such value.
-        """
+        """Reads the outcome of a request from its line."""
         outcome = row.get("outcome", "finished")
         if outcome not in OUTCOMES:
             raise ValueError
@@ -150,7 +136,7 @@ class RecordedBatcher:
         return measured_run_times(runs, self.fixed_s, self.per_item_s, seed)
 
     def left_out(self) -> list[str]:
-        """Returns the options that were in force and can't be simulated, by name."""
+        """Returns the names of the options in force that can't be simulated."""
         ignored = _NOT_SIMULATED | _FROM_COLUMNS
         left_out = [name for name in self.functions if name not in ignored]
         if self.options.get("cache") is not None:
@@ -169,8 +155,8 @@ class MeasuredRunTimes:
     Attributes:
         fixed_s: The part that does not depend on the batch, as fitted, in seconds.
         per_item_s: The part for each item or unit of cost, as fitted, in seconds.
-        sizes: Sizes that were measured, ascending.
-        ratios: By what times of each size differ from the fitted one: factors.
+        sizes: The measured sizes, ascending.
+        ratios: The measured times of each size, divided by the fitted one.
         seed: The seed of the variation.
     """
 
@@ -195,7 +181,6 @@ class MeasuredRunTimes:
         return sample
 
     def _ratios_of(self, size: float) -> Sequence[float]:
-        """Returns the ratios of the nearest size that was measured."""
         above = bisect_left(self.sizes, size)
         if above == len(self.sizes):
             return self.ratios[-1]
@@ -210,14 +195,7 @@ def measured_run_times(
     per_item_s: float | None = None,
     seed: int = 0,
 ) -> MeasuredRunTimes:
-    """Makes a model of measured run times.
-
-    Args:
-        runs: The size of each run, and how long it took, in seconds; at least one.
-        fixed_s: A guess of the part that does not depend on the size, for runs of one size only.
-        per_item_s: A guess of the part for each item; likewise.
-        seed: The seed of the variation.
-    """
+    """Fits a model to sizes and run times; the other arguments guide it for one size."""
     groups = _by_size(runs)
     usual = [(size, median(times), len(times)) for size, times in groups]
     fixed_s, per_item_s = (
@@ -247,7 +225,7 @@ def _by_size(runs: Iterable[tuple[float, float]]) -> list[tuple[float, list[floa
 
 
 def _line(usual: Sequence[tuple[float, float, int]]) -> tuple[float, float]:
-    """Returns the fixed part, and that for each item, that fit best; relative errors count."""
+    """Fits a line by relative errors; returns the fixed part, and the part for each item."""
     weighted = [(size, run_s, count / max(run_s, _LEAST_S) ** 2) for size, run_s, count in usual]
     total = sum(weight for _, _, weight in weighted)
     mean_size = sum(size * weight for size, _, weight in weighted) / total

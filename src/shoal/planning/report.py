@@ -1,7 +1,7 @@
-"""A report that compares options, as one HTML file with plots; needs ``pip install 'shoal[plot]'``.
+"""A report that compares options, as one HTML file with plots; needs ``shoal[plot]``.
 
-The file needs nothing else: the plots are SVG within it, there is no script, and its policy forbids
-to load anything. Plots are drawn once, for light and dark: the colors of text and axes are replaced
+The file is self-contained: the plots are SVG within it, there is no script, and its policy forbids
+loading anything. Plots are drawn once, for light and dark: the colors of text and axes are replaced
 by variables of the style sheet.
 """
 
@@ -15,15 +15,14 @@ from io import StringIO
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.batch import DispatchReason
-from shoal.planning.comparison import rows_of
-from shoal.planning.figures import duration, percentile, three_digits
+from shoal.planning.figures import duration, percentile, rows_of, three_digits
 from shoal.planning.plots import new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from shoal.planning.comparison import Case
+    from shoal.planning.figures import Case
     from shoal.planning.recordings import MeasuredRunTimes, RecordedBatch
 
 # Colors that nothing else has, for what the style sheet decides.
@@ -76,52 +75,25 @@ figure { margin: 0 } figcaption { font-weight: 600 }
 
 @dataclass(frozen=True)
 class Report:
-    """What a report is about.
-
-    Attributes:
-        title: Its title.
-        facts: What it says about the traffic and the handler: names and texts.
-        cases: What is compared.
-        arrived_at: When requests arrived, in seconds, ascending.
-        batches: The batches that were measured; empty if none were.
-        run_times: The run times that were simulated.
-        remarks: What the reader should know: sentences.
-    """
-
     title: str
-    facts: Sequence[tuple[str, str]]
+    facts: Sequence[tuple[str, str]]  # about the traffic and the handler: names and texts
     cases: Sequence[Case]
-    arrived_at: Sequence[float]
-    batches: Sequence[RecordedBatch]
+    arrived_at: Sequence[float]  # ascending, in seconds
+    batches: Sequence[RecordedBatch]  # measured ones
     run_times: Callable[[float], float] | MeasuredRunTimes
-    remarks: Sequence[str] = ()
+    remarks: Sequence[str] = ()  # sentences for the reader
 
 
 def write_report(report: Report, path: Path) -> None:
-    """Writes a report.
-
-    Args:
-        report: What it is about.
-        path: The file.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        OSError: The file can't be written.
-    """
     path.write_text(report_page(report), encoding="utf-8")
 
 
 def _printable(text: str) -> str:
-    """Returns a text without what is not for people, such as control characters."""
+    """Replaces control characters and other unprintable ones."""
     return "".join([one if one.isprintable() else "\ufffd" for one in text])
 
 
 def report_page(report: Report) -> str:
-    """Returns a report as a page of HTML.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
     all_cases = [
         replace(case, name=_printable(case.name), options=_printable(case.options))
         for case in report.cases
@@ -179,12 +151,7 @@ def _table(cases: Sequence[Case]) -> str:
 
 
 def _svg(draw: Callable[[Any], None], salt: str) -> str:
-    """Returns a plot as SVG that can stand in HTML.
-
-    Args:
-        draw: Draws it on axes.
-        salt: Makes its ids differ from those of other plots.
-    """
+    """Returns a plot as SVG for HTML; `salt` makes its ids differ from those of other plots."""
     figure = new_figure(6.2)
     import matplotlib as mpl
 

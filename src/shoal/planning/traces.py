@@ -1,17 +1,291 @@
-"""Synthetic traffic for `simulate`.
+"""Traffic for `simulate`: synthetic traces, and recorded ones in files with a line a request.
 
-Each function yields times of arrival in seconds, in ascending order, lazily, so that a long trace
+The generators yield times of arrival in seconds, in ascending order, lazily, so that a long trace
 needs no memory. The same seed gives the same times.
+
+A recorded trace is CSV or NDJSON. CSV has a header with the names of its columns; a CSV file
+without a header contains only times. NDJSON has one object per line. A time is a number of seconds
+or an ISO 8601 date, and the earliest becomes 0. Lines may be in any order, since logs are written
+when requests end.
+
+A trace of ``shoal trace`` is NDJSON that begins with a line ``{"record": "trace", ...}``. It has
+further lines with a member ``record``, about batchers and their batches, and its requests name
+their batcher.
 """
 
 from __future__ import annotations
 
+import csv
+import json
 import math
 import random
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from shoal.core.simulation.results import Arrival
+from shoal.planning.recordings import FORMAT, RecordedBatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+
+class Item(NamedTuple):
+    """The properties of a recorded request's item that matter for forming batches."""
+
+    cost: float = 1.0  # its part of `max_batch_size`
+    bucket: str | None = None  # only items of one bucket share a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A trace that was read from a file.
+
+    Attributes:
+        arrivals: Its requests, in order of time; the first arrives at 0.
+        columns: The known columns that it has.
+        unknown: Its other columns, which are ignored.
+        batcher: The options and batches of the requests' batcher; None unless ``shoal trace``
+            recorded the trace.
+        others: The names of the other batchers of the trace; their requests are left out.
+        lost: How many requests and batches of all batchers could not be recorded.
+        unfinished: How many requests had not ended when the recording did.
+    """
+
+    arrivals: list[Arrival]
+    columns: frozenset[str]
+    unknown: tuple[str, ...]
+    batcher: RecordedBatcher | None = None
+    others: tuple[str, ...] = ()
+    lost: int = 0
+    unfinished: int = 0
+
+
+def read_trace(path: Path, batcher: str | None = None) -> Recording:
+    """Reads a recorded trace.
+
+    Args:
+        path: A file. It is NDJSON if it begins with ``{``, or its name ends in ``.ndjson`` or
+            ``.jsonl``; anything else is read as CSV. Its columns: ``at``, and optionally
+            ``priority``, ``timeout_s``, ``queue_timeout_s``, ``cost`` and ``bucket``.
+        batcher: The batcher to read the requests of, in a trace of ``shoal trace``; None for the
+            one with the most requests.
+
+    Raises:
+        ValueError: The file can't be read, and the message names the line; or it has no requests
+            for that batcher.
+    """
+    reading = _Reading()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            opening = list(_up_to_text(file))
+            lines = chain(opening, file)
+            is_ndjson = path.suffix in (".ndjson", ".jsonl") or "".join(opening).lstrip()[:1] == "{"
+            for where, row in _objects(path, lines) if is_ndjson else _csv_rows(path, lines):
+                reading.add(where, row)
+    except OSError as error:
+        raise ValueError(f"can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not UTF-8 text") from None
+    return reading.recording(path, batcher)
+
+
+def _up_to_text(lines: Iterable[str]) -> Iterator[str]:
+    """Returns the first lines, up to one that is not blank."""
+    for line in lines:
+        yield line
+        if line.strip():
+            return
+
+
+class _Requests:
+    def __init__(self) -> None:
+        self.arrivals: list[Arrival] = []
+        self.columns: dict[str, None] = {}
+
+
+class _Reading:
+    def __init__(self) -> None:
+        self._is_recorded = False
+        self._requests: dict[str, _Requests] = {}
+        self._batchers: dict[str, RecordedBatcher] = {}
+        self._lost = self._unfinished = 0
+
+    def add(self, where: str, row: dict[str, Any]) -> None:
+        kind = row.get("record")
+        if kind == "trace":
+            self._is_recorded = True
+            if (number := row.get("format")) != FORMAT:
+                raise ValueError(
+                    f"{where}: a trace of the form {number!r}, which another version has written; "
+                    f"this one reads {FORMAT}"
+                )
+            return
+        if not self._is_recorded:
+            self._add_request("", where, row)
+            return
+        try:
+            self._add_recorded(kind, where, row)
+        except (KeyError, TypeError, ValueError) as error:
+            if str(error).startswith(where):
+                raise
+            told = f": {error}" if isinstance(error, ValueError) and str(error) else ""
+            raise ValueError(f"{where}: not a line of `shoal trace`{told}") from None
+
+    def _add_recorded(self, kind: Any, where: str, row: dict[str, Any]) -> None:
+        if kind == "end":
+            self._lost = int(row.get("lost", 0))
+            self._unfinished = int(row.get("unfinished", 0))
+            return
+        name = row["batcher"]
+        if not isinstance(name, str):
+            raise TypeError
+        known = self._batchers.get(name)
+        if known is None:
+            known = self._batchers[name] = RecordedBatcher(name)
+        if kind == "batcher":
+            known.describe(row)
+        elif kind == "batch":
+            known.add_batch(row)
+        elif kind is None:
+            known.add_request(row)
+            if row.get("outcome") == "cancelled" and "left_s" in row:
+                patience_s = row.get("queue_timeout_s", math.inf)
+                row["queue_timeout_s"] = min(row["left_s"], patience_s)
+            self._add_request(name, where, row)
+
+    def _add_request(self, name: str, where: str, row: dict[str, Any]) -> None:
+        arrival = _arrival(where, row)
+        requests = self._requests.get(name)
+        if requests is None:
+            requests = self._requests[name] = _Requests()
+        requests.arrivals.append(arrival)
+        if not row.keys() <= requests.columns.keys():
+            requests.columns |= dict.fromkeys(row)
+
+    def recording(self, path: Path, batcher: str | None) -> Recording:
+        requests = self._requests
+        if not requests:
+            raise ValueError(f"{path} has no requests")
+        name = max(requests, key=lambda one: len(requests[one].arrivals))
+        if batcher is not None:
+            if batcher not in requests:
+                there = ", ".join(filter(None, requests))
+                why = f"it has those for {there}" if there else "it names no backends"
+                raise ValueError(f"{path} has no requests for {batcher}; {why}")
+            name = batcher
+        arrivals = sorted(requests[name].arrivals, key=lambda one: one.at)
+        columns = requests[name].columns
+        known = COLUMNS.keys() | (_OF_RECORDINGS if self._is_recorded else ())
+        first_at = arrivals[0].at
+        return Recording(
+            [one._replace(at=one.at - first_at) for one in arrivals],
+            frozenset(columns.keys() & COLUMNS.keys()),
+            tuple(one for one in columns if one not in known),
+            self._batchers.get(name),
+            tuple(one for one in requests if one != name),
+            self._lost,
+            self._unfinished,
+        )
+
+
+def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{where}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f'{where}: want an object like {{"at": 0.25}}, got {line.strip():.60}')
+        values = cast("dict[str, Any]", row)
+        yield where, {name: value for name, value in values.items() if value is not None}
+
+
+def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    reader = csv.reader(lines)
+    names: list[str] | None = None
+    for cells in reader:
+        if not any(cell.strip() for cell in cells):
+            continue
+        where = f"{path}, line {reader.line_num}"
+        if names is None:
+            names = [cell.strip() for cell in cells]
+            if len(cells) > 1 or not _is_a_time(cells[0]):
+                continue
+            names = ["at"]
+        if len(cells) != len(names):
+            raise ValueError(
+                f"{where}: want {len(names)} cells ({', '.join(names)}), got {len(cells)}"
+            )
+        pairs = zip(names, cells, strict=True)
+        yield where, {name: cell.strip() for name, cell in pairs if cell.strip()}
+
+
+def _arrival(where: str, row: dict[str, Any]) -> Arrival:
+    if "at" not in row:
+        raise ValueError(f"{where}: no time; want a column 'at', the time of arrival in seconds")
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        if name not in COLUMNS:
+            continue
+        read, wanted = COLUMNS[name]
+        try:
+            values[name] = read(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"{where}: {name} must be {wanted}, not {value!r}") from None
+    item = {name: values.pop(name) for name in Item._fields if name in values}
+    return Arrival(item=Item(**item) if item else None, **values)
+
+
+def _time(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        return datetime.fromisoformat(value).timestamp()
+    if not math.isfinite(seconds) or isinstance(value, bool):
+        raise ValueError
+    return seconds
+
+
+def _is_a_time(cell: str) -> bool:
+    try:
+        _time(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _at_least_0(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < math.inf or isinstance(value, bool):
+        raise ValueError
+    return number
+
+
+def _level(value: Any) -> int:
+    level = int(value)
+    if level < 1 or level != float(value) or isinstance(value, bool):
+        raise ValueError
+    return level
+
+
+_OF_RECORDINGS: Final = frozenset({"batcher", "batch", "took_s", "left_s", "outcome"})
+COLUMNS: Final = cast(
+    "dict[str, tuple[Callable[[Any], Any], str]]",
+    {
+        "at": (_time, "a time in seconds, or like 2026-01-31T12:00:00"),
+        "priority": (_level, "a whole number from 1 on"),
+        "timeout_s": (_at_least_0, "a number of seconds from 0 on"),
+        "queue_timeout_s": (_at_least_0, "a number of seconds from 0 on"),
+        "cost": (_at_least_0, "a number from 0 on"),
+        "bucket": (str, "text"),
+    },
+)
 
 
 def constant(rate: float, duration_s: float) -> Iterator[float]:
@@ -86,7 +360,7 @@ def diurnal(
 def _thinned(
     rate: float, share: Callable[[float], float], duration_s: float, seed: int
 ) -> Iterator[float]:
-    """Draws times of a Poisson process, and keeps the given share of them, which varies by time."""
+    """Draws times of a Poisson process, and keeps a share of them, which varies by time."""
     chance = random.Random(seed)  # noqa: S311 - no secret is drawn
     at = chance.expovariate(rate)
     while at < duration_s:

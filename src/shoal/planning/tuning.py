@@ -3,7 +3,7 @@
 The best pair is the one that meets the target up to the highest rate: it leaves the largest margin
 for more traffic, and for a handler that is slower than measured. Of nearly equal pairs, the one
 with the shorter wait is best, then the one with the lower latency, then the smaller size: a longer
-wait or a larger batch must bring something.
+wait or a larger batch must bring a gain.
 
 The alternative was to choose the pair that keeps the handler least busy. That pair always waits as
 long as the target allows, which adds latency to save time on a device that nothing else uses. For a
@@ -36,64 +36,32 @@ _GAIN: Final = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The simulated result of one pair of options.
-
-    Attributes:
-        max_batch_size: The option.
-        batch_wait_timeout_s: The option, in seconds.
-        p50_s: The time that half of the requests are answered within, in seconds.
-        p99_s: The same for 99%; the latency of an unanswered request counts as infinite.
-        mean_batch: How many requests a batch had on average.
-        busy_share: The share of the time for which the handler was busy, 0 to 1.
-        up_to: The highest rate at which the target is met, approximate; 0 if it is missed.
-    """
+    """The simulated result of one pair of options."""
 
     max_batch_size: int
     batch_wait_timeout_s: float
-    p50_s: float
-    p99_s: float
+    p50_s: float  # half of the requests are answered within it
+    p99_s: float  # unanswered requests have infinite latency
     mean_batch: float
-    busy_share: float
-    up_to: float = 0.0
+    busy_share: float  # 0 to 1
+    up_to: float = 0.0  # the highest rate at which the target is met; 0 if it is missed
 
     @property
     def meets_target(self) -> bool:
-        """Whether the target is met at the requested rate."""
         return self.up_to > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """A search for options for one handler, rate and target.
-
-    Attributes:
-        options: The other options, which stay as they are.
-        run_times: How long the handler takes.
-        rate: Requests a second.
-        p99_s: The target, in seconds.
-        requests: How many requests to simulate for each pair of options. With the default, 200
-            requests are above the p99, which makes it stable enough to choose by.
-    """
-
-    options: BatchOptions
+    options: BatchOptions  # the other options, which stay as they are
     run_times: Measured
     rate: float
-    p99_s: float
+    p99_s: float  # the target
+    # For each pair; 200 of these are above the p99, which makes it stable enough to choose by.
     requests: int = 20_000
 
     def candidates(self, progress: Callable[[str], None]) -> list[Candidate]:
-        """Simulates every measured size with every wait.
-
-        Args:
-            progress: Called with messages on the progress.
-
-        Returns:
-            The candidates, the best first, those that miss the target last.
-
-        Raises:
-            ValueError: The options conflict with a size or a wait, or do not limit concurrent
-                batches.
-        """
+        """Simulates every measured size with every wait; returns the best first."""
         if self.options.max_concurrent_batches is None:
             raise ValueError(
                 "max_concurrent_batches=none has no best size, because enough concurrent batches "
@@ -118,10 +86,7 @@ class Search:
 
     @property
     def batching_helps(self) -> bool:
-        """Whether the handler processes more items a second in batches than one at a time.
-
-        True if no batches were measured.
-        """
+        """Whether batches raise the handler's throughput; True if none were measured."""
         largest = max(self.run_times.runs_s)
         return largest == 1 or self.most(largest) >= _GAIN * self.most(1)
 
@@ -164,11 +129,7 @@ class Search:
 
 
 def least_busy(fitting: Sequence[Candidate]) -> Candidate | None:
-    """Returns the pair that keeps the handler clearly less busy than the best one, or None.
-
-    Args:
-        fitting: The pairs that meet the target, the best first.
-    """
+    """Returns the pair that keeps the handler clearly less busy than the best one, or None."""
     least = min(one.busy_share for one in fitting)
     if least * _GAIN > fitting[0].busy_share:
         return None
@@ -202,7 +163,7 @@ def _worse(candidate: Candidate) -> tuple[float, ...]:
 
 
 def _percentile_of_all_s(simulation: Simulation, percent: float) -> float:
-    """Returns a percentile of the latencies of all requests; unanswered ones count as infinite."""
+    """Gives unanswered requests an infinite latency."""
     times = sorted(latency if latency == latency else math.inf for latency in simulation.latency_s)
     return percentile(times, percent)
 

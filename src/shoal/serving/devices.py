@@ -1,7 +1,7 @@
-"""The GPUs of a server: it gives them to the replicas of its backends, and takes them back.
+"""The GPUs of a server: it assigns them to the replicas of its backends.
 
-Only a placement other than ``"ray"`` is given them: on a cluster Ray does that. Which GPUs there
-are is found out when the first backend asks for some.
+Placement ``"ray"`` gets none: on a cluster Ray assigns them. The GPUs are looked up when the first
+backend asks for some.
 """
 
 from __future__ import annotations
@@ -41,19 +41,13 @@ class _Found:
 
 
 class Devices:
-    """The GPUs of a server, and which replica has which.
-
-    Args:
-        meter: Reads how busy they are.
-    """
-
     def __init__(self, meter: GpuMeter | None = None) -> None:
         self.meter = GpuMeter() if meter is None else meter
         self._found: _Found | None = None
         self._giving = anyio.Lock()
 
     async def find(self, config: BackendConfig) -> None:
-        """Finds out which GPUs there are, if replicas with this config need some."""
+        """Looks up the GPUs, if replicas with this config need some."""
         if self._found is not None or _wanted(config) is None:
             return
         ours = listed_devices()
@@ -70,13 +64,7 @@ class Devices:
 
     @asynccontextmanager
     async def checked(self, backend: str, config: BackendConfig) -> AsyncGenerator[None]:
-        """Checks that there are enough GPUs for a new backend, whose replicas the block begins.
-
-        Of several such blocks one runs at a time, so that what one finds free stays free.
-
-        Raises:
-            NotEnoughGpus: There are not.
-        """
+        """Raises `NotEnoughGpus`, or holds the free GPUs for the replicas that the block starts."""
         if _wanted(config) is None:
             yield
             return
@@ -88,37 +76,19 @@ class Devices:
     def check(
         self, backend: str, config: BackendConfig, replicas: int, own: Collection[str] = ()
     ) -> None:
-        """Checks that there are enough GPUs for a backend.
-
-        Args:
-            backend: Its tag.
-            config: Its config.
-            replicas: How many replicas it is to have.
-            own: The tags of the replicas that it has, which may end for others.
-
-        Raises:
-            NotEnoughGpus: There are not.
-        """
+        """Checks that `replicas` replicas can have GPUs, those of the replicas `own` included."""
         wanted = _wanted(config)
         if wanted is not None and self._ledger.places(wanted, own) < replicas:
             each = "" if replicas == 1 else f" for each of {replicas} replicas"
             raise self._refusal(f"{backend} asks for gpus={wanted:g}{each}")
 
     def places(self, config: BackendConfig) -> int | None:
-        """Returns how many more replicas there are GPUs for; None if they need none."""
+        """Returns how many more replicas can have GPUs; None if they need none."""
         wanted = _wanted(config)
         return None if wanted is None else self._ledger.places(wanted)
 
     def take(self, replica: str, config: BackendConfig) -> tuple[str, ...]:
-        """Gives GPUs to a replica, if its config asks for some.
-
-        Args:
-            replica: Its tag.
-            config: Its backend's config.
-
-        Raises:
-            NotEnoughGpus: There are not enough.
-        """
+        """Assigns GPUs to a replica, if its config asks for some."""
         wanted = _wanted(config)
         if wanted is None:
             return ()
@@ -128,20 +98,13 @@ class Devices:
         return devices
 
     def release(self, replica: str) -> None:
-        """Takes back the GPUs of a replica that has ended."""
         if self._found is not None:
             self._ledger.release(replica)
 
     def held_by(self, replica: str) -> tuple[str, ...]:
-        """Returns the GPUs that a replica has, or shares."""
         return () if self._found is None else self._ledger.held_by(replica)
 
     def status(self, readings: Mapping[str, GpuReading] | None = None) -> dict[str, GpuStatus]:
-        """Returns the status of each GPU, by its name.
-
-        Args:
-            readings: How busy they are, as far as that is known.
-        """
         found: dict[str, GpuStatus] = {}
         if self._found is not None:
             for name, parts in self._ledger.parts().items():
@@ -176,5 +139,5 @@ class Devices:
 
 
 def _wanted(config: BackendConfig) -> float | None:
-    """Returns how many GPUs each replica is to be given; None for none."""
+    """Returns how many GPUs each replica gets; None for none."""
     return None if config.placement == "ray" else config.placed.get("gpus")

@@ -1,11 +1,11 @@
 """The rule for which modules can be imported through the admin API.
 
 To import a module is to run its code. So the operator names the allowed modules when the server
-starts; by default none are allowed. The same rule applies to other options by which the sender
+starts; by default none are allowed. The same rule applies to other options with which the sender
 chooses the code: another interpreter, the environment of a process, Ray's runtime environments.
 
 `ImportRule` checks that the module of an import path is allowed. When the path is loaded, `OwnPath`
-checks that the module's own package defines the object. The same holds for import paths from a
+checks that the module's own package defines the object. The rule also covers import paths from a
 state file, unless the program that restores them declares them itself.
 """
 
@@ -30,15 +30,7 @@ _OF_OWN_PLACEMENT: Final = "placement_options"
 
 
 class ImportRule:
-    """The rule for which modules may be imported.
-
-    Args:
-        allowed: Names of modules, each with its submodules; ``"*"`` allows all. None for none.
-
-    Raises:
-        TypeError: It is not a sequence of names.
-        ValueError: A name is not that of a module.
-    """
+    """Allows the named modules with their submodules; ``"*"`` allows all, None allows none."""
 
     def __init__(self, allowed: Sequence[str] | None) -> None:
         if isinstance(allowed, str):
@@ -51,12 +43,7 @@ class ImportRule:
         self._names = names
 
     def checked(self, path: str) -> str:
-        """Checks an import path, and returns the path to load in its place.
-
-        Raises:
-            ValueError: It is not an import path.
-            NotAllowed: Its module is not allowed.
-        """
+        """Returns the path to load; raises `NotAllowed`, or `ValueError` if it is no path."""
         module, name = split_import_path(path)
         if self.allows_all:
             return path
@@ -74,14 +61,7 @@ class ImportRule:
         return OwnPath(path)
 
     def checked_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Checks a backend's config: import paths, and other options that choose what code runs.
-
-        Returns:
-            The config, with the paths as `checked` returns them.
-
-        Raises:
-            NotAllowed: It has a path or an option that is not allowed.
-        """
+        """Checks import paths, and other options that choose what code runs."""
         if self.allows_all:
             return dict(config)
         return {name: self._checked_option(name, value) for name, value in config.items()}

@@ -7,11 +7,7 @@ from pathlib import Path
 
 
 def admin_socket_directory() -> Path:
-    """Returns the directory of all servers' admin sockets, which need not exist.
-
-    Raises:
-        ConnectionError: There is none, since the user has no home directory.
-    """
+    """Returns a directory that need not exist."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime, "shoal")
@@ -25,9 +21,4 @@ def admin_socket_directory() -> Path:
 
 
 def admin_socket(name: str) -> Path:
-    """Returns the path of the UNIX socket of a server that was started with that name.
-
-    Raises:
-        ConnectionError: As `admin_socket_directory`.
-    """
     return admin_socket_directory() / f"{name}.sock"

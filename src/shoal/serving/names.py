@@ -33,25 +33,13 @@ _TAG: Final = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.:-]{1,64}")
 
 
 def is_tag(tag: str) -> bool:
-    """Returns whether text may name a backend or an endpoint.
-
-    A name is used in paths, in metrics and in the tags of replicas. So it is one plain word, and
-    not dots alone, which a path would read as a relative step.
-    """
+    """A name is one plain word: it is used in paths, in metrics and in the tags of replicas."""
+    # A path would read dots alone as a relative step.
     return _TAG.fullmatch(tag) is not None
 
 
 def checked_tag(what: str, tag: Any) -> str:
-    """Checks the name of a backend or an endpoint.
-
-    Args:
-        what: What the name is, for messages, such as ``"a backend's tag"``.
-        tag: The name.
-
-    Raises:
-        TypeError: It is not text.
-        ValueError: It is too long, empty, or has characters that are not allowed.
-    """
+    """Checks a name; `what` says what it names, such as ``"a backend's tag"``."""
     if not isinstance(tag, str):
         raise TypeError(f'{what} must be text such as "embed-v2", not {tag!r}')
     if not is_tag(tag):
@@ -60,22 +48,11 @@ def checked_tag(what: str, tag: Any) -> str:
 
 
 def not_there(kind: str, name: object, there: Iterable[str]) -> str:
-    """Returns the message for a name that no backend or endpoint has, with the names that exist.
-
-    Args:
-        kind: ``"backend"`` or ``"endpoint"``.
-        name: The name that was not found.
-        there: The names that exist.
-    """
     return f"there is no {kind} {name!r}; there are: {', '.join(sorted(there)) or 'none'}"
 
 
 def found(kind: str, name: Any, there: Mapping[str, T]) -> T:
-    """Returns the backend, or endpoint, of some name.
-
-    Raises:
-        NoSuchName: There is none of that name; the name may be of any type.
-    """
+    """Raises `NoSuchName`, for a name of any type."""
     try:
         one = there.get(name)
     except TypeError:  # an unhashable value is not a name
@@ -86,32 +63,15 @@ def found(kind: str, name: Any, there: Mapping[str, T]) -> T:
 
 
 def parameter_names(path: str) -> list[str]:
-    """Returns the names of the parameters in a path."""
     return _PARAMETER.findall(path)
 
 
 def checked_route(route: Any) -> str | None:
-    """Checks the route of an endpoint.
-
-    Raises:
-        TypeError: It is neither text nor None.
-        ValueError: It is not a path, is reserved, or no request could reach it.
-    """
     return None if route is None else checked_path(route, f'route="/{str(route).strip("/")}"')
 
 
 def checked_path(path: Any, line: str, *, may_have_parameters: bool = True) -> str:
-    """Checks the path of an endpoint or a mount.
-
-    Args:
-        path: The path.
-        line: An example of a correct line, for the message.
-        may_have_parameters: Whether steps of it may be parameters, such as ``{id}``.
-
-    Raises:
-        TypeError: It is not text.
-        ValueError: It is not a path, is reserved, or no request could reach it.
-    """
+    """Checks the path of an endpoint or a mount; messages suggest `line`."""
     if not isinstance(path, str):
         raise TypeError(f"a path must be text, not {path!r}; write {line}")
     if not path.startswith("/"):
@@ -132,7 +92,7 @@ def checked_path(path: Any, line: str, *, may_have_parameters: bool = True) -> s
 
 
 def without_names(path: str) -> str:
-    """Returns a checked path without its parameters' names: equal ones match the same requests."""
+    # Paths that differ only in names of parameters match the same requests.
     return _NAME.sub("{", path)
 
 
@@ -155,12 +115,7 @@ def _why_unreachable(path: str) -> str | None:
 
 
 def checked_methods(methods: Any) -> tuple[str, ...]:
-    """Checks the methods of an endpoint, and returns them in capitals.
-
-    Raises:
-        TypeError: They are not names in a tuple or a list.
-        ValueError: There is no method, or an unknown one.
-    """
+    """Returns the methods in capitals."""
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         one = methods if isinstance(methods, str) else "POST"
         raise TypeError(f'methods must be a list, not {methods!r}; write methods = ["{one}"]')

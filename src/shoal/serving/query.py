@@ -1,9 +1,9 @@
-"""Query parameters, which code without annotations gets from a request without a body.
+"""Query parameters, the item of code without annotations for a request without a body.
 
-Ray Serve 1.x gives code a request, and its own examples read ``request.query_params["name"]``.
-A Starlette request has that too, but exists only in the server's process, and a call from Python
-has no request. `Query` is a dict, so it can be sent to other processes and written as JSON, and
-code can read its data as ``data["name"]``.
+Ray Serve 1.x passes a request to the code, and its own examples read
+``request.query_params["name"]``. A Starlette request has that too, but exists only in the server's
+process, and a call from Python has no request. `Query` is a dict, so it can be sent to other
+processes and written as JSON, and code can read its data as ``data["name"]``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
 
 class Query(dict[str, str]):
-    """The query parameters of a request without a body.
+    """The query parameters of a request without a body, or a Python call's keyword arguments.
 
-    For a call from Python these are its keyword arguments, as they are.
     As a dict it maps each name to its last value.
     """
 
@@ -32,16 +31,14 @@ class Query(dict[str, str]):
 
     @classmethod
     def of(cls, query_string: bytes) -> Self:
-        """Reads the query of a URL."""
         return cls(parse_qsl(query_string.decode("latin-1"), keep_blank_values=True))
 
     @property
     def query_params(self) -> Self:
-        """This object, under the name that code for Ray Serve uses."""
+        """Itself, under the name that code for Ray Serve uses."""
         return self
 
     def getlist(self, name: str) -> list[str]:
-        """Returns all values of a name."""
         return [value for key, value in self._pairs if key == name]
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -60,11 +57,7 @@ class Query(dict[str, str]):
 
 
 def takes_query(signature: Signature) -> bool:
-    """Returns whether code takes one item of any kind, so that a whole query can be the item.
-
-    Args:
-        signature: The signature of a call with one item.
-    """
+    """Whether code takes one item of any type, so that a whole query can be the item."""
     parameters = list(signature.parameters.values())
     return len(parameters) == 1 and parameters[0].annotation in (Parameter.empty, Any)
 
@@ -75,17 +68,7 @@ def item_without_data(
     headers: Mapping[str, str] | None,
     given: Mapping[str, Any] = NOTHING,
 ) -> Any:
-    """Returns the item of a call without positional arguments, for code that takes a request.
-
-    Args:
-        signature: The signature of a call with one item.
-        method: The call's HTTP method.
-        headers: The call's headers.
-        given: The keyword arguments, which are the query parameters, as in Ray Serve 1.x.
-
-    Returns:
-        A query, or a Starlette request; None for code that takes something else.
-    """
+    """Returns a `Query` or a Starlette request, as the code's parameter requires, or None."""
     parameters = list(signature.parameters.values())
     if len(parameters) != 1 or parameters[0].kind is Parameter.VAR_KEYWORD:
         return None

@@ -1,4 +1,4 @@
-"""The status of a controller: frozen snapshots whose values JSON can carry."""
+"""The status of a controller: frozen snapshots of values that JSON can represent."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class GpuStatus:
     """One GPU that the server may use.
 
     Attributes:
-        name: Its kind, such as ``"NVIDIA L4"``; None if NVML has not said.
-        replicas: Which part of it each replica was given, from 0 to 1, by their tags.
-        memory_used_bytes: The memory in use, by all programs; None if NVML has not said.
-        memory_total_bytes: Its memory; None if NVML has not said.
-        utilization: The share of the last moment in which it ran anything, from 0 to 1; None if
-            NVML has not said.
+        name: Its kind, such as ``"NVIDIA L4"``; None if NVML does not report it.
+        replicas: The share of it that each replica has, from 0 to 1, by the replica's tag.
+        memory_used_bytes: The memory in use, by all programs; None if NVML does not report it.
+        memory_total_bytes: Its memory; None if NVML does not report it.
+        utilization: The share of the last moment in which it was busy, from 0 to 1; None if NVML
+            does not report it.
     """
 
     name: str | None = None

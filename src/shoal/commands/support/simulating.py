@@ -9,8 +9,7 @@ from shoal.commands.support.mistake import CommandError, as_mistakes, say
 from shoal.commands.support.output import keywords, table
 from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.simulate import simulate
-from shoal.planning.comparison import Case, rows_of
-from shoal.planning.figures import percent
+from shoal.planning.figures import Case, percent, rows_of
 from shoal.planning.recordings import MeasuredRunTimes
 from shoal.planning.report import Report
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.core.simulation.results import Arrival, ClosedLoop, Linear, Simulation
-    from shoal.planning.recorded import Item, Recording
+    from shoal.planning.traces import Item, Recording
 
 _NAMES: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # From this ratio to the largest measured batch on, the run time of a batch is a guess.

@@ -29,7 +29,7 @@ from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
 from shoal.http.requests.routing import PathTable
 from shoal.serving.clients.protocol import VERBS
-from shoal.serving.clients.wire_errors import RAISED
+from shoal.serving.clients.wire import RAISED
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import METHODS
 

@@ -17,7 +17,7 @@ from pydantic_core import from_json
 from shoal.core.options.names import suggested
 from shoal.http.requests.json_scan import encoding_flaw
 from shoal.http.requests.problem import Problem, Refused
-from shoal.serving.clients.wire_errors import RAISED, sent
+from shoal.serving.clients.wire import RAISED, error_to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,7 +116,7 @@ _RETRY: Final = ((b"retry-after", b"1"),)
 
 def admin_problem(error: Exception) -> Problem:
     """Returns the problem by which the admin API reports an error."""
-    described = sent(error)
+    described = error_to_wire(error)
     status = _STATUSES[described.kind]
     title = described.kind.replace("-", " ").capitalize()
     headers = _RETRY if status == 503 else ()

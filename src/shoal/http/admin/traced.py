@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.context import attach, detach
 
-from shoal.observe.otel.callers import context_of_caller
+from shoal.observe.otel.instrument import context_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable

@@ -9,8 +9,8 @@ from shoal.http.admin.bodies import admin_problem, members
 from shoal.http.requests.stream_forms import form_for
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
-from shoal.serving.clients.arguments import array, mapping
-from shoal.serving.clients.wire_forms import shown
+from shoal.serving.clients.verbs import array, mapping
+from shoal.serving.clients.wire import shown
 from shoal.serving.names import found
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from shoal.http.openapi.page import FILES, HTML, root_of
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.protocol import spoken
 from shoal.http.requests.routing import Page
-from shoal.serving.backends.status import state_of
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
@@ -52,8 +51,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.protocol import HttpProtocol
     from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.observe.collector import ShoalCollector, StartTimes
-    from shoal.observe.gpus import GpuCollector
-    from shoal.observe.workers import WorkerCollector
+    from shoal.observe.machine import GpuCollector, WorkerCollector
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.status import Status
@@ -169,13 +167,13 @@ class Pages:
 
     @cached_property
     def _gpus(self) -> GpuCollector:
-        from shoal.observe.gpus import GpuCollector
+        from shoal.observe.machine import GpuCollector
 
         return GpuCollector()
 
     @cached_property
     def _workers(self) -> WorkerCollector:
-        from shoal.observe.workers import WorkerCollector
+        from shoal.observe.machine import WorkerCollector
 
         return WorkerCollector()
 
@@ -321,7 +319,7 @@ def _takes(endpoint: ServedEndpoint) -> str | None:
 
 def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
     backends = {backend.tag: backend for backend in endpoint.backends()}
-    words = {tag: state_of(backend) for tag, backend in backends.items()}
+    words = {tag: backend.state for tag, backend in backends.items()}
     alive = all(word in ("ready", "degraded") for word in words.values())
     state: dict[str, Any] = {
         "path": endpoint.route,

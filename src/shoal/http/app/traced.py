@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from shoal.asgi.extensions import DISCONNECT, TRACE
 from shoal.http.app.router import PAGES
 from shoal.http.requests.exchange import split_path
-from shoal.observe.otel.callers import context_of_caller
+from shoal.observe.otel.instrument import context_of_caller
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:

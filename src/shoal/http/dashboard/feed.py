@@ -23,8 +23,7 @@ from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.dashboard.state import state_of_server
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_open
-from shoal.observe.history import BatchHistory
-from shoal.observe.sampler import Sampler, Watched
+from shoal.observe.history import BatcherReading, BatchHistory, Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,7 +161,7 @@ class Feed:
             controller.observers.add(self._history)
         self._watched = controller
 
-    def _batchers(self) -> Iterator[Watched]:
+    def _batchers(self) -> Iterator[BatcherReading]:
         controller = self._controller()
         count = 0
         for backend in () if controller is None else controller.backends.values():
@@ -171,7 +170,9 @@ class Feed:
                     return
                 batcher = method_batcher.batcher
                 is_open = batcher.fill != "closed"
-                yield Watched(batcher.name, batcher.statistics(), is_open, method_batcher.streams)
+                yield BatcherReading(
+                    batcher.name, batcher.statistics(), is_open, method_batcher.streams
+                )
 
     def _message(self, controller: Controller, seen: _Seen) -> tuple[bytes, _Seen]:
         """Returns the message for a viewer, and what it has seen with that."""

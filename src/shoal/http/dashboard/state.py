@@ -6,7 +6,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from shoal.observe.failures import name_of
-from shoal.serving.backends.status import status_of
 
 if TYPE_CHECKING:
     from shoal.observe.failures import FailureLog
@@ -48,7 +47,7 @@ def state_of_server(
 
 
 def _backend(backend: Backend) -> dict[str, Any]:
-    status = status_of(backend)
+    status = backend.status()
     failure = backend.failure or backend.supervisor.failures.last
     return {
         "name": status.tag,

@@ -24,7 +24,6 @@ from shoal.http.oip.description import Descriptions
 from shoal.http.oip.route import InferRoute, Page, ProtocolRoute, model_of, version_of
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
-from shoal.serving.backends.status import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -170,4 +169,4 @@ def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:
 
 
 def _are_ready(backends: list[Backend]) -> bool:
-    return bool(backends) and all(state_of(one) in ("ready", "degraded") for one in backends)
+    return bool(backends) and all(one.state in ("ready", "degraded") for one in backends)

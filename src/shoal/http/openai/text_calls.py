@@ -15,7 +15,7 @@ from shoal.http.openai.messages import ChoiceMessages, NotText, text_of
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.endpoint import call_headers
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.serving.endpoints.compared_stream import ComparedStream
+from shoal.serving.endpoints.shadow import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import Generator

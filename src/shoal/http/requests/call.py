@@ -31,7 +31,7 @@ from shoal.http.requests.problem import (
     not_open,
 )
 from shoal.loops.this_loop import parking_of_this_loop
-from shoal.serving.endpoints.compared_stream import ComparedStream
+from shoal.serving.endpoints.shadow import ComparedStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Spans of batches and of their requests, made from what a batcher tells its observers.
+"""Spans of batches and of their requests, made from the events of a batcher.
 
 A request's span begins when its call was made, and is a child of the span that the caller was in.
 It is made when the request's batch begins, with the times that the engine has noted, so a call
@@ -7,8 +7,8 @@ child of the first of them that is sampled: so it is sampled as well, and a batc
 one trace.
 
 A continuous batch does not end while its batcher is open. Its span begins when a request joins the
-empty batch, and ends when it is empty again. Its handler serves requests of many traces, so what it
-does belongs to none of them.
+empty batch, and ends when it is empty again. Its handler serves requests of many traces, so its own
+spans belong to none of them.
 """
 
 from __future__ import annotations
@@ -52,11 +52,7 @@ _REFUSED: Final[Mapping[str, type[BaseException]]] = {
 
 
 class Surroundings:
-    """Makes a span's context current while a handler runs.
-
-    Args:
-        context: The context.
-    """
+    """Makes a span's context current while a handler runs."""
 
     __slots__ = ("_context", "_token")
 
@@ -71,11 +67,7 @@ class Surroundings:
 
 
 class _Clock:
-    """Converts times of an event loop to those of OpenTelemetry.
-
-    Args:
-        now: The time on the event loop's clock, in seconds.
-    """
+    """Converts times of an event loop to nanoseconds since the epoch."""
 
     __slots__ = ("_offset",)
 
@@ -83,37 +75,19 @@ class _Clock:
         self._offset = time.time_ns() - int(now * 1e9)
 
     def at(self, when: float) -> int:
-        """Returns a time in nanoseconds since the epoch."""
         return self._offset + int(when * 1e9)
 
 
 class _BatchSpans:
-    """The spans of one running batch.
-
-    Args:
-        clock: As below.
-
-    Attributes:
-        clock: What the times of all of them are by.
-        batch: That of the batch; None while none of its requests is sampled.
-        requests: Those of the requests in it; None for one that is not sampled.
-    """
-
     __slots__ = ("batch", "clock", "requests")
 
     def __init__(self, clock: _Clock) -> None:
         self.clock = clock
-        self.batch: Span | None = None
-        self.requests: dict[Request, Span | None] = {}
+        self.batch: Span | None = None  # None while none of its requests is sampled
+        self.requests: dict[Request, Span | None] = {}  # None for one that is not sampled
 
 
 class BatchTracer(BatchObserver):
-    """Makes spans of batches and their requests.
-
-    Args:
-        tracer: Makes the spans.
-    """
-
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._open: dict[tuple[str, int], _BatchSpans] = {}
@@ -190,7 +164,7 @@ class BatchTracer(BatchObserver):
         span.end(clock.at(max(now, request.arrived_at)))
 
     def end(self) -> None:
-        """Ends all spans that are open, because nothing more will be told."""
+        """Ends all open spans; no more events follow."""
         while self._open:
             _, spans = self._open.popitem()
             for span in (*spans.requests.values(), spans.batch):
@@ -205,10 +179,9 @@ class BatchTracer(BatchObserver):
         requests: Iterable[Request],
         now: float,
     ) -> Context | None:
-        """Begins spans of requests that are in a batch from now on, and the batch's if need be.
+        """Begins spans of requests in a batch, and the batch's own; returns its context.
 
-        Returns:
-            The context of the batch: that of its span, or of a span that is not sampled.
+        Without a sampled request that is the context of a span that is not sampled.
         """
         sampled: list[SpanContext] = []
         begun: list[Span] = []
@@ -278,7 +251,7 @@ class BatchTracer(BatchObserver):
 
 
 def _context_of(request: Request) -> tuple[Context, bool]:
-    """Returns the context of a caller, and whether it has been decided here not to sample it."""
+    """Returns a caller's context, and whether this process decided not to sample it."""
     # A copy can be entered even if the handler is in the context at this moment.
     context: Context = request.context.copy().run(get_current)
     caller = trace.get_current_span(context).get_span_context()
@@ -293,12 +266,11 @@ def _note_id(span: Span, request: Request) -> None:
 
 
 def _bare(span: Span) -> Context:
-    """Returns a context that has a span alone: a batch has no caller's baggage."""
+    """Returns a context with only a span: a batch has no caller's baggage."""
     return trace.set_span_in_context(span, Context())
 
 
 def _end(span: Span | None, request: Request, of_batch: BaseException | None, at: int) -> None:
-    """Ends the span of a request, which has ended."""
     if span is None:
         return
     span.set_attribute(OUTCOME, request.state.value)
@@ -310,7 +282,7 @@ def _end(span: Span | None, request: Request, of_batch: BaseException | None, at
 
 
 def _fail(span: Span, error: BaseException | None) -> None:
-    """Notes the class of an error. Its text may have anything in it, so it is left out."""
+    # The text of an error may contain anything, so it is left out.
     span.set_status(Status(StatusCode.ERROR))
     if error is not None:
         span.set_attribute(ERROR_TYPE, class_name(error))

@@ -1,45 +1,49 @@
-"""Turning tracing on for a batcher, a batched function, a controller or an application."""
+"""Turns tracing on, and reads the trace that a request from the network continues."""
 
 from __future__ import annotations
 
-from functools import partial
+import re
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.propagate import extract, get_global_textmap
+from opentelemetry.propagators.textmap import Getter
 
 from shoal.observe.otel.batches import BatchTracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from opentelemetry.propagators.textmap import TextMapPropagator
     from opentelemetry.trace import Tracer, TracerProvider
 
     from shoal.core.events import BatchObserver, Observers
+
 
 SCOPE: Final = "shoal"
 """The name of the instrumentation scope."""
 
 
 class Observed(Protocol):
-    """What has batches: a `shoal.Batcher`, `shoal.Controller` or `shoal.App`."""
+    """A `shoal.Batcher`, `shoal.Controller` or `shoal.App`."""
 
     @property
-    def observers(self) -> Observers:
-        """What is told of its batches."""
-        ...
+    def observers(self) -> Observers: ...
 
 
 @runtime_checkable
 class OfBatchers(Protocol):
-    """The observing of batchers that are opened and closed as a program runs."""
+    """Observes batchers that are opened and closed as a program runs."""
 
     def begin(self, kind: object, new_observer: Callable[[], BatchObserver]) -> None:
-        """Gives each an observer of its own; raises `KeyError` if they have one of the kind."""
+        """Adds an observer to each; raises `KeyError` if they have one of the kind."""
         ...
 
     def end(self, kind: object) -> list[BatchObserver]:
-        """Takes these away, and returns them."""
+        """Removes these observers, and returns them."""
         ...
 
 
@@ -48,27 +52,27 @@ class Batched(Protocol):
 
     @property
     def watches(self) -> OfBatchers | None:
-        """Who observes its batchers; None for a method of one instance."""
+        """None for a method of one instance."""
         ...
 
 
 @runtime_checkable
 class OfRequests(Protocol):
-    """The tracing of what answers requests from the network as well."""
+    """Traces requests from the network."""
 
     def begin(self, tracer: Tracer) -> Callable[[], object]:
-        """Makes a span for each request; returns what ends that."""
+        """Makes a span for each request, until the returned function is called."""
         ...
 
 
 class Instrumentation:
-    """Tracing that is on; see `instrument`."""
+    """Tracing that is on, as `instrument` returns it."""
 
     def __init__(self, end: list[Callable[[], object]]) -> None:
         self._end = end
 
     def uninstrument(self) -> None:
-        """Turns it off: spans that are open end now. Idempotent."""
+        """Turns it off: open spans end now. Idempotent."""
         while self._end:
             self._end.pop()()
 
@@ -84,13 +88,13 @@ def instrument(
 
         instrument(app)
 
-    Each request has a span, with the events ``queue``, ``wait`` and ``run``; each batch has one,
-    which is linked to those of its requests, and in which its handler runs. A `shoal.App` also has
-    a span for each HTTP request and each WebSocket, which continues the trace of its caller.
+    Each request has a span, with the events ``queue``, ``wait`` and ``run``. Each batch has a span
+    that is linked to the spans of its requests; its handler runs in it. A `shoal.App` also has a
+    span for each HTTP request and each WebSocket, which continues the trace of its caller.
 
-    Of a function that is decorated with `shoal.batch` all batchers are traced, those that are open
-    and those that will be, in each event loop; of a method (``instrument(Model.predict)``), those
-    of all instances.
+    With a function that is decorated with `shoal.batch`, all its batchers are traced, in each event
+    loop, also those that are opened later. With a method (``instrument(Model.predict)``), the
+    batchers of all instances are traced.
 
     Args:
         target: A `shoal.Batcher`, a function decorated with `shoal.batch`, a `shoal.Controller` or
@@ -98,10 +102,10 @@ def instrument(
         tracer_provider: Makes the tracer; None for the global one, also if that is set later.
 
     Returns:
-        What turns it off again.
+        An object that turns tracing off.
 
     Raises:
-        TypeError: The target is nothing that has batches, or a method of one instance.
+        TypeError: The target has no batches, or is a method of one instance.
         RuntimeError: It is instrumented already.
     """
     tracer = trace.get_tracer(SCOPE, _version(), tracer_provider)
@@ -157,3 +161,60 @@ def _version() -> str | None:
         return version("shoal")
     except PackageNotFoundError:  # not installed, but found by a search path
         return None
+
+
+_LONGEST: Final = 512
+_MOST_MEMBERS: Final = 32
+_MEMBER: Final = re.compile(
+    r"[a-z0-9][a-z0-9_*/@-]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+# Callers can't be trusted with what is passed on to all other services; and OpenTelemetry logs each
+# part of it that is malformed, with the client's bytes.
+_NOT_TAKEN: Final = "baggage"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class _Getter(Getter[Headers]):
+    """Reads the headers that occur once, and are not too long."""
+
+    def get(self, carrier: Headers, key: str) -> list[str] | None:
+        name = key.lower()
+        wanted = name.encode("latin-1")
+        found = [value.decode("latin-1") for given, value in carrier if given == wanted]
+        if not found:
+            return None
+        if name == "tracestate":  # the only one that may be given in several parts
+            return _members(found)
+        return found if len(found) == 1 and len(found[0]) <= _LONGEST else None
+
+    def keys(self, carrier: Headers) -> list[str]:
+        return [name.decode("latin-1") for name, _ in carrier]
+
+
+_GETTER: Final = _Getter()
+
+
+def context_of_caller(headers: Iterable[tuple[bytes, bytes]]) -> Context:
+    """Returns an empty context if the lower-case headers name no valid span."""
+    names = _names_read_by(get_global_textmap())
+    given = [pair for pair in headers if pair[0] in names]
+    return extract(given, Context(), _GETTER) if given else Context()
+
+
+@cache
+def _names_read_by(propagator: TextMapPropagator) -> frozenset[bytes]:
+    """Returns the names of the headers that a propagator reads, but for the one not taken."""
+    names = {name.lower() for name in propagator.fields} - {_NOT_TAKEN}
+    return frozenset(name.encode("latin-1") for name in names)
+
+
+def _members(values: list[str]) -> list[str] | None:
+    """Returns the members of a ``tracestate``; None if they can't all be read."""
+    if sum(map(len, values)) > _LONGEST:
+        return None
+    members = [member.strip(" \t") for value in values for member in value.split(",")]
+    members = [member for member in members if member]
+    if len(members) > _MOST_MEMBERS or not all(map(_MEMBER.fullmatch, members)):
+        return None
+    return [",".join(members)]

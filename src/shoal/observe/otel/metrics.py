@@ -1,4 +1,4 @@
-"""The metrics of ``/-/metrics``, exported by OpenTelemetry's protocol.
+"""The metrics of ``/-/metrics``, exported over OpenTelemetry's protocol.
 
 They are read from the same collector, with the same names and labels, when they are exported. So
 there is one table of metrics, and nothing is counted twice.
@@ -50,17 +50,15 @@ _log: Final = logging.getLogger("shoal.observe")
 
 
 class Collected(Protocol):
-    """What has metrics, in the form of `prometheus_client`."""
+    """A collector of `prometheus_client`."""
 
-    def collect(self) -> Iterable[Family]:
-        """Returns the metrics as they are now."""
-        ...
+    def collect(self) -> Iterable[Family]: ...
 
 
 async def export_metrics(
     target: Any, *, exporter: MetricExporter | None = None, interval_s: float | None = None
 ) -> None:
-    """Exports metrics by OTLP until it is cancelled; start it in a nursery or task group.
+    """Exports metrics over OTLP until it is cancelled; start it in a nursery or task group.
 
     ::
 
@@ -69,14 +67,14 @@ async def export_metrics(
     Args:
         target: A `shoal.App`, `shoal.Controller` or `shoal.Batcher`, or a collector of
             `prometheus_client`.
-        exporter: Exports them; by default what the environment asks for, which is OTLP over HTTP to
-            ``OTEL_EXPORTER_OTLP_ENDPOINT``.
+        exporter: Exports them; by default the exporter that the environment names, which is OTLP
+            over HTTP to ``OTEL_EXPORTER_OTLP_ENDPOINT``.
         interval_s: How long to wait between exports, in seconds; by default
             ``OTEL_METRIC_EXPORT_INTERVAL``, which is in milliseconds, or 60 s.
 
     Raises:
         TypeError: The target has no metrics.
-        ValueError: The environment asks for an exporter that is not known.
+        ValueError: The environment asks for an unknown exporter.
 
     Cancellation: the metrics are exported once more, which takes 3 s at most.
     """
@@ -97,7 +95,7 @@ async def export_metrics(
 
 
 async def _export(exporter: MetricExporter, data: MetricsData) -> None:
-    """Exports metrics in a thread; what goes wrong is logged."""
+    """Exports metrics in a thread; errors are logged."""
     try:
         await anyio.to_thread.run_sync(_send, exporter, data, abandon_on_cancel=True)
     except Exception as error:
@@ -113,13 +111,7 @@ def _shut_down(exporter: Any) -> None:
 
 
 def as_otlp(families: Iterable[Family], producer: Resource, started_at: int) -> MetricsData:
-    """Converts metrics to those of OpenTelemetry's protocol.
-
-    Args:
-        families: The metrics.
-        producer: What produces them.
-        started_at: Since when they are counted, in nanoseconds since the epoch.
-    """
+    """Converts metrics; `started_at` is in nanoseconds since the epoch."""
     now = time.time_ns()
     metrics = [
         Metric(one.name, one.documentation, _unit(one.name), data)
@@ -131,7 +123,6 @@ def as_otlp(families: Iterable[Family], producer: Resource, started_at: int) -> 
 
 
 def _data_of(family: Family, started_at: int, now: int) -> DataT | None:
-    """Returns the points of one metric; None if it has none."""
     if not family.samples:
         return None
     if family.type == "histogram":
@@ -187,7 +178,6 @@ def _interval_s() -> float:
 
 
 def _collector_of(target: Any) -> Collected:
-    """Returns what collects the metrics of something."""
     found = getattr(target, "metrics", target)
     if callable(getattr(found, "collect", None)):
         return cast("Collected", found)

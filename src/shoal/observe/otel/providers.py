@@ -1,8 +1,8 @@
-"""What a server exports to, by the environment variables that OpenTelemetry defines.
+"""The exporters of a server, as OpenTelemetry's environment variables name them.
 
 A program sets its own providers, or is started by ``opentelemetry-instrument``. ``shoal serve
 --otel`` makes those that are not set yet. Spans and metrics leave the process in threads, so that a
-collector that is slow or gone holds nothing up: what it does not take is dropped.
+slow or unreachable collector delays nothing: spans that it does not accept are dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KNOWN: Final = ("otlp", "console", "none")
 
 
 def resource() -> Resource:
-    """Returns what produces the telemetry: by default the service ``shoal``."""
+    """Returns the producer of the telemetry: by default the service ``shoal``."""
     named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in os.environ.get(
         "OTEL_RESOURCE_ATTRIBUTES", ""
     )
@@ -35,17 +35,7 @@ def resource() -> Resource:
 
 
 def set_up_traces(environ: Mapping[str, str] = os.environ) -> TracerProvider | None:
-    """Sets a global provider that exports spans, unless there is one.
-
-    Args:
-        environ: The environment; ``OTEL_TRACES_EXPORTER`` is ``otlp``, ``console`` or ``none``.
-
-    Returns:
-        The provider that was made; it must be shut down, which exports the rest.
-
-    Raises:
-        ValueError: The environment asks for something else.
-    """
+    """Sets a global provider that exports spans, unless there is one; shut it down."""
     exporter = _span_exporter(environ)
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
         return None
@@ -60,9 +50,9 @@ def set_up_traces(environ: Mapping[str, str] = os.environ) -> TracerProvider | N
 
 
 def provider_of_replica() -> TracerProvider:
-    """Makes the provider of a replica's process, whose server exports spans.
+    """Makes the provider of a replica's process, if its server exports spans.
 
-    It is found by the name ``shoal`` in ``OTEL_PYTHON_TRACER_PROVIDER``, when code asks for one.
+    OpenTelemetry finds it by the name ``shoal`` in ``OTEL_PYTHON_TRACER_PROVIDER``.
     """
     provider = TracerProvider(resource=resource())
     exporter = _span_exporter(os.environ)
@@ -72,17 +62,7 @@ def provider_of_replica() -> TracerProvider:
 
 
 def metric_exporter(environ: Mapping[str, str] = os.environ) -> MetricExporter | None:
-    """Makes what exports metrics.
-
-    Args:
-        environ: The environment; ``OTEL_METRICS_EXPORTER`` is ``otlp``, ``console`` or ``none``.
-
-    Returns:
-        The exporter; None to export none.
-
-    Raises:
-        ValueError: The environment asks for something else.
-    """
+    """Returns None to export no metrics."""
     kind = _chosen(environ, "METRICS")
     if kind == "none" or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None

@@ -24,16 +24,7 @@ _ANY_TEXT: Final = ("user_config",)
 
 
 def checked_backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
-    """Checks one backend.
-
-    Args:
-        flaws: Collects the errors.
-        tag: The backend's tag.
-        value: The file's value under that tag.
-
-    Returns:
-        The backend; None if it has errors.
-    """
+    """Returns None if it has errors."""
     path = ("backends", tag)
     before = len(flaws.found)
     _note(flaws, path, checked_tag, "a backend's tag", tag)
@@ -83,7 +74,7 @@ def _checked_arguments(
 
 
 def _checked_options(flaws: Flaws, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks all options together, repeatedly, each time without the option refused before."""
+    """Checks all options, again and again, each time without the one refused before."""
     left = {name: _of_toml(name, one) for name, one in given.items()}
     refused: list[str] = []
     while True:
@@ -109,7 +100,7 @@ def _refusal(options: Mapping[str, Any]) -> str | None:
 
 
 def _to_blame(options: Mapping[str, Any], error: str) -> str | None:
-    """Returns the option without which the error would not occur; None if there is none."""
+    """Returns the option without which the error would not occur."""
     suspects = [
         name
         for name in options
@@ -128,7 +119,7 @@ def _names(name: str, error: str) -> bool:
 
 
 def _place(options: Mapping[str, Any], at: str | None, error: str) -> Path:
-    """Returns the path of an option, or of the key that the error names if it is a table."""
+    """Returns the path of an option, or of the key in its table that the error names."""
     if at is None:
         return ()
     path: Path = (at,)
@@ -143,7 +134,7 @@ def _place(options: Mapping[str, Any], at: str | None, error: str) -> Path:
 
 
 def _of_toml(name: str, value: Any) -> Any:
-    """Returns an option's value; TOML has no None, so ``"none"`` stands for it."""
+    # TOML has no None, so "none" stands for it.
     return None if value == "none" and name not in _ANY_TEXT else value
 
 

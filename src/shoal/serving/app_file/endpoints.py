@@ -27,28 +27,13 @@ _SHADOW_KEYS: Final = ("backend", "proportion", "compare")
 
 
 class EndpointChecks:
-    """Checks the endpoints of a file, one after the other.
-
-    Args:
-        flaws: Collects the errors.
-        backends: The tags of the file's backends.
-    """
-
     def __init__(self, flaws: Flaws, backends: Collection[str]) -> None:
         self._flaws = flaws
         self._backends = backends
         self._routes: dict[tuple[str, str], Path] = {}
 
     def checked(self, name: str, value: Any) -> EndpointRecord | None:
-        """Checks one endpoint.
-
-        Args:
-            name: The endpoint's name.
-            value: The file's value under that name.
-
-        Returns:
-            The endpoint; None if it has errors.
-        """
+        """Returns None if it has errors."""
         flaws, path = self._flaws, ("endpoints", name)
         before = len(flaws.found)
         self._try(path, checked_tag, "an endpoint's name", name)

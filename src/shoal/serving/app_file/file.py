@@ -41,32 +41,14 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$
 
 @dataclass(frozen=True, kw_only=True)
 class AppFile:
-    """The contents of an application file.
-
-    Attributes:
-        name: The path of the file, as the user gave it.
-        server: The settings of the server that were given.
-        backends: Its backends, by tag.
-        endpoints: Its endpoints, by name.
-        flaws: Collects errors that are found later, when its code is imported.
-    """
-
-    name: str
+    name: str  # the path, as the user wrote it
     server: Mapping[str, Any]
     backends: Mapping[str, BackendRecord]
     endpoints: Mapping[str, EndpointRecord]
-    flaws: Flaws
+    flaws: Flaws  # later errors, when its code is imported
 
 
 def read_app_file(path: str | os.PathLike[str]) -> AppFile:
-    """Reads an application file.
-
-    Args:
-        path: Its path.
-
-    Raises:
-        AppFileRefused: It can't be read, is not TOML, or has errors.
-    """
     name = str(path)
     text = _text_of(name)
     try:

@@ -17,18 +17,9 @@ _MOST_LISTED: Final = 20
 
 
 class Flaw(NamedTuple):
-    """One error of a file.
-
-    Attributes:
-        file: The file.
-        line: The line, from 1 on; 0 if the file could not be read.
-        key: The key, as it would be written in a header; empty for the file as a whole.
-        text: What is wrong, and what to write instead.
-    """
-
     file: str
-    line: int
-    key: str
+    line: int  # from 1 on; 0 if the file could not be read
+    key: str  # as in a header; empty for the file as a whole
     text: str
 
     def __str__(self) -> str:
@@ -37,11 +28,7 @@ class Flaw(NamedTuple):
 
 
 class AppFileRefused(ValueError):
-    """An application file has errors; the message has one line for each.
-
-    Attributes:
-        flaws: The errors, in the order of their lines.
-    """
+    """An application file has errors; the message has one line for each."""
 
     def __init__(self, flaws: Iterable[Flaw]) -> None:
         self.flaws = tuple(sorted(flaws, key=lambda flaw: flaw.line))
@@ -49,41 +36,23 @@ class AppFileRefused(ValueError):
 
 
 class Flaws:
-    """Collects the errors of one file.
-
-    Args:
-        file: The name of the file.
-        lines: The lines of its keys; see `lines_of_keys`.
-
-    Attributes:
-        found: The errors found so far.
-    """
-
     def __init__(self, file: str, lines: Mapping[Path, int]) -> None:
         self.file = file
         self.found: list[Flaw] = []
         self._lines = lines
 
     def add(self, path: Path, text: str) -> None:
-        """Adds an error at a path.
-
-        If the path does not exist in the file, the error is reported at its nearest parent that
-        does. An error about a missing key has the path of the table that lacks it.
-        """
+        """Adds an error at a path, or at its nearest parent that the file has."""
         while path and path not in self._lines:
             path = path[:-1]
         self.found.append(Flaw(self.file, self.line(path), written(path), text))
 
     def line(self, path: Path) -> int:
-        """Returns the line of a key in the file; 1 if it has none, as for the whole file."""
+        """Returns 1 for the file as a whole."""
         return self._lines.get(path, 1)
 
     def table(self, path: Path, value: Any, known: Collection[str] | None = None) -> dict[str, Any]:
-        """Checks that a value is a table with known keys only.
-
-        Returns:
-            Its values with known keys; an empty dict if it is not a table.
-        """
+        """Checks that a value is a table; returns its values with known keys."""
         if not isinstance(value, dict):
             self.add(path, f"must be a table, as [{written(path)}], not {value!r}")
             return {}
@@ -95,11 +64,6 @@ class Flaws:
         return {name: one for name, one in given.items() if name in known}
 
     def refuse(self) -> None:
-        """Raises the errors found, if there are any.
-
-        Raises:
-            AppFileRefused: There are errors.
-        """
         if self.found:
             raise AppFileRefused(self.found)
 

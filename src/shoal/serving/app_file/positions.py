@@ -30,14 +30,9 @@ _STRING: Final = re.compile(
 
 
 def lines_of_keys(text: str) -> Mapping[Path, int]:
-    """Finds all keys of a TOML file.
+    """Returns the line of each key, table and array element, from 1 on.
 
-    Args:
-        text: The file, which `tomllib` accepts.
-
-    Returns:
-        The line of each key, table and array element, from 1 on. A key that occurs several times,
-        such as ``a`` in ``[a.b]`` and ``[a.c]``, has the line of its first occurrence.
+    A key that occurs several times, such as ``a`` in ``[a.b]`` and ``[a.c]``, has its first line.
     """
     return _Scanner(text).scanned()
 
@@ -85,7 +80,7 @@ class _Scanner:
         return path
 
     def _within(self, path: Path, line: int) -> Path:
-        """Records a table, and returns its path; of an array of tables, that of its last table."""
+        """Records a table, and returns its path, or that of the last table of an array."""
         self._note(path, line)
         return (*path, self._arrays[path]) if path in self._arrays else path
 
@@ -139,7 +134,7 @@ class _Scanner:
             self._pair(path)
 
     def _ends(self, bracket: str) -> bool:
-        """Skips to the next element; returns whether the closing bracket came instead."""
+        """Skips to the next element; returns whether the closing bracket is there instead."""
         self._skip(_BLANK)
         if self._next_is(","):
             self._at += 1

@@ -33,15 +33,7 @@ Workers = int | Literal["auto"]
 
 
 def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
-    """Checks the table.
-
-    Args:
-        flaws: Collects the errors.
-        value: The file's value under ``server``.
-
-    Returns:
-        The settings that were given, without those that have errors.
-    """
+    """Returns the given settings, without those that have errors."""
     found: dict[str, Any] = {}
     for name, one in flaws.table(("server",), value, _OPTIONS).items():
         try:
@@ -57,12 +49,6 @@ def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
 
 
 def checked_workers(name: str, value: Any) -> Workers:
-    """Checks how many processes speak HTTP for a server.
-
-    Raises:
-        TypeError: It is neither a whole number nor ``"auto"``.
-        ValueError: It is out of range.
-    """
     if value == "auto":
         return "auto"
     if isinstance(value, str):

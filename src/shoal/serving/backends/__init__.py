@@ -1,1 +1,1 @@
-"""A backend: user code with a config, and the batchers in which its requests wait."""
+"""A backend: user code with a config, its batchers, and the replicas that run their batches."""

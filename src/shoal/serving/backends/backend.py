@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.options.functions import with_held_functions
+from shoal.core.replicas.autoscaling import Autoscaler
 from shoal.errors import BatcherClosed
 from shoal.replicas.code.current import Identity
 from shoal.replicas.contract import Blueprint
-from shoal.replicas.placements import placement_of
-from shoal.serving.backends.dispatch import BatchDispatcher, open_handler
-from shoal.serving.backends.method_batcher import MethodBatcher
-from shoal.serving.backends.scaling import Scaling
+from shoal.replicas.placements import placement_name, placement_of
+from shoal.serving.backends.method_batcher import BatchDispatcher, MethodBatcher, open_handler
+from shoal.serving.backends.pool import Pool
+from shoal.serving.backends.supervisor import Supervisor
 from shoal.serving.config.batching import unset_batch_options
-from shoal.serving.replica_set.pool import Pool
-from shoal.serving.replica_set.supervisor import Supervisor
+from shoal.serving.status import BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -39,11 +39,68 @@ if TYPE_CHECKING:
 
     from shoal.core.counters import BatcherStatistics
     from shoal.core.events import Observers
+    from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Method
     from shoal.replicas.contract import Replica
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.devices import Devices
+    from shoal.serving.status import BackendState
+
+
+class Scaling:
+    """The autoscaling of one backend: a task that runs only while it is configured."""
+
+    def __init__(
+        self,
+        load: Callable[[], tuple[int, int]],
+        wanted: Callable[[], int],
+        set_wanted: Callable[[int], None],
+        start_task: Callable[..., None],
+    ) -> None:
+        self._load = load  # the queued requests, and those in replicas
+        self._wanted = wanted
+        self._set_wanted = set_wanted
+        self._start_task = start_task
+        self._scope: anyio.CancelScope | None = None
+        self._options: AutoscalingOptions | None = None
+        self._woken = anyio.Event()
+        self._was_woken = 0
+
+    def wake(self) -> None:
+        """Decides now if no replica is wanted; called when a batch is due."""
+        if not self._wanted():
+            self._was_woken = 1
+            self._woken.set()
+
+    def configure(self, options: AutoscalingOptions | None) -> None:
+        """Starts, changes or ends autoscaling; None ends it."""
+        if options == self._options:
+            return
+        self._options = options
+        if self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+        if options is not None:
+            self._scope = anyio.CancelScope()
+            self._start_task(self._run, options, self._scope)
+
+    async def _run(self, options: AutoscalingOptions, scope: anyio.CancelScope) -> None:
+        scaler = Autoscaler(options)
+        with scope:
+            while True:
+                now = anyio.current_time()
+                # A request that was refused since there was no replica is no longer in the queue.
+                queued, ongoing = self._load()
+                scaler.observe(now, max(queued, self._was_woken), ongoing)
+                self._was_woken = 0
+                wanted = scaler.decide(now, self._wanted())
+                if wanted != self._wanted():
+                    self._set_wanted(wanted)
+                with anyio.move_on_after(options.metrics_interval_s):
+                    await self._woken.wait()
+                self._woken = anyio.Event()
+
 
 CALL: Final = "__call__"
 
@@ -51,29 +108,6 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class Backend:
-    """User code that is served.
-
-    Args:
-        tag: The backend's name.
-        definition: The code.
-        config: The options it starts with.
-        prepare: Called with each replica before it starts.
-        enter: Called first in each task in which the code may run.
-        observers: What is told of its batches.
-        devices: The server's GPUs.
-
-    Attributes:
-        tag: The backend's name.
-        definition: The code.
-        config: The current options.
-        devices: The server's GPUs.
-        changing: The lock to hold while changing the backend.
-        method_batchers: The open batchers, by method.
-        is_closing: Whether the backend is being closed.
-        pool: The replicas that take work.
-        supervisor: Starts and ends the replicas.
-    """
-
     pool: Pool
     supervisor: Supervisor
     _tasks: TaskGroup
@@ -91,13 +125,13 @@ class Backend:
         self.tag = tag
         self.definition = definition
         self.config = config
-        self.changing = anyio.Lock()
+        self.changing = anyio.Lock()  # held while the config changes
         self.method_batchers: dict[str, MethodBatcher] = {}
         self.is_closing = False
-        self._enter = enter
+        self._enter = enter  # called first in each task in which the code may run
         self._observers = observers
         self.devices = devices
-        self._prepare = prepare
+        self._prepare = prepare  # called with each replica before it starts
         self._opening = anyio.Lock()
         self._logged_oddity: str | None = None
         self._scaling = Scaling(
@@ -110,11 +144,6 @@ class Backend:
         self._closing = anyio.Event()
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
-        """Serves until the backend is closed.
-
-        Args:
-            task_status: Signalled when the first replicas are being started.
-        """
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
@@ -132,23 +161,13 @@ class Backend:
             self._ended.set()
 
     async def ready(self) -> None:
-        """Waits until a replica is ready and calls are accepted.
-
-        Raises:
-            ReplicaNotStarted: None of the first replicas could be started.
-            ValueError: The config does not fit the code.
-        """
+        """Waits until a replica is ready and calls are accepted."""
         await self.supervisor.first_ready()
         await self.method_batcher(CALL)
         self.log_oddity()
 
     def adopt(self, config: BackendConfig) -> None:
-        """Applies another config to the batchers, the supervisor, the pool and the autoscaling.
-
-        Raises:
-            TypeError: An option has the wrong type; nothing is changed.
-            ValueError: An option does not fit the code; nothing is changed.
-        """
+        """Applies a config; if that raises `TypeError` or `ValueError`, nothing is changed."""
         self.configure_batchers(config)
         self.forget_results()
         self.supervisor.adopt(config)
@@ -160,7 +179,7 @@ class Backend:
         self.log_oddity()
 
     def forget_results(self) -> None:
-        """Empties the caches of results, since replicas with other results may answer now."""
+        """Empties the result caches, since other replicas may now give other results."""
         for method_batcher in self.method_batchers.values():
             method_batcher.forget_results()
 
@@ -170,7 +189,7 @@ class Backend:
         self.resize_batchers()
 
     def _scale_by_load(self, num_replicas: int) -> None:
-        """Changes the wanted number of replicas to what there are GPUs for, at most."""
+        # GPUs limit it.
         places = self.devices.places(self.config)
         if places is not None:
             there = len(self.supervisor.managed) + places
@@ -178,18 +197,15 @@ class Backend:
         self.set_wanted(num_replicas)
 
     def drain(self) -> None:
-        """Stops batches from waiting to fill, and tells the code that the backend will end."""
+        """Stops batches from waiting to fill, and notifies the code that the backend will end."""
         for method_batcher in self.method_batchers.values():
             method_batcher.batcher.drain()
         self.supervisor.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Ends the backend, once its queued requests have been answered.
+        """Ends the backend, after its queued requests or by failing them.
 
-        Args:
-            at_once: Whether to fail the queued requests instead.
-
-        Cancellation: the backend ends at once; `wait_ended` waits for that.
+        Cancellation ends the backend at once; `wait_ended` waits for that.
         """
         self.is_closing = True
         self.supervisor.drain()
@@ -202,21 +218,13 @@ class Backend:
         await self.wait_ended()
 
     async def wait_ended(self) -> None:
-        """Waits until no task of the backend runs any more."""
         await self._ended.wait()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
-        """Starts a task that ends with the backend."""
         self._tasks.start_soon(function, *args)
 
     async def method_batcher(self, method: str) -> MethodBatcher:
-        """Returns the batcher of a method, and opens it if it is not open yet.
-
-        Raises:
-            NoSuchName: The code has no such method.
-            BatcherClosed: The backend is closing.
-            BackendUnavailable: No replica has been ready, and none can be started.
-        """
+        """Returns the batcher of a method, and opens it if it is not open yet."""
         described = (await self.supervisor.described()).method(method)
         async with self._opening:
             if (method_batcher := self.method_batchers.get(method)) is not None:
@@ -242,23 +250,14 @@ class Backend:
             return method_batcher
 
     async def mend_batchers(self) -> None:
-        """Replaces the batchers that broke by new ones.
-
-        Raises:
-            Exception: A policy raised this when it was made.
-        """
+        """Replaces broken batchers; raises the errors of the user's policy."""
         for method, method_batcher in [*self.method_batchers.items()]:
             if method_batcher.batcher.failure is not None:
                 del self.method_batchers[method]
                 await self.method_batcher(method)
 
     def configure_batchers(self, config: BackendConfig) -> None:
-        """Applies another config to all batchers, or to none if one of them refuses it.
-
-        Raises:
-            TypeError: An option has the wrong type; nothing is changed.
-            ValueError: An option does not fit the code; nothing is changed.
-        """
+        """Applies a config to all batchers, or to none if one refuses it."""
         done: list[MethodBatcher] = []
         converters = config.converters()
         try:
@@ -274,11 +273,6 @@ class Backend:
         self.config = config
 
     async def close_batchers(self, *, at_once: bool) -> None:
-        """Closes all batchers, once their queued requests have been answered.
-
-        Args:
-            at_once: Whether to fail the queued requests instead.
-        """
         self.is_closing = True
         async with self._opening:
             pass  # a batcher that was being opened is in the dict now
@@ -287,27 +281,19 @@ class Backend:
                 tasks.start_soon(partial(method_batcher.close, at_once=at_once))
 
     def statistics(self) -> Iterator[BatcherStatistics]:
-        """Yields the statistics of each batcher."""
         for method_batcher in self.method_batchers.values():
             yield method_batcher.batcher.statistics()
 
     @property
     def queued(self) -> int:
-        """The number of queued requests."""
         return sum([each.queued + each.parked for each in self.statistics()])
 
     @property
     def running(self) -> int:
-        """The number of requests in running batches."""
         return sum([each.running for each in self.statistics()])
 
     def batch_options(self, method: Method, config: BackendConfig) -> dict[str, Any]:
-        """Returns the options that the batcher of a method has with some config.
-
-        Raises:
-            TypeError: An option has the wrong type.
-            ValueError: An option does not fit the code.
-        """
+        """Returns the options of a method's batcher with a config."""
         description = self.supervisor.description
         if not method.batched and description is not None and description.method(CALL).batched:
             config = config.of_one()
@@ -321,7 +307,7 @@ class Backend:
         return {**options, "max_concurrent_batches": None if slots == math.inf else int(slots)}
 
     def resize_batchers(self) -> None:
-        """Sets the batchers' ``max_concurrent_batches`` to fit the wanted number of replicas."""
+        """Fits ``max_concurrent_batches`` to the wanted number of replicas."""
         for method_batcher in self.method_batchers.values():
             options = self.batch_options(method_batcher.method, self.config)
             method_batcher.batcher.configure(
@@ -330,7 +316,7 @@ class Backend:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why a batcher broke, or why no replica can be started; None if neither has happened."""
+        """Why a batcher broke, or why no replica can be started."""
         broken = [
             method_batcher.batcher.failure for method_batcher in self.method_batchers.values()
         ]
@@ -338,7 +324,6 @@ class Backend:
 
     @property
     def ongoing(self) -> int:
-        """The number of requests in replicas."""
         return sum([managed.ongoing for managed in self.supervisor.managed])
 
     def _make(self, tag: str, number: int, config: BackendConfig) -> Replica:
@@ -366,3 +351,50 @@ class Backend:
         before, self._logged_oddity = self._logged_oddity, oddity
         if oddity is not None and oddity != before:
             logger.warning("%s: %s", self.tag, oddity)
+
+    @property
+    def state(self) -> BackendState:
+        if self.is_closing:
+            return "draining"
+        if self.failure is not None:
+            return "unavailable"
+        supervisor = self.supervisor
+        if not supervisor.wanted:
+            return "ready"  # a request starts a replica
+        if not supervisor.ready():
+            return "unavailable" if supervisor.failures.deaths else "starting"
+        return "degraded" if supervisor.is_missing_some() else "ready"
+
+    def status(self) -> BackendStatus:
+        supervisor = self.supervisor
+        failures = supervisor.failures
+        failure = self.failure or failures.last
+        batchers = list(self.statistics())
+        return BackendStatus(
+            tag=self.tag,
+            code=self.definition.import_path or self.definition.name,
+            placement=placement_name(self.config.placement),
+            state=self.state,
+            wanted=supervisor.wanted,
+            replicas=[
+                ReplicaStatus(
+                    tag=managed.replica.tag,
+                    state=managed.state,
+                    ongoing=managed.ongoing,
+                    batches=0 if managed.member is None else managed.member.total,
+                    memory_bytes=managed.replica.memory_bytes(),
+                    gpus=managed.replica.blueprint.devices,
+                )
+                for managed in supervisor.managed
+            ],
+            queued=self.queued,
+            ongoing=self.ongoing,
+            requests=sum(
+                [e.finished + e.failed + e.declined + e.cancelled + e.expired for e in batchers]
+            ),
+            errors=sum([each.failed for each in batchers]),
+            starts=failures.starts,
+            deaths=failures.deaths,
+            restarts=failures.restarts,
+            failure=None if failure is None else str(failure),
+        )

@@ -1,7 +1,12 @@
-"""The batcher of one method of a backend, which runs in its own task.
+"""The batcher of one method of a backend, in its own task, and the handler that runs its batches.
 
 A batch is one call of one method, so each method that is called has its own batcher. Nearly always
-that is ``__call__`` alone. The batchers share the backend's replicas.
+that is only ``__call__``. The batchers share the backend's replicas.
+
+The handler runs a batch on a replica, and on another one if that dies and ``retries`` allows it. It
+takes its replica before it first waits, as `Room` requires. A request runs again only if no part of
+its answer has reached the caller. In a batch that streams, the requests without an item run again,
+and the others fail.
 
 A batcher that breaks (because a policy of the user's raises, for example) must not end the others,
 so its error stops here and is logged. Its callers have failed by then, and later calls fail with
@@ -11,27 +16,36 @@ the error as their cause.
 from __future__ import annotations
 
 import logging
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
 from shoal.batching.batcher import Batcher
+from shoal.batching.calls.stream import END, SKIP
+from shoal.batching.current import running_batch
 from shoal.batching.handlers.array_types import array_check
+from shoal.batching.handlers.binding import Binding
+from shoal.batching.handlers.handler import Handler
 from shoal.batching.options.checks import checked_options
 from shoal.batching.options.functions import refuse_change
-from shoal.serving.replica_set.pool import PoolRoom
+from shoal.errors import ReplicaDied
+from shoal.failures.exceptions import own_copy
+from shoal.serving.backends.pool import PoolRoom
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable
     from inspect import Signature
 
     from anyio.abc import TaskStatus
 
-    from shoal.batching.handlers.handler import Handler
+    from shoal.batching.handlers.handler import Fill
+    from shoal.batching.open.batch import OpenBatch
     from shoal.core.events import Observers
     from shoal.replicas.code.description import Method
+    from shoal.serving.backends.pool import Member, Pool
     from shoal.serving.config.converters import Converters
-    from shoal.serving.replica_set.pool import Pool
+
 
 T = TypeVar("T")
 
@@ -39,16 +53,6 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class MethodBatcher:
-    """The batcher of one method.
-
-    Attributes:
-        method: The method.
-        batcher: The batcher itself.
-        streams: Whether its calls are answered by streams.
-        converters: The functions between HTTP and the method; None for the usual ways.
-        check_arrays: Checks the arrays in an item; None if no parameter has an array type.
-    """
-
     def __init__(
         self,
         name: str,
@@ -68,33 +72,24 @@ class MethodBatcher:
         )
         self._fit_room()
         self.streams = self.batcher.streams
+        # None if no parameter has an array type
         self.check_arrays = array_check(self.batcher.signature)
         self._made: dict[Any, Any] = {}
 
     def made_by(self, make: Callable[[Signature], T]) -> T:
-        """Returns what a function makes of the signature of a call with one item, once for all.
-
-        Args:
-            make: The function; not a new one each time, since what it made is kept under it.
-        """
+        """Returns what `make` returns for the signature of a call, cached by `make`."""
         made: T | None = self._made.get(make)
         if made is None:
             made = self._made[make] = make(self.batcher.signature)
         return made
 
     def check(self, options: dict[str, Any]) -> None:
-        """Checks options before they are applied.
-
-        Raises:
-            TypeError: An option has the wrong type.
-            ValueError: An option does not fit the code or the other options, or can't be changed.
-        """
+        """Raises `TypeError` or `ValueError` for options that can't be applied."""
         checked_options(options, self._handler)
         if self.batcher.is_alive:
             refuse_change(self.batcher.options.open, options["open"])
 
     def configure(self, options: dict[str, Any]) -> None:
-        """Changes options of the batcher; `Batcher.configure` says what it raises."""
         self.batcher.configure(**options)
         self._fit_room()
 
@@ -104,17 +99,10 @@ class MethodBatcher:
         self._room.size = self.batcher.options.max_batch_size if is_closed else 1
 
     def forget_results(self) -> None:
-        """Empties the cache of results, which other code or another user config has made."""
         if self.batcher.is_alive:
             self.batcher.find().forget_results()
 
     async def run(self, enter: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
-        """Runs the batcher until it is closed.
-
-        Args:
-            enter: Called first, in the context in which the code may run.
-            task_status: Signalled when calls are accepted.
-        """
         enter()
         is_open = False
 
@@ -137,11 +125,7 @@ class MethodBatcher:
                 raise passed_on from None
 
     async def close(self, *, at_once: bool) -> None:
-        """Closes the batcher, once its queued requests have been answered.
-
-        Args:
-            at_once: Whether to fail the queued requests instead.
-        """
+        """Closes the batcher, after its queued requests or by failing them."""
         if at_once:
             self.batcher.configure(graceful_shutdown_timeout_s=0)
         await self.batcher.aclose()
@@ -151,8 +135,143 @@ class MethodBatcher:
 
 
 def ends_the_server(error: BaseException) -> bool:
-    """Returns whether an error must also end the tasks around the batcher that raised it."""
+    """Whether an error must also end the tasks around the batcher that raised it."""
     if isinstance(error, BaseExceptionGroup):
         return False  # its members are checked one by one
     wanted = (KeyboardInterrupt, SystemExit, anyio.get_cancelled_exc_class())
     return isinstance(error, wanted)
+
+
+class BatchDispatcher:
+    def __init__(self, name: str, method: Method, pool: Pool, retries: Callable[[], int]) -> None:
+        self._name = name
+        self._method = method.name
+        self._pool = pool
+        self._retries = retries  # read at each death: it may change
+        binding = Binding.of_items(method.signature, "items")
+        self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
+        self.handler.name = name
+
+    async def _run(self, items: list[Any]) -> Any:
+        tries = 0
+        size = running_batch.get().size  # with padding there are more items
+        while True:
+            member = self._pool.choose(size) or await self._pool.wait(size)
+            self._pool.begin(member, size)
+            try:
+                # Each run has a list of its own, which the code may change.
+                return await member.replica.run(self._method, list(items))
+            except ReplicaDied as death:
+                if not self._runs_again(member, death, tries):
+                    raise
+            finally:
+                self._pool.end(member, size)
+            tries += 1
+
+    async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+        left = list(range(len(items)))
+        tries = 0
+        while left:
+            size = min(len(left), running_batch.get().size)
+            member = self._pool.choose(size) or await self._pool.wait(size)
+            # Recording each step costs time, so a batch that can't run again skips it.
+            attempt = _Attempt(left, len(items)) if tries or self._retries() else None
+            self._pool.begin(member, size)
+            try:
+                steps = member.replica.run_stream(self._method, [items[i] for i in left])
+                async with aclosing(steps):
+                    async for step in steps:
+                        yield step if attempt is None else attempt.spread(step)
+                return
+            except ReplicaDied as death:
+                if attempt is None:
+                    self._note(member, death)
+                    raise
+                if not self._runs_again(member, death, tries):
+                    raise
+                if attempt.begun:
+                    yield attempt.failed(death)
+            finally:
+                self._pool.end(member, size)
+            left = attempt.untouched()
+            tries += 1
+
+    def _note(self, member: Member, death: ReplicaDied) -> bool:
+        """Withdraws a replica that died; returns whether it was the one that died."""
+        if death.replica not in ("", member.replica.tag):
+            return False
+        self._pool.withdraw(member)
+        return True
+
+    def _runs_again(self, member: Member, death: ReplicaDied, tries: int) -> bool:
+        # The replica that died may be another one, which the code has called.
+        is_own = self._note(member, death)
+        if not is_own or tries >= self._retries():
+            return False
+        logger.warning("%s: a batch runs again, since %s", self._name, death)
+        return True
+
+
+def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Binding) -> Handler:
+    """Makes the handler of batches that take requests while they run, in this event loop."""
+
+    async def run(batch: OpenBatch[Any, Any]) -> None:
+        member = pool.choose(1) or await pool.wait(1)
+        running = running_batch.get()
+        member.on_withdrawn.append(batch.leave)
+        member.open.append(running)  # so that it counts by its requests
+        pool.begin(member, 1)
+        try:
+            await member.replica.run_open(method, batch)
+        finally:
+            member.open.remove(running)
+            member.on_withdrawn.remove(batch.leave)
+            pool.end(member, 1)
+
+    return Handler(run, fill=fill, streams=streams, binding=binding)
+
+
+class _Attempt:
+    """One run of a streaming batch: the requests in it, and the progress of each."""
+
+    def __init__(self, positions: list[int], width: int) -> None:
+        self._positions = positions
+        self._width = width
+        self._is_whole = len(positions) == width
+        self._sent: set[int] = set()
+        self._over: set[int] = set()
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._sent - self._over)
+
+    def spread(self, step: Any) -> Any:
+        """Records a step, and moves its values to their requests' places in the batch."""
+        try:
+            slots = list(step)
+        except TypeError:
+            return step
+        if len(slots) != len(self._positions):
+            return step
+        for position, slot in zip(self._positions, slots, strict=True):
+            if (
+                slot is END
+                or slot is StopIteration
+                or slot is StopAsyncIteration
+                or issubclass(type(slot), BaseException)
+            ):
+                self._over.add(position)
+            elif slot is not SKIP:
+                self._sent.add(position)
+        return step if self._is_whole else self._at(dict(zip(self._positions, slots, strict=True)))
+
+    def failed(self, death: ReplicaDied) -> list[Any]:
+        """Returns a step that fails the requests that can't run again."""
+        return self._at({position: own_copy(death) for position in self._sent - self._over})
+
+    def untouched(self) -> list[int]:
+        """Returns the positions of the requests without any result."""
+        return [p for p in self._positions if p not in self._sent and p not in self._over]
+
+    def _at(self, slots: dict[int, Any]) -> list[Any]:
+        return [slots.get(position, SKIP) for position in range(self._width)]

@@ -1,12 +1,12 @@
 """Atomic changes of a backend's config while it serves.
 
-Everything that can be refused is checked first. The old replicas stay until all new ones are ready
-and the change has been recorded, so a change that fails, for whatever reason, leaves the old
-replicas. A user config that they were given meanwhile is taken back. The cost is memory: while
-replicas are replaced there may be twice as many.
+All checks that can refuse the change run first. The old replicas stay until all new ones are ready
+and the change has been recorded, so a failed change leaves the old replicas. A user config that
+they got in between is taken back. The cost is memory: while replicas are replaced there may be
+twice as many.
 
-Where the replicas have GPUs and too few are free, an old one ends for each new one that starts. If
-the change fails then, replicas of the old kind are started again.
+If the replicas have GPUs and too few are free, an old one ends for each new one that starts. If the
+change fails then, replicas of the old kind are started again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from shoal.serving.backends.backend import Backend
+    from shoal.serving.backends.managed import ManagedReplica
     from shoal.serving.config.config import BackendConfig
-    from shoal.serving.replica_set.managed import ManagedReplica
 
 logger: Final = logging.getLogger("shoal.serving")
 
@@ -36,21 +36,11 @@ _UNDO_S: Final = 30.0
 
 @asynccontextmanager
 async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[None]:
-    """Applies another config, and restores the old one if the block fails; see `Client`.
+    """Applies another config, and restores the old one if the block fails.
 
-    Leaving the block waits until the replicas that are no longer needed have ended.
-
-    Raises:
-        TypeError: An option has the wrong type; nothing is changed.
-        ValueError: An option does not fit the code; nothing is changed.
-        NotEnoughGpus: There are too few GPUs, even without the old replicas; nothing is changed.
-        ReplicaNotStarted: A new replica could not be started, or there was no replica and none
-            could be started; nothing is changed.
-        ReplicaDied: A replica died when it was given the new user config; nothing is changed.
-        Exception: ``reconfigure`` raised this; nothing is changed.
-
-    Cancellation: in the block or before, the change is undone, once a ``reconfigure`` that is
-        running has ended; after it, the change stays.
+    Leaving the block waits until the replicas that are no longer needed have ended. The errors are
+    those of `Client.update_backend_config`. Cancellation in the block or before undoes the change,
+    once a running ``reconfigure`` has ended; after the block, the change stays.
     """
     before, supervisor = backend.config, backend.supervisor
     placement_of(config.placement, config.for_placement())
@@ -102,13 +92,7 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
 
 
 async def restart(backend: Backend) -> None:
-    """Replaces the replicas of a backend; see `Client.restart_backend`.
-
-    Raises:
-        ReplicaNotStarted: A new replica could not be started; the old ones stay.
-
-    Cancellation: as for `changed`.
-    """
+    """Replaces the replicas of a backend; if a new one can't be started, the old ones stay."""
     supervisor = backend.supervisor
     count = len(supervisor.ready())
     try:
@@ -134,13 +118,7 @@ def _check_is_taken(backend: Backend, config: BackendConfig, *, is_told: bool) -
 
 
 async def _tell(backend: Backend, config: BackendConfig, told: list[ManagedReplica]) -> None:
-    """Gives a new user config to all replicas, one after the other, and appends each to `told`.
-
-    Raises:
-        ReplicaDied: A replica died of it, or is unhealthy afterwards.
-        TimeoutError: A replica took longer than ``start_timeout_s``.
-        Exception: ``reconfigure`` raised this.
-    """
+    """Passes a new user config to the replicas, one after the other, and appends each to `told`."""
     supervisor = backend.supervisor
     while untold := [managed for managed in supervisor.ready() if managed not in told]:
         managed = untold[0]
@@ -175,7 +153,7 @@ async def _tell(backend: Backend, config: BackendConfig, told: list[ManagedRepli
 
 
 async def _give_back(managed: ManagedReplica, config: BackendConfig) -> None:
-    """Gives a replica its old user config again, and ends it if it does not accept that."""
+    """Restores the old user config of a replica, and ends it if that fails."""
     trouble: str | None = f"it took longer than {_UNDO_S:g} s"
     with anyio.move_on_after(_UNDO_S):
         try:
@@ -191,5 +169,5 @@ async def _give_back(managed: ManagedReplica, config: BackendConfig) -> None:
 
 
 def _is_death_of(managed: ManagedReplica, error: Exception) -> bool:
-    """Returns whether this replica died, rather than one that its code has called."""
+    """Whether this replica died, rather than one that its code has called."""
     return isinstance(error, ReplicaDied) and error.replica == managed.replica.tag

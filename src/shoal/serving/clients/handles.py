@@ -1,4 +1,4 @@
-"""The common parts of all handles, of those that are awaited and of those that block.
+"""The handles of endpoints, awaited and blocking: their base classes, and the one for threads.
 
 Methods as Ray Serve spells them (``handle.method``, ``result()``) raise errors that show what to
 write instead.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
 
 from shoal.replicas.code.endpoint_call import HandleOptions
 from shoal.replicas.many_calls import call_each
+from shoal.replicas.portal import BlockingStream
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable
@@ -20,18 +22,14 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from shoal.replicas.code.endpoint_call import HandleKeywords
+    from shoal.replicas.portal import Bridge
+
+running_controller: Final[ContextVar[Any]] = ContextVar("shoal.running_controller")
+"""The controller to which the running code belongs."""
 
 
-class RemoteCall(Coroutine[Any, Any, Any]):
-    """The result of `remote`: a wrapper of the call's coroutine, with hints for users of Ray.
-
-    ``result()`` raises an error that shows what to write instead. So does the repr, which appears
-    in the error of ``ray.get``.
-
-    Args:
-        coroutine: The wrapped coroutine.
-        endpoint: The name of the endpoint that it calls.
-    """
+class CallCoroutine(Coroutine[Any, Any, Any]):
+    """A call's coroutine; its ``result()`` and repr show users of Ray what to write instead."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], endpoint: str) -> None:
         self._coroutine = coroutine
@@ -41,7 +39,6 @@ class RemoteCall(Coroutine[Any, Any, Any]):
         return self._coroutine.__await__()
 
     def send(self, value: Any, /) -> Any:
-        """See `Coroutine.send`."""
         return self._coroutine.send(value)
 
     def throw(
@@ -51,21 +48,14 @@ class RemoteCall(Coroutine[Any, Any, Any]):
         traceback: TracebackType | None = None,
         /,
     ) -> Any:
-        """See `Coroutine.throw`."""
         if value is None and traceback is None:
             return self._coroutine.throw(kind)
         return self._coroutine.throw(kind, value, traceback)
 
     def close(self) -> None:
-        """See `Coroutine.close`."""
         self._coroutine.close()
 
     def result(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises an error that shows what to write instead.
-
-        Raises:
-            TypeError: Always.
-        """
         self._coroutine.close()
         raise TypeError(
             f"a call of the endpoint {self._endpoint!r} has no result() to wait for; write\n"
@@ -105,13 +95,6 @@ class _Hinting:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AsyncHandle(_Hinting, ABC):
-    """The base of handles whose calls are awaited; see `Handle`.
-
-    Attributes:
-        endpoint: The endpoint's name.
-        handle_options: The options of the calls.
-    """
-
     _HOW = "await handle.options(method_name={name!r}).call(...)"
     _MAX_CONCURRENT: ClassVar[int | None] = None
     """The largest number of calls of a `map` at a time; None for no limit."""
@@ -120,19 +103,15 @@ class AsyncHandle(_Hinting, ABC):
     handle_options: HandleOptions = field(default=HandleOptions(), kw_only=True)
 
     def options(self, **options: Unpack[HandleKeywords]) -> Self:
-        """Returns a copy of the handle with other options; see `Handle.options`."""
         return replace(self, handle_options=self.handle_options.with_changes(options))
 
     @abstractmethod
-    async def call(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Handle.call`."""
+    async def call(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @abstractmethod
-    def stream(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Handle.stream`."""
+    def stream(self, *args: Any, **kwargs: Any) -> Any: ...
 
     async def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """See `Handle.map`."""
         return await call_each(
             self.call,
             list(zip(*columns, strict=True)),
@@ -140,9 +119,8 @@ class AsyncHandle(_Hinting, ABC):
             return_exceptions=return_exceptions,
         )
 
-    def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
-        """Does the same as `call`; Ray Serve's name for it."""
-        return RemoteCall(self.call(*args, **kwargs), self.endpoint)
+    def remote(self, *args: Any, **kwargs: Any) -> CallCoroutine:
+        return CallCoroutine(self.call(*args, **kwargs), self.endpoint)
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r}>"
@@ -150,38 +128,50 @@ class AsyncHandle(_Hinting, ABC):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockingHandle(_Hinting, ABC):
-    """The base of handles whose calls block; see `SyncHandle`."""
-
     _HOW = "handle.options(method_name={name!r}).call(...)"
 
     _handle: AsyncHandle
 
     @property
     def endpoint(self) -> str:
-        """The endpoint's name."""
         return self._handle.endpoint
 
     @property
     def sync(self) -> Self:
-        """This handle."""
         return self
 
     def options(self, **options: Unpack[HandleKeywords]) -> Self:
-        """Returns a copy of the handle with other options; see `Handle.options`."""
         return replace(self, _handle=self._handle.options(**options))
 
     @abstractmethod
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a call, and blocks until it is answered; see `Handle.call`."""
+    def call(self, *args: Any, **kwargs: Any) -> Any: ...
 
     @abstractmethod
-    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]: ...
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Does the same as `call`; Ray Serve's name for it."""
         return self.call(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Unpickled in another process, it is a blocking handle of that process.
         return getattr, (self._handle, "sync")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BridgedHandle(BlockingHandle):
+    _bridge: Bridge  # runs coroutines in the handle's event loop
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._bridge.run(
+            lambda: self._handle.call(*args, **kwargs), "await handle.call(...)"
+        )
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
+        lists = [list(column) for column in columns]  # in this thread: they may block
+        return self._bridge.run(
+            lambda: self._handle.map(*lists, return_exceptions=return_exceptions),
+            "await handle.map(...)",
+        )
+
+    def stream(self, *args: Any, **kwargs: Any) -> BlockingStream:
+        return BlockingStream(lambda: self._handle.stream(*args, **kwargs), self._bridge, "handle")

@@ -1,7 +1,10 @@
-"""The client for code that runs in a backend, of the controller that the backend belongs to.
+"""The client for code of a backend, of the controller that the backend belongs to.
 
-In a replica's process it makes handles whose calls the controller's process makes. A handle that is
-given to a replica, as an init arg or in an item, is unpickled as one of these.
+In a replica's process it makes handles that send their calls to the controller's process. A handle
+that is passed to a replica, as an init arg or in an item, is unpickled as one of these.
+
+A handle for a parameter that is annotated with `Handle` is made before the endpoint exists, and
+before it is known where the code runs. So each call looks up the controller's own handle.
 """
 
 from __future__ import annotations
@@ -15,9 +18,7 @@ from shoal.errors import NoSuchName
 from shoal.replicas.code.endpoint_call import IS_THERE, CallOut
 from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
 from shoal.replicas.threads import check_may_block
-from shoal.serving.clients.given_handles import GivenHandle
-from shoal.serving.clients.handles import AsyncHandle, BlockingHandle
-from shoal.serving.clients.running import running_controller
+from shoal.serving.clients.handles import AsyncHandle, BlockingHandle, running_controller
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
@@ -26,22 +27,15 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import HandleOptions
 
 
-def handle_again(endpoint: str, handle_options: HandleOptions) -> Any:
-    """Makes an unpickled handle, in a replica's process or in the controller's.
-
-    Elsewhere it looks for one of them when it is used: Ray unpickles the arguments of an actor's
-    method before that can say where it runs.
-    """
+def unpickled_handle(endpoint: str, handle_options: HandleOptions) -> Any:
+    # Ray unpickles the arguments of an actor's method before the actor knows where it runs. Then
+    # the handle looks up its controller when it is used.
     is_known = parent_channel.get(None) or running_controller.get(None)
-    return (handle_here if is_known else GivenHandle)(endpoint, handle_options=handle_options)
+    return (current_handle if is_known else DeferredHandle)(endpoint, handle_options=handle_options)
 
 
-def handle_here(endpoint: str, handle_options: HandleOptions) -> Any:
-    """Makes a handle for the running code, in a replica's process or in the controller's.
-
-    Raises:
-        RuntimeError: This is neither, so calls could not be made.
-    """
+def current_handle(endpoint: str, handle_options: HandleOptions) -> Any:
+    """Raises `RuntimeError` outside of a replica's process and of a controller."""
     channel = parent_channel.get(None)
     if channel is None:
         owner = running_controller.get(None)
@@ -56,25 +50,19 @@ def handle_here(endpoint: str, handle_options: HandleOptions) -> Any:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ChildHandle(AsyncHandle):
-    """Calls an endpoint from a replica's process; see `Handle`."""
-
     channel: ParentChannel
 
     @property
     def sync(self) -> ChildSyncHandle:
-        """A handle with blocking calls, for plain code."""
         return ChildSyncHandle(self)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Handle.call`."""
         return await self.channel.call_async(self.call_out(args, kwargs, stream=False))
 
     def stream(self, *args: Any, **kwargs: Any) -> ChildStream:
-        """See `Handle.stream`."""
         return ChildStream(self.channel.stream_async(self.call_out(args, kwargs, stream=True)))
 
     def call_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, stream: bool) -> CallOut:
-        """Returns the call as it is sent to the controller's process."""
         options = self.handle_options
         left_s = time_left(lambda: time.monotonic() + self.channel.clock_offset)
         if left_s is not None and (options.timeout_s is None or options.timeout_s > left_s):
@@ -82,7 +70,7 @@ class ChildHandle(AsyncHandle):
         return CallOut(self.endpoint, args, kwargs, stream, options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return handle_again, (self.endpoint, self.handle_options)
+        return unpickled_handle, (self.endpoint, self.handle_options)
 
 
 class _OnlyHandles:
@@ -102,7 +90,7 @@ class _OnlyHandles:
 
 
 class ChildClient(_OnlyHandles):
-    """The client for code in a replica's process; it only gives handles of endpoints."""
+    """The client in a replica's process, which only makes handles."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -118,19 +106,15 @@ class ChildClient(_OnlyHandles):
 
     @property
     def sync(self) -> ChildSyncClient:
-        """A client with blocking verbs, for plain code."""
         return ChildSyncClient()
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildHandle:
-        """Returns a handle of an endpoint; see `Client.get_handle`."""
         channel = parent_channel.get()
         is_there = await channel.call_async(CallOut(endpoint, options=IS_THERE))
         return _handle_of(channel, endpoint, is_there=is_there, missing_ok=missing_ok)
 
 
 class ChildSyncClient(_OnlyHandles):
-    """The client for plain code in a replica's process."""
-
     def __enter__(self) -> Self:
         return self
 
@@ -138,7 +122,6 @@ class ChildSyncClient(_OnlyHandles):
         return None
 
     def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildSyncHandle:
-        """Returns a handle of an endpoint; see `Client.get_handle`."""
         channel = parent_channel.get()
         is_there = channel.call(CallOut(endpoint, options=IS_THERE))
         return _handle_of(channel, endpoint, is_there=is_there, missing_ok=missing_ok).sync
@@ -155,8 +138,6 @@ def _handle_of(
 
 
 class ChildStream:
-    """The results of a stream, in a replica's process."""
-
     def __init__(self, results: AsyncGenerator[Any, None]) -> None:
         self._results = results
 
@@ -173,36 +154,28 @@ class ChildStream:
         return await anext(self._results)
 
     async def aclose(self) -> None:
-        """Leaves the stream. Idempotent."""
         await self._results.aclose()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ChildSyncHandle(BlockingHandle):
-    """The handle for plain code in a replica's process; see `SyncHandle`."""
-
     _handle: ChildHandle
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Makes a call, and blocks until it is answered."""
         return self._handle.channel.call(self._handle.call_out(args, kwargs, stream=False))
 
     def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
         calls = [
             self._handle.call_out(args, {}, stream=False) for args in zip(*columns, strict=True)
         ]
         return self._handle.channel.call_all(calls, return_exceptions=return_exceptions)
 
     def stream(self, *args: Any, **kwargs: Any) -> ChildSyncStream:
-        """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""
         call = self._handle.call_out(args, kwargs, stream=True)
         return ChildSyncStream(self._handle.channel.stream(call))
 
 
 class ChildSyncStream:
-    """The results of a stream for plain code in a replica's process."""
-
     def __init__(self, results: Generator[Any]) -> None:
         self._results = results
 
@@ -220,13 +193,7 @@ class ChildSyncStream:
 
 
 class InsideClient:
-    """The client of a controller in this process, for code of its backends.
-
-    Leaving its context does not shut the controller down.
-
-    Args:
-        client: The controller.
-    """
+    """A controller's client for code of its backends; leaving it shuts nothing down."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -249,8 +216,40 @@ class InsideClient:
 
 
 def client_inside() -> InsideClient | ChildClient | None:
-    """Returns the client for the calling code, if that runs in a backend; None if not."""
+    """Returns None if the calling code does not run in a backend."""
     if parent_channel.get(None) is not None:
         return ChildClient()
     client = running_controller.get(None)
     return None if client is None else InsideClient(client)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeferredHandle(AsyncHandle):
+    """A handle that looks up its controller at each use."""
+
+    @property
+    def sync(self) -> DeferredSyncHandle:
+        return DeferredSyncHandle(self)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        return await self.now().call(*args, **kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self.now().stream(*args, **kwargs)
+
+    def now(self) -> Any:
+        return current_handle(self.endpoint, self.handle_options)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeferredSyncHandle(BlockingHandle):
+    _handle: DeferredHandle
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle.now().sync.call(*args, **kwargs)
+
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> Any:
+        return self._handle.now().sync.map(*columns, return_exceptions=return_exceptions)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._handle.now().sync.stream(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""What clients and handles are, for a controller in this process or behind HTTP.
+"""The interfaces of clients and handles, for a controller in this process or behind HTTP.
 
 A `Client` has the verbs that operate a controller. Its `get_handle` returns a `Handle`, which calls
 one endpoint.
@@ -9,13 +9,16 @@ one endpoint.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+from shoal.errors import ShutDown
 from shoal.replicas.code.definition import makes_handles
-from shoal.serving.clients import arguments as forms
-from shoal.serving.clients.given_handles import GivenHandle
+from shoal.serving.clients import verbs
+from shoal.serving.clients.handles import BridgedHandle
 from shoal.serving.clients.verbs import Verb, verb
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.names import DEFAULT_METHODS
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from shoal.replicas.code.endpoint_call import HandleKeywords
+    from shoal.replicas.portal import Bridge
 
 
 class SyncClient(Protocol):
@@ -53,11 +57,11 @@ class Client:
     @verb(
         "POST",
         "backends",
-        tag=forms.NEW_BACKEND,
-        definition=forms.DEFINITION,
-        init_args=forms.INIT_ARGS,
-        config=forms.CONFIG,
-        init_kwargs=forms.INIT_KWARGS,
+        tag=verbs.NEW_BACKEND,
+        definition=verbs.DEFINITION,
+        init_args=verbs.INIT_ARGS,
+        config=verbs.CONFIG,
+        init_kwargs=verbs.INIT_KWARGS,
     )
     async def create_backend(
         self,
@@ -73,7 +77,7 @@ class Client:
             tag: Its name: 1 to 64 of the characters ``A-Z a-z 0-9 _ . : -``.
             definition: A function, a class, or an import path ``"package.module:Name"``.
             *init_args: The positional arguments of the class.
-            config: Its options; see `BackendConfig`.
+            config: Its options.
             init_kwargs: The keyword arguments of the class.
 
         Raises:
@@ -86,11 +90,11 @@ class Client:
                 to nothing; the backend is not created.
         """
 
-    @verb("PATCH", "backends/{tag}", body="config", config=forms.CHANGES)
+    @verb("PATCH", "backends/{tag}", body="config", config=verbs.CHANGES)
     async def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
-        """Changes the given options, and no others.
+        """Changes the options that you pass, and keeps the others.
 
         Options of batching, limits and the number of replicas change at once. A new ``user_config``
         is given to each replica's ``reconfigure``. An option that only new replicas can apply
@@ -164,7 +168,7 @@ class Client:
         waits for that too, and one with `force` ends it.
         """
 
-    @verb("POST", "endpoints", name=forms.NEW_ENDPOINT, route=forms.ROUTE, methods=forms.METHODS)
+    @verb("POST", "endpoints", name=verbs.NEW_ENDPOINT, route=verbs.ROUTE, methods=verbs.METHODS)
     async def create_endpoint(
         self,
         name: str,
@@ -173,7 +177,7 @@ class Client:
         route: str | None = None,
         methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
-        """Creates an endpoint all of whose traffic goes to one backend.
+        """Creates an endpoint with all its traffic to one backend.
 
         Args:
             name: Its name: 1 to 64 of the characters ``A-Z a-z 0-9 _ . : -``.
@@ -202,7 +206,7 @@ class Client:
             NoSuchName: There is no such endpoint.
         """
 
-    @verb("PUT", "endpoints/{endpoint}/traffic", body="weights", weights=forms.WEIGHTS)
+    @verb("PUT", "endpoints/{endpoint}/traffic", body="weights", weights=verbs.WEIGHTS)
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         """Divides an endpoint's requests among backends.
 
@@ -219,8 +223,8 @@ class Client:
     @verb(
         "PUT",
         "endpoints/{endpoint}/shadows/{backend}",
-        proportion=forms.PROPORTION,
-        compare=forms.COMPARE,
+        proportion=verbs.PROPORTION,
+        compare=verbs.COMPARE,
     )
     async def shadow_traffic(
         self,
@@ -233,7 +237,7 @@ class Client:
         """Copies a share of an endpoint's requests to a backend, and discards its answers.
 
         A backend that has traffic of the endpoint too gets no copies of requests that it answers
-        itself. Copies of the others wait in the same queue as its own requests, and may delay them.
+        itself. Copies of other requests wait in its queue, and may delay its own requests.
 
         Args:
             endpoint: The endpoint.
@@ -270,11 +274,11 @@ class Client:
 
     @verb("POST", "shutdown", goes_on=True)
     async def shutdown(self) -> None:
-        """Ends the controller, once pending requests have been answered or have timed out.
+        """Shuts the controller down, once pending requests have been answered or have timed out.
 
-        Idempotent; another call waits for the same end.
+        Idempotent; another call waits for the same shutdown.
 
-        Cancellation: the call stops waiting, and the controller ends nevertheless.
+        Cancellation: the call stops waiting, and the shutdown continues.
         """
 
 
@@ -283,7 +287,36 @@ VERBS: Final[Mapping[str, Verb | None]] = {
     for name, method in vars(Client).items()
     if iscoroutinefunction(method)
 }
-"""The verbs of a `Client`, by name; None for `get_handle`, which is no request of its own."""
+"""The verbs of a `Client`, by name; None for `get_handle`, which sends no request of its own."""
+
+
+class BlockingClient:
+    def __init__(self, client: Client, bridge: Bridge) -> None:
+        self._client = client
+        self._bridge = bridge
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        if verb not in VERBS:
+            raise AttributeError(f"a client has no verb {verb!r}; it has {', '.join(VERBS)}")
+        method = getattr(self._client, verb)
+
+        @functools.wraps(method)
+        def block(*args: Any, **kwargs: Any) -> Any:
+            result = self._bridge.run(lambda: method(*args, **kwargs), f"await client.{verb}(...)")
+            if verb == "get_handle":
+                return BridgedHandle(result, self._bridge)
+            return result
+
+        block.__doc__ = getattr(Client, verb).__doc__  # the controller's own methods inherit it
+        return block
+
+    def shutdown(self) -> None:
+        """Does nothing if the client's event loop has ended."""
+        with suppress(ShutDown):
+            self._bridge.run(self._client.shutdown, "await client.shutdown()")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *VERBS})
 
 
 class ResultIterator(Protocol):
@@ -317,7 +350,7 @@ class SyncHandle(Protocol):
         ...
 
     def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[Any]:
-        """Makes many calls at once, and blocks until all have ended; see `Handle.map`."""
+        """Makes many calls at once, and blocks until all have ended."""
         ...
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
@@ -325,7 +358,7 @@ class SyncHandle(Protocol):
         ...
 
     def options(self, **options: Unpack[HandleKeywords]) -> SyncHandle:
-        """Returns a copy of the handle with other options; see `Handle.options`."""
+        """Returns a copy of the handle with other options."""
         ...
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
@@ -333,11 +366,17 @@ class SyncHandle(Protocol):
         ...
 
 
-@makes_handles(GivenHandle)
+def _handle_for_parameter(endpoint: str) -> Handle:
+    from shoal.serving.clients.in_replica import DeferredHandle
+
+    return DeferredHandle(endpoint)
+
+
+@makes_handles(_handle_for_parameter)
 class Handle(Protocol):
     """Calls an endpoint from Python.
 
-    A parameter of a backend's code, or of its constructor, with this annotation is given the handle
+    A parameter of a backend's code, or of its constructor, with this annotation gets the handle
     of the endpoint with the parameter's name, or of another: ``Annotated[Handle, "embed-v2"]``.
     """
 
@@ -387,7 +426,7 @@ class Handle(Protocol):
         ...
 
     def options(self, **options: Unpack[HandleKeywords]) -> Handle:
-        """Returns a copy of the handle with other options; those not given stay as they are.
+        """Returns a copy of the handle with other options; options that you omit stay the same.
 
         Args:
             **options: The fields of `shoal.replicas.code.endpoint_call.HandleOptions`.

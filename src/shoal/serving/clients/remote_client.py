@@ -1,22 +1,30 @@
 """A client of a server, through its admin API; extra ``shoal[client]``.
 
-Verbs, errors and results are those of a client in the server's own process, except for what JSON
-can't carry: code is given by import paths, and arguments and results of calls are JSON values.
+Verbs, errors and results are those of a client in the server's own process, except for values that
+JSON can't carry: code is named by import paths, and arguments and results are JSON values.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
+import anyio
+import anyio.lowlevel
+
+from shoal.errors import DeadlineExceeded
+from shoal.http_client.bodies import check_keys
+from shoal.http_client.json_lines import JsonLines
+from shoal.http_client.stream import HttpStream
 from shoal.replicas.portal import PortalThread
-from shoal.serving.clients.arguments import ENDPOINT
-from shoal.serving.clients.protocol import VERBS, Client
+from shoal.serving.clients.handles import AsyncHandle, BridgedHandle
+from shoal.serving.clients.protocol import VERBS, BlockingClient, Client
 from shoal.serving.clients.remote_connection import AdminConnection
-from shoal.serving.clients.remote_handle import RemoteHandle
-from shoal.serving.clients.sync import SyncFace, SyncHandleFace
-from shoal.serving.clients.wire_forms import made
+from shoal.serving.clients.verbs import ENDPOINT
+from shoal.serving.clients.wire import from_json
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
@@ -47,7 +55,7 @@ def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600
             verbs wait until replicas are ready. Calls have their own time limits.
 
     Raises:
-        TypeError: The URL or the token is not text, or the time is no number.
+        TypeError: The URL or the token is not text, or the time is not a number.
         ValueError: The URL has none of these forms, the token has invalid characters, or the time
             is negative.
         ModuleNotFoundError: httpx is not installed.
@@ -56,7 +64,7 @@ def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600
 
 
 class RemoteClient(Client):
-    """Operates a server's controller; see `Client` and `connect`.
+    """Operates a server's controller.
 
     Every verb also raises:
         ConnectionError: The server can't be reached, or the connection broke; in the second case
@@ -78,7 +86,7 @@ class RemoteClient(Client):
     ) -> None:
         self._made_with = {"token": token, "timeout_s": timeout_s}
         self._connection = AdminConnection(url, token, timeout_s, transport)
-        self._sync: RemoteSyncFace | None = None
+        self._sync: BlockingRemoteClient | None = None
 
     @property
     def url(self) -> str:
@@ -86,11 +94,11 @@ class RemoteClient(Client):
         return self._connection.url
 
     @property
-    def sync(self) -> RemoteSyncFace:
+    def sync(self) -> BlockingRemoteClient:
         """A client with blocking verbs, for threads; it has its own connections and event loop."""
         if self._sync is None:
             of_thread = RemoteClient(self.url, **cast("Any", self._made_with))
-            self._sync = RemoteSyncFace(of_thread, self._connection.pool.close_to)
+            self._sync = BlockingRemoteClient(of_thread, self._connection.pool.close_to)
         return self._sync
 
     async def __aenter__(self) -> Self:
@@ -104,7 +112,7 @@ class RemoteClient(Client):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    def __enter__(self) -> RemoteSyncFace:
+    def __enter__(self) -> BlockingRemoteClient:
         return self.sync.connected()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -112,14 +120,14 @@ class RemoteClient(Client):
         self.close_to(_CLOSED)
 
     async def aclose(self) -> None:
-        """Closes the connections; the server goes on. Idempotent."""
+        """Closes the connections; the server keeps running. Idempotent."""
         if self._sync is not None:
             await self._sync.aclose()
         await self._connection.pool.aclose()
 
     async def _send(self, verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         path, body = verb.request(args, kwargs)
-        return made(verb.result, await self._connection.ask(verb.method, path, body))
+        return from_json(verb.result, await self._connection.ask(verb.method, path, body))
 
     @asynccontextmanager
     async def recording(
@@ -132,7 +140,7 @@ class RemoteClient(Client):
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         """Records the arrivals of requests at the server, for a simulation.
 
-        Gives the lines of a trace, each an object of JSON, as they are recorded. Leaving the block
+        Yields the lines of a trace, each a JSON object, as they are recorded. Leaving the block
         ends the recording.
 
         Args:
@@ -144,7 +152,6 @@ class RemoteClient(Client):
         Raises:
             NoSuchName: There is no such backend.
             ValueError: A number is out of its range.
-            Exception: As every verb.
         """
         given = {
             "backend": backend,
@@ -160,13 +167,12 @@ class RemoteClient(Client):
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[AsyncIterator[dict[str, Any]]]:
-        """Watches the server as its dashboard does; gives the messages of its feed.
+        """Watches the server as its dashboard does; yields the messages of its feed.
 
-        The messages are those of this version's own page, and may change with it.
+        The messages are those of this version's dashboard page, and may change with it.
 
         Raises:
-            ConnectionError: As every verb; or the server has no dashboard.
-            Exception: As every verb.
+            ConnectionError: The server can't be reached, or has no dashboard.
         """
         answer = await self._connection.open_feed()
         try:
@@ -176,7 +182,6 @@ class RemoteClient(Client):
             await answer.aclose()
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:
-        """See `Client.get_handle`."""
         if missing_ok:
             checked_tag("an endpoint's name", endpoint)
         else:
@@ -184,7 +189,6 @@ class RemoteClient(Client):
         return RemoteHandle(endpoint, self._connection, self._sync_handle)
 
     async def shutdown(self) -> None:
-        """See `Client.shutdown`: the server's controller ends, for all its clients."""
         if self._connection.pool.is_closed:
             return
         await super().shutdown()
@@ -193,11 +197,10 @@ class RemoteClient(Client):
             self._sync.close_to(_SHUT_DOWN)
 
     def close_to(self, reason: str) -> None:
-        """Refuses all further requests, for this reason."""
         self._connection.pool.close_to(reason)
 
     def handle(self, endpoint: str, handle_options: HandleOptions) -> RemoteHandle:
-        """Returns a handle with options, without checking that the endpoint exists."""
+        """Does not check that the endpoint exists."""
         return RemoteHandle(
             endpoint, self._connection, self._sync_handle, handle_options=handle_options
         )
@@ -208,26 +211,21 @@ class RemoteClient(Client):
             f"    shoal.connect({self.url!r})"
         )
 
-    def _sync_handle(self, handle: RemoteHandle) -> SyncHandleFace:
+    def _sync_handle(self, handle: RemoteHandle) -> BridgedHandle:
         return self.sync.handle(handle.endpoint, handle.handle_options)
 
 
-class RemoteSyncFace:
-    """A remote client for threads and notebooks; its event loop runs in its own thread.
+class BlockingRemoteClient:
+    """A remote client for threads and notebooks, with an event loop in its own thread.
 
-    ``with shoal.connect(url).sync as client: client.status()``; or `close` it. The thread starts
-    with the first verb, and does not keep the program from ending.
-
-    Args:
-        client: The client.
-        shut_down: Called with the reason when this object has shut the server's controller down.
+    The thread starts with the first verb, and does not keep the program from ending.
     """
 
     def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
         self._thread = PortalThread("shoal-client")
-        self._verbs = SyncFace(client, self._thread)
+        self._verbs = BlockingClient(client, self._thread)
         self._remote = client
-        self._shut_down = shut_down
+        self._shut_down = shut_down  # called with the reason after `shutdown`
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
         if verb == "_verbs":  # not set yet in an object that is being copied
@@ -245,11 +243,7 @@ class RemoteSyncFace:
         self.close()
 
     def connected(self) -> Self:
-        """Checks that the server answers, and returns itself.
-
-        Raises:
-            As every verb of `RemoteClient`.
-        """
+        """Checks that the server responds."""
         try:
             self._thread.run(self._remote.status, "async with shoal.connect(...) as client:")
         except BaseException:
@@ -258,27 +252,24 @@ class RemoteSyncFace:
         return self
 
     def shutdown(self) -> None:
-        """See `Client.shutdown`."""
         self._thread.run(self._remote.shutdown, "await client.shutdown()")
         self._shut_down(_SHUT_DOWN)
 
     def close(self) -> None:
-        """Closes the connections and ends the thread; the server goes on. Idempotent."""
+        """Closes the connections and ends the thread; the server keeps running."""
         self._remote.close_to(_CLOSED)
         self._thread.close(self._remote.aclose)
 
     async def aclose(self) -> None:
-        """Does what `close` does, without blocking the event loop."""
+        """Like `close`, without blocking the event loop."""
         self._remote.close_to(_CLOSED)
         await self._thread.aclose(self._remote.aclose)
 
     def close_to(self, reason: str) -> None:
-        """Refuses all further requests, for this reason."""
         self._remote.close_to(reason)
 
-    def handle(self, endpoint: str, handle_options: HandleOptions) -> SyncHandleFace:
-        """Returns a handle with options, without checking that the endpoint exists."""
-        return SyncHandleFace(self._remote.handle(endpoint, handle_options), self._thread)
+    def handle(self, endpoint: str, handle_options: HandleOptions) -> BridgedHandle:
+        return BridgedHandle(self._remote.handle(endpoint, handle_options), self._thread)
 
 
 async def _messages(lines: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any]]:
@@ -290,3 +281,77 @@ async def _messages(lines: AsyncIterator[bytes]) -> AsyncGenerator[dict[str, Any
 
 _SHUT_DOWN = "this client was shut down"
 _CLOSED = "this client is closed"
+
+
+_LEAST_S = 0.001
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RemoteHandle(AsyncHandle):
+    _MAX_CONCURRENT = 64  # as `HttpClient.map`
+
+    connection: AdminConnection
+    to_sync: Callable[[RemoteHandle], BridgedHandle]
+
+    @property
+    def sync(self) -> BridgedHandle:
+        return self.to_sync(self)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        timeout_s, deadline = await self._time()
+        body = self._body(args, kwargs, timeout_s)
+        try:
+            return await self.connection.call(self._path, body, timeout_s)
+        except DeadlineExceeded:
+            # If the deadline was a scope's, let the scope cancel: the server's clock may be ahead.
+            await anyio.sleep_until(deadline)
+            raise
+
+    def stream(self, *args: Any, **kwargs: Any) -> HttpStream:
+        async def open_() -> tuple[JsonLines, float]:
+            timeout_s, deadline = await self._time()
+            body = self._body(args, kwargs, timeout_s)
+            try:
+                answer = await self.connection.open_stream(self._path, body)
+            except DeadlineExceeded:
+                await anyio.sleep_until(deadline)  # as in `call`
+                raise
+            connection = self.connection
+            return JsonLines(connection.pool, answer, connection.error_of), math.inf
+
+        return HttpStream(open_)
+
+    def __repr__(self) -> str:
+        return f"<Handle of the endpoint {self.endpoint!r} at {self.connection.url}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a handle can't be pickled, it holds connections; make one where it is used:\n"
+            f"    await shoal.connect(url).get_handle({self.endpoint!r})"
+        )
+
+    @property
+    def _path(self) -> str:
+        return f"endpoints/{self.endpoint}/call"
+
+    async def _time(self) -> tuple[float | None, float]:
+        """Returns the call's time limit, and the scope's deadline if that is the limit."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        given_s = self.handle_options.timeout_s
+        if given_s == math.inf:
+            given_s = None
+        deadline = anyio.current_effective_deadline()
+        left_s = max(deadline - anyio.current_time(), _LEAST_S)
+        if left_s < (math.inf if given_s is None else given_s):
+            return left_s, deadline
+        return given_s, -math.inf
+
+    def _body(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout_s: float | None
+    ) -> dict[str, Any]:
+        check_keys("an argument", args)
+        check_keys("an argument", kwargs)
+        options = replace(self.handle_options, timeout_s=timeout_s).changed()
+        if "http_headers" in options:
+            options["http_headers"] = dict(options["http_headers"])
+        return {"args": args, "kwargs": kwargs, "options": options}

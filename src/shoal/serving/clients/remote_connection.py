@@ -1,7 +1,6 @@
 """The HTTP of a remote client: requests of the admin API, and the errors that it reports.
 
-The connections are those of any client over HTTP; see `shoal.http_client.connection`. Nothing is
-retried: a verb is no call, and an operator should see that a server refuses it.
+Requests are never retried: an operator should see that a server refuses a verb.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from shoal.http_client.address import checked_token
 from shoal.http_client.bodies import JSON, JSON_LINES
 from shoal.http_client.connection import SILENCE_S, Connection
 from shoal.http_client.problems import PROBLEM
-from shoal.serving.clients.wire_errors import WireError, received
-from shoal.serving.clients.wire_forms import written
+from shoal.serving.clients.wire import WireError, error_from_wire, written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,24 +48,6 @@ _REFUSALS: Final[Mapping[str, type[Exception]]] = {
 
 
 class AdminConnection:
-    """Sends the requests of a remote client.
-
-    Args:
-        url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
-        token: The operator's token, for an admin API that requires one.
-        timeout_s: How long the server may take for a verb, in seconds; None for no limit.
-        transport: The transport to use instead of sockets.
-
-    Attributes:
-        pool: The connections to the server.
-
-    Raises:
-        TypeError: The URL or the token is not text, or the time is no number.
-        ValueError: The URL has none of these forms, the token has invalid characters, or the time
-            is negative.
-        ModuleNotFoundError: httpx is not installed.
-    """
-
     def __init__(
         self,
         url: str,
@@ -85,44 +65,24 @@ class AdminConnection:
 
     @property
     def url(self) -> str:
-        """The URL of the server."""
         return self.pool.url
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Sends the request of a verb, and returns the server's answer.
-
-        Raises:
-            ShutDown: The client is closed.
-            ConnectionError: The server can't be reached, or the connection broke.
-            TimeoutError: The server took too long.
-            Exception: The verb raised this.
-
-        Cancellation: closes the connection, so that the server cancels the verb.
-        """
         return await self._ask(method, path, body, self._timeout_s)
 
     async def call(self, path: str, body: Any, timeout_s: float | None) -> Any:
-        """Makes a call with one result; like `ask`, but with a time limit of its own."""
         patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
         return await self._ask("POST", path, body, patience_s)
 
     async def open_stream(self, path: str, body: Any) -> StreamingAnswer:
-        """Makes a call that is answered by a stream; the caller must close the answer.
-
-        Raises:
-            As `ask`.
-        """
+        """Makes a call that returns a stream; the caller must close the answer."""
         answer = await self._open("POST", path, body, SILENCE_S, {"accept": JSON_LINES})
         if answer.is_success:
             return answer
         raise self.error_of(answer.status, _parsed(answer, await answer.read()))
 
     async def open_feed(self) -> StreamingAnswer:
-        """Opens the feed of the dashboard; the caller must close the answer.
-
-        Raises:
-            As `ask`.
-        """
+        """Opens the feed of the dashboard; the caller must close the answer."""
         headers = {"accept": "text/event-stream"}
         answer = await self.pool.open("GET", _FEED, headers, None, _FEED_SILENCE_S)
         if answer.is_success:
@@ -136,13 +96,12 @@ class AdminConnection:
         raise self.error_of(answer.status, body)
 
     def error_of(self, status: int, body: Any) -> Exception:
-        """Makes the exception that the JSON body of an error response describes."""
         problem = cast("Mapping[str, Any]", body if isinstance(body, dict) else {})
         kind = str(problem.get("type", "")).removeprefix(PROBLEM)
         text = str(problem.get("detail") or problem.get("title") or f"status {status}")
         if kind in _REFUSALS:
             return _REFUSALS[kind](text)
-        error = received(WireError(kind, text, problem))
+        error = error_from_wire(WireError(kind, text, problem))
         if error is not None:
             return error
         if status == 404:
@@ -179,7 +138,7 @@ class AdminConnection:
 
 
 def _parsed(answer: StreamingAnswer, body: bytes) -> Any:
-    """Returns the JSON of a response; an empty mapping for an error response without JSON."""
+    """Returns an empty mapping for an error response without JSON."""
     try:
         parsed: Any = json.loads(body)
     except (ValueError, RecursionError):

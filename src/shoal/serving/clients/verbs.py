@@ -1,8 +1,12 @@
-"""The verbs of a client as a table: which HTTP request each one is.
+"""The verbs of a client as a table: which HTTP request each one is, and how its arguments are sent.
 
 A method of `Client` that `verb` decorates declares a verb: its parameters, its method and path, and
-the forms of its arguments. The controller overrides the method. A remote client inherits it, and
-sends the request. The admin API answers the requests of all verbs of the table.
+the forms of its arguments: how each is converted to JSON and back. The controller overrides the
+method. A remote client inherits it, and sends the request. The admin API answers the requests of
+all verbs of the table.
+
+Before it sends a request, a remote client checks the arguments that need no server, with the
+functions that the controller uses. So the errors are the same. The controller checks the rest.
 """
 
 from __future__ import annotations
@@ -10,18 +14,127 @@ from __future__ import annotations
 import functools
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from inspect import BoundArguments, Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_type_hints
 
 from shoal.core.options.checks import yes_or_no
-from shoal.serving.clients.arguments import BACKEND, ENDPOINT, Form
+from shoal.core.traffic import Shadow, Traffic
+from shoal.errors import NoSuchName
+from shoal.http_client.bodies import check_keys
+from shoal.replicas.code.definition import named_arguments
+from shoal.serving.clients.wire import without_hidden
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.names import checked_methods, checked_route, checked_tag, is_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from shoal.serving.imports import ImportRule
+
+
+@dataclass(frozen=True)
+class ArgumentForm:
+    # checks the argument
+    sent: Callable[[Any], Any] = lambda value: value
+    # checks import paths with the rule
+    received: Callable[[ImportRule, Any], Any] = lambda _, value: value
+
+
+def array(name: str, value: Any) -> Sequence[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name} must be an array, not {value!r}")
+    return cast("Sequence[Any]", value)
+
+
+def mapping(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{name} must be an object, not {value!r}")
+    return cast("dict[str, Any]", value)
+
+
+def _existing(kind: str, name: Any) -> str:
+    # An invalid name may contain a "/" and change the path; nothing can have that name anyway.
+    if not isinstance(name, str) or not is_tag(name):
+        raise NoSuchName(f"there is no {kind} {name!r}")
+    return name
+
+
+def _path(name: str, imports: ImportRule, path: Any) -> str:
+    if not isinstance(path, str):
+        raise TypeError(
+            f"{name} must be an import path such as 'package.module:Name', not {path!r}"
+        )
+    return imports.checked(path)
+
+
+def _compare(imports: ImportRule, path: Any) -> str | None:
+    return None if path is None else _path("compare", imports, path)
+
+
+def _init_args(values: Any) -> Any:
+    check_keys("init_args", values)
+    return values
+
+
+def _init_kwargs(values: Any) -> dict[str, Any]:
+    named = dict(named_arguments(values))
+    check_keys("init_kwargs", named)
+    return named
+
+
+def _config(config: BackendConfig | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if isinstance(config, Mapping):
+        if not all(isinstance(name, str) for name in cast("Mapping[object, Any]", config)):
+            BackendConfig.of(config)  # raises the error for that
+        for name in ("user_config", "placement_options"):
+            check_keys(name, config.get(name))
+        return config
+    return BackendConfig.of(config).durable()
+
+
+def _changes(changes: Any) -> Mapping[str, Any]:
+    # None stands for the defaults in a whole config only.
+    if not isinstance(changes, (BackendConfig, Mapping)):
+        BackendConfig().changed(changes)  # raises the error for that
+    return _config(cast("Any", changes))
+
+
+def _allowed_config(imports: ImportRule, config: Any) -> Any:
+    if isinstance(config, dict):
+        return imports.checked_config(cast("dict[str, Any]", config))
+    return config
+
+
+def _allowed_changes(imports: ImportRule, changes: dict[str, Any]) -> Any:
+    return imports.checked_config(without_hidden(changes))
+
+
+def _weights(weights: Any) -> Any:
+    Traffic.checked(weights, weights)
+    return weights
+
+
+def _proportion(proportion: Any) -> Any:
+    Shadow("", proportion)
+    return proportion
+
+
+BACKEND: Final = ArgumentForm(partial(_existing, "backend"))
+ENDPOINT: Final = ArgumentForm(partial(_existing, "endpoint"))
+NEW_BACKEND: Final = ArgumentForm(partial(checked_tag, "a backend's tag"))
+NEW_ENDPOINT: Final = ArgumentForm(partial(checked_tag, "an endpoint's name"))
+ROUTE: Final = ArgumentForm(checked_route)
+METHODS: Final = ArgumentForm(checked_methods)
+WEIGHTS: Final = ArgumentForm(_weights)
+PROPORTION: Final = ArgumentForm(_proportion)
+DEFINITION: Final = ArgumentForm(received=partial(_path, "definition"))
+COMPARE: Final = ArgumentForm(received=_compare)
+INIT_ARGS: Final = ArgumentForm(_init_args, lambda _, values: array("init_args", values))
+INIT_KWARGS: Final = ArgumentForm(_init_kwargs, lambda _, values: mapping("init_kwargs", values))
+CONFIG: Final = ArgumentForm(_config, _allowed_config)
+CHANGES: Final = ArgumentForm(_changes, _allowed_changes)
+
 
 F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
@@ -32,34 +145,20 @@ _NAMES: Final = {"tag": BACKEND, "backend": BACKEND, "name": ENDPOINT, "endpoint
 
 @dataclass(frozen=True)
 class Verb:
-    """A verb of a client, and the HTTP request that it is.
-
-    Arguments that are not in the path or the query are members of the body.
-
-    Attributes:
-        function: The method that declares it.
-        method: The HTTP method.
-        path: The path below that of the admin API; a segment in braces is the argument of that
-            name.
-        signature: The parameters, without the client itself.
-        forms: The forms of the arguments.
-        query: The argument that is in the query, as 0 or 1; None for no query.
-        body: The argument that is the whole body; None if none is.
-        goes_on: Whether the verb goes on if its HTTP client disconnects.
-    """
+    """A verb of a client as an HTTP request; arguments that are not in its path are in its body."""
 
     function: Callable[..., Coroutine[Any, Any, Any]]
     method: str
-    path: str
+    path: str  # below the admin API; a segment in braces is an argument
+    # without `self`
     signature: Signature
-    forms: Mapping[str, Form]
-    query: str | None
-    body: str | None
-    goes_on: bool
+    forms: Mapping[str, ArgumentForm]
+    query: str | None  # the argument in the query, as 0 or 1
+    body: str | None  # the argument that is the whole body
+    goes_on: bool  # whether it continues after its HTTP client disconnects
 
     @functools.cached_property
     def result(self) -> Any:
-        """The annotation of the result."""
         return get_type_hints(self.function)["return"]
 
     @functools.cached_property
@@ -74,16 +173,9 @@ class Verb:
 
     @property
     def takes_body(self) -> bool:
-        """Whether its request has a body."""
         return self.body is not None or bool(self.members)
 
     def request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
-        """Returns the path and the body of the request with some arguments.
-
-        Raises:
-            TypeError: The arguments don't fit the parameters, or one has the wrong type.
-            Exception: The check of an argument raised this.
-        """
         # Arguments that don't fit get Python's own message, which names the verb.
         self.function(None, *args, **kwargs).close()
         bound = self.signature.bind(*args, **kwargs)
@@ -97,16 +189,6 @@ class Verb:
         return path, {name: sent[name] for name in self.members} or None
 
     def arguments(self, received: Mapping[str, Any], imports: ImportRule) -> BoundArguments:
-        """Returns the arguments that a request has.
-
-        Args:
-            received: What was received for each argument.
-            imports: The rule for import paths.
-
-        Raises:
-            TypeError: An argument has the wrong type.
-            NotAllowed: An import path is not allowed.
-        """
         made = {name: self.forms[name].received(imports, one) for name, one in received.items()}
         return BoundArguments(self.signature, OrderedDict(made))
 
@@ -118,18 +200,14 @@ def verb(
     query: str | None = None,
     body: str | None = None,
     goes_on: bool = False,
-    **forms: Form,
+    **forms: ArgumentForm,
 ) -> Callable[[F], F]:
-    """Declares a method of `Client` as a verb; see `Verb` for the arguments.
-
-    Arguments without a form are sent as they are. Called on a remote client, the method passes the
-    verb and its arguments to the client's `_send`.
-    """
+    """Declares a method of `Client` as a verb. Arguments without a form are sent unchanged."""
     forms = {name: _NAMES[name] for name in _IN_PATH.findall(path)} | forms
 
     def declare(function: F) -> F:
         parameters = [*signature(function).parameters.values()][1:]
-        each = {one.name: forms.pop(one.name, Form()) for one in parameters}
+        each = {one.name: forms.pop(one.name, ArgumentForm()) for one in parameters}
         assert not forms, f"{function.__name__} has no parameters {[*forms]}"
         declared = Verb(function, method, path, Signature(parameters), each, query, body, goes_on)
 

@@ -1,8 +1,8 @@
-"""The batch options of a backend: checked when they are given, loaded when a batcher is made.
+"""The batch options of a backend: checked with its config, loaded when a batcher is made.
 
-A function may be given as an import path, which stays a path in the config: a process that only
-passes the config on need not have the module. So the options are checked here with a callable
-stand-in for the function, and the function itself is checked when it is loaded.
+A function may be an import path, which stays a path in the config: a process that only passes the
+config on need not have the module. So the options are checked here with a callable stand-in for the
+function, and the function itself is checked when it is loaded.
 """
 
 from __future__ import annotations
@@ -48,20 +48,7 @@ class _Unloaded:
 
 
 def checked_batching(given: Mapping[str, Any], fill: str) -> dict[str, Any]:
-    """Checks the given options that are a batcher's.
-
-    Args:
-        given: The options of a backend.
-        fill: When its batches are complete.
-
-    Returns:
-        The batch options that were given, with their checked values; import paths are not loaded.
-
-    Raises:
-        TypeError: A value has the wrong type.
-        ValueError: A value is out of its range or not an import path, or two options do not go
-            together.
-    """
+    """Checks the batch options among a backend's options; does not load import paths."""
     plain = {
         name: option.from_plain(name, given[name])
         for name, option in OPTIONS.items()
@@ -90,13 +77,7 @@ def checked_batching(given: Mapping[str, Any], fill: str) -> dict[str, Any]:
 
 
 def loaded(batching: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns checked batch options with their functions imported.
-
-    Raises:
-        TypeError: An import path leads to something that can't be called.
-        ValueError: An import path leads to nothing.
-        Exception: A module raised this when it was imported.
-    """
+    """Imports the functions of checked batch options."""
     found = dict(batching)
     for name, path in batching.items():
         if OPTIONS[name].is_function and isinstance(path, str):
@@ -105,11 +86,7 @@ def loaded(batching: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fitted(batching: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Returns the batch options, changed so that a batch has at most `most` requests.
-
-    Raises:
-        ValueError: The batch sizes can't be limited to that.
-    """
+    """Returns the batch options, changed so that a batch has at most `most` requests."""
     found = dict(batching)
     if found.get("batch_size_fn") is not None:
         raise ValueError(
@@ -143,16 +120,11 @@ def concurrency(batching: Mapping[str, Any]) -> float:
 
 
 def batch_size(batching: Mapping[str, Any]) -> int:
-    """Returns ``max_batch_size``."""
     return cast("int", batching.get("max_batch_size", DEFAULTS.max_batch_size))
 
 
 def one_at_a_time(batching: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the batch options, changed for code that takes one item at a time.
-
-    Raises:
-        ValueError: An option is only for code that takes lists.
-    """
+    """Returns the batch options for code that takes one item at a time."""
     for name, value in batching.items():
         if not OPTIONS[name].for_lists:
             continue

@@ -187,15 +187,10 @@ class BackendConfig:
 
     @classmethod
     def of(cls, given: BackendConfig | Mapping[str, Any] | None) -> BackendConfig:
-        """Makes a config from what a user gave.
-
-        Args:
-            given: A config, which is returned as it is; a mapping of option names to values; or
-                None for the defaults.
+        """Makes a config from a config, a mapping of options, or None for the defaults.
 
         Raises:
-            TypeError: It is none of these, an option is unknown, is given under two names, or has
-                the wrong type.
+            TypeError: An option is unknown, is given under two names, or has the wrong type.
             ValueError: A value is out of its range, or two options do not go together.
         """
         if isinstance(given, BackendConfig):
@@ -204,14 +199,8 @@ class BackendConfig:
 
     @classmethod
     def restored(cls, kept: Mapping[str, Any]) -> BackendConfig:
-        """Makes a config from what `durable` returned, perhaps in an earlier version of Shoal.
-
-        Earlier versions accepted some options where they have no effect; these are left out.
-
-        Raises:
-            TypeError: See `of`.
-            ValueError: See `of`.
-        """
+        """Makes a config from what `durable` returned, also in an earlier version."""
+        # Earlier versions accepted some options where they have no effect; these are left out.
         placement = kept.get("placement", BackendConfig.placement)
         return cls.of(
             {
@@ -222,35 +211,23 @@ class BackendConfig:
         )
 
     def changed(self, changes: BackendConfig | Mapping[str, Any]) -> BackendConfig:
-        """Makes the config that results from merging `changes` into this one.
-
-        Args:
-            changes: A mapping of option names to new values, or a config, of which the options
-                that it was given count.
-
-        Returns:
-            The new config, checked as a whole; this one stays as it is.
+        """Returns a copy with the given options of `changes`, checked as a whole.
 
         Raises:
-            TypeError: See `of`.
-            ValueError: See `of`.
+            TypeError: An option is unknown, is given under two names, or has the wrong type.
+            ValueError: A value is out of its range, or two options do not go together.
         """
         new = changes.given() if isinstance(changes, BackendConfig) else _keywords(changes)
         return type(self)(**cast("BackendKeywords", {**self._given, **renamed(new)}))
 
     def batch_options(self, batched: bool) -> dict[str, Any]:
-        """Returns keywords for `shoal.Batcher`, with functions loaded.
+        """Returns keywords for `shoal.Batcher`, without ``max_concurrent_batches``.
 
-        ``max_concurrent_batches`` is not among them; see `slots`. Batches are no larger than
-        ``max_ongoing_requests``, and have one item if the code takes one item at a time.
-
-        Args:
-            batched: Whether the code takes lists.
+        Batches are limited to ``max_ongoing_requests``, and to one item if the code takes no lists.
 
         Raises:
-            TypeError: An import path leads to something that can't be called.
-            ValueError: An import path leads to nothing, or an option is only for code that takes
-                lists.
+            TypeError: An import path leads to an object that can't be called.
+            ValueError: An import path leads to nothing, or an option is only for code with lists.
             Exception: A module raised this when it was imported.
         """
         options = loaded(self._fitted(batched))
@@ -271,14 +248,10 @@ class BackendConfig:
     def slots(self, batched: bool, *, gathers: bool = False) -> float:
         """Returns how many batches a replica may have at once; infinity for no limit.
 
-        This is ``max_concurrent_batches``, or fewer if so many full batches would exceed
-        ``max_ongoing_requests``. Code that takes one item at a time has batches of one item. For
-        it the result is the lesser of the two options, the one that is given if only one is, and 1
-        if neither is. For code that forms batches by itself it is 100 if neither is given.
-
-        Args:
-            batched: Whether the code takes lists.
-            gathers: Whether it is async code that takes one item and forms batches by itself.
+        This is ``max_concurrent_batches``, or fewer if that many full batches would exceed
+        ``max_ongoing_requests``. For code that takes one item at a time it is the lesser of the two
+        options, or the one that is given, or 1. For code that forms batches by itself (`gathers`)
+        it is 100 if neither is given.
 
         Raises:
             ValueError: An option is only for code that takes lists.
@@ -293,21 +266,14 @@ class BackendConfig:
 
     @property
     def most_requests(self) -> float:
-        """How many requests a replica has at once, if its code forms batches by itself."""
+        """How many requests a replica has at once, if its code forms batches."""
         try:
             return self.slots(batched=False, gathers=True)
         except ValueError:  # it is for code that takes lists
             return math.inf
 
     def oddity(self, batched: bool) -> str | None:
-        """Returns a warning if the options are allowed but probably a mistake; None if not.
-
-        Args:
-            batched: Whether the code takes lists.
-
-        Raises:
-            ValueError: An option is only for code that takes lists.
-        """
+        """Returns a warning about options that are probably a mistake, or None."""
         most = self.max_ongoing_requests
         options = self.batching if self._takes_lists(batched) else one_at_a_time(self.batching)
         wanted = batch_size(options) * concurrency(options)
@@ -320,7 +286,7 @@ class BackendConfig:
         )
 
     def of_one(self) -> BackendConfig:
-        """Returns the config for a method that takes one item, of code whose calls take lists."""
+        """Returns the config for a method that takes one item, in code that takes lists."""
         kept = {
             name: value
             for name, value in self._given.items()
@@ -330,18 +296,15 @@ class BackendConfig:
 
     @functools.partial(held, name="the placement_options")
     def needs_new_replicas(self, before: BackendConfig) -> bool:
-        """Returns whether replicas with the config `before` must be replaced for this config.
+        """Returns whether replicas with the config `before` must be replaced.
 
-        They need not if it differs only in options of the batcher or of the supervisor, in
-        ``user_config``, or in ``start_timeout_s``, which concerns only replicas yet to start.
-
-        Raises:
-            Exception: The comparison of the options of a placement raised this.
+        Changes of the batcher's and the supervisor's options, of ``user_config`` and of
+        ``start_timeout_s`` need no new replicas.
         """
         return _what_replicas_are_made_with(self) != _what_replicas_are_made_with(before)
 
     def for_placement(self) -> dict[str, Any]:
-        """Returns the options of its placement, for `Blueprint.placement_options`."""
+        """Returns the options for `Blueprint.placement_options`."""
         return {**self.placed, **self.placement_options}
 
     def given(self) -> dict[str, Any]:
@@ -354,7 +317,7 @@ class BackendConfig:
         return {name: values[name] for name in NAMES}
 
     def durable(self) -> dict[str, Any]:
-        """Returns the options that were given as JSON, from which `of` makes an equal config.
+        """Returns the given options as JSON, from which `of` makes an equal config.
 
         Raises:
             NotDurable: The value of an option can't be written as JSON.
@@ -402,12 +365,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked values of options that are given under Shoal's names, in their order.
-
-    Raises:
-        TypeError: A value has the wrong type.
-        ValueError: A value is out of its range, or two options do not go together.
-    """
+    """Takes options under Shoal's names, and keeps their order."""
     values = {
         name: one.checked(name, one.from_plain(name, given[name]))
         for name, one in BACKEND_OPTIONS.items()
@@ -418,11 +376,7 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def durable_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns checked options as JSON, from which the same options can be made.
-
-    Raises:
-        NotDurable: The value of an option can't be written as JSON.
-    """
+    """Returns checked options as JSON, from which the same options can be made."""
     return {name: durable(name, BACKEND_OPTIONS[name], value) for name, value in given.items()}
 
 
@@ -451,10 +405,5 @@ def _keywords(given: Any) -> Any:
 
 @functools.partial(held, name="the user_config")
 def same_user_config(one: BackendConfig, other: BackendConfig) -> bool:
-    """Returns whether two configs have equal user configs.
-
-    Raises:
-        Exception: The comparison of the user configs raised this.
-    """
     first, second = one.user_config, other.user_config
     return first is second or bool(first == second)

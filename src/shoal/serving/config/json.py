@@ -1,8 +1,8 @@
-"""Values as JSON: checks that each survives it unchanged, as all that is kept or sent must.
+"""Values as JSON: checks that each survives it unchanged, before it is stored or sent.
 
-``json`` alone is not strict enough. It writes a tuple as a list, the key 1 as ``"1"``, and NaN,
-which is not valid JSON. Such a value would come back changed after a restart, and the user's code
-would fail only then. So it is refused when it is given.
+``json`` is not strict enough. It writes a tuple as a list, the key 1 as ``"1"``, and NaN, which is
+not valid JSON. Such a value would be different after a restart, and the user's code would fail only
+then. So it is refused at once.
 """
 
 from __future__ import annotations
@@ -19,24 +19,12 @@ _DEEPEST: Final = 100
 
 
 def exact_json(what: str, value: Any) -> Any:
-    """Returns a copy of a value that JSON gives back exactly as it is.
-
-    Args:
-        what: What the value is, for messages.
-        value: None, a bool, a number, text, or lists and dicts of those.
-
-    Raises:
-        NotDurable: It holds something else; the message says where, and what to give instead.
-    """
+    """Returns a copy; raises `NotDurable` with the place and a fix unless JSON preserves it."""
     return _checked(what, value, 0)
 
 
 def durable(name: str, option: Option, value: Any) -> Any:
-    """Returns the checked value of an option as JSON, from which the same value can be made.
-
-    Raises:
-        NotDurable: It can't be written as JSON.
-    """
+    """Returns the checked value of an option as JSON, from which the same value can be made."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -50,7 +38,6 @@ def durable(name: str, option: Option, value: Any) -> Any:
 
 
 def encoded(value: Any) -> str:
-    """Returns a value from `exact_json` as JSON text in ASCII."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 

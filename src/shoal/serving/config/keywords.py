@@ -67,11 +67,6 @@ NAMES: Final = tuple(name for name in BackendKeywords.__annotations__ if name no
 
 
 def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options under Shoal's names.
-
-    Raises:
-        TypeError: A name is unknown, or an option is given under two names with two values.
-    """
     refuse_unknown(given)
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -86,15 +81,7 @@ def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_unknown(given: Iterable[str], beside: Collection[str] = ()) -> None:
-    """Checks that names are options.
-
-    Args:
-        given: The names.
-        beside: Other names that are valid in the same place, to suggest as corrections.
-
-    Raises:
-        TypeError: A name is not an option.
-    """
+    """Raises `TypeError` for other names; suggests those `beside` the options as well."""
     known = (*NAMES, *RENAMED)
     for name in given:
         if name not in known:

@@ -35,26 +35,14 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class Deletion:
-    """The deletion of a backend, which is draining.
-
-    Args:
-        backend: The backend.
-
-    Attributes:
-        done: Set when the backend's tag is free again.
-    """
+    """The deletion of a backend, which is draining."""
 
     def __init__(self, backend: Backend) -> None:
-        self.done = anyio.Event()
+        self.done = anyio.Event()  # set when the backend's tag is free again
         self._backend = backend
         self._draining = anyio.CancelScope()
 
     async def run(self, *, at_once: bool) -> None:
-        """Ends the backend.
-
-        Args:
-            at_once: Whether to fail its queued requests instead of waiting for them.
-        """
         with self._draining:
             await self._backend.close(at_once=at_once)
         await self._backend.wait_ended()
@@ -65,20 +53,7 @@ class Deletion:
 
 
 class Backends:
-    """Starts backends, runs them while the controller is open, and drains them.
-
-    A tag is taken from the moment its backend begins to start until it has drained.
-
-    Args:
-        lifetime: The controller's lifetime, with its tasks.
-        prepare: Called with each replica before it starts.
-        enter: Called first in each task in which code of a backend may run.
-        observers: What is told of their batches.
-        devices: The server's GPUs.
-
-    Attributes:
-        by_tag: The backends that can get traffic, by tag, in the order in which they were added.
-    """
+    """Starts backends, runs them while the controller is open, and drains them."""
 
     def __init__(
         self,
@@ -88,25 +63,20 @@ class Backends:
         observers: Observers,
         devices: Devices,
     ) -> None:
-        self.by_tag: dict[str, Backend] = {}
+        self.by_tag: dict[str, Backend] = {}  # in the order in which they were added
         self._lifetime = lifetime
         self._prepare = prepare
         self._enter = enter
         self._observers = observers
         self._devices = devices
+        # A tag is taken from the moment its backend begins to start until it has drained.
         self._reserved: set[str] = set()
         self._deletions: dict[str, Deletion] = {}
 
     def find(self, tag: str) -> Backend:
-        """Returns a backend.
-
-        Raises:
-            NoSuchName: There is no backend of that tag.
-        """
         return found("backend", tag, self.by_tag)
 
     def among(self, tags: Iterable[str]) -> dict[str, Backend]:
-        """Returns the backends with some tags, all of which must exist."""
         return {tag: self.by_tag[tag] for tag in tags}
 
     async def start(self, tag: str, code: Definition, config: BackendConfig) -> Backend:
@@ -126,13 +96,7 @@ class Backends:
     ) -> AsyncGenerator[Backend]:
         """Starts a backend with a free tag; the block begins when it is ready.
 
-        Raises:
-            NameTaken: The tag is taken.
-            ShutDown: The controller was shut down meanwhile.
-            NotEnoughGpus: There are not enough GPUs for its replicas.
-            Exception: See `Backend.ready`.
-
-        Cancellation: the backend ends at once, as when the block fails.
+        Cancellation ends the backend at once, as when the block fails.
         """
         self._reserve(tag)
         try:
@@ -154,12 +118,7 @@ class Backends:
 
     @asynccontextmanager
     async def changing(self, tag: str) -> AsyncGenerator[Backend]:
-        """Holds the lock for changing a backend during a block.
-
-        Raises:
-            NoSuchName: There is no backend of that tag.
-            ShutDown: The controller was shut down, before or meanwhile.
-        """
+        """Holds the lock for changing a backend during a block."""
         self._lifetime.check_open()
         backend = self.find(tag)
         try:
@@ -173,18 +132,13 @@ class Backends:
             raise
 
     def remove(self, tag: str, *, at_once: bool) -> Deletion:
-        """Removes a backend and begins to drain it; its tag is free when that has ended.
-
-        Args:
-            tag: The backend's tag.
-            at_once: Whether to fail its queued requests instead.
-        """
+        """Removes a backend and begins to drain it; its tag is free when that has ended."""
         deletion = self._deletions[tag] = Deletion(self.by_tag.pop(tag))
         self._lifetime.start_soon(self._finish_deletion, tag, deletion, at_once)
         return deletion
 
     def deletion(self, tag: str) -> Deletion | None:
-        """Returns the deletion of a backend that is still draining; None if there is none."""
+        """Returns the deletion of a backend that is still draining."""
         try:
             return self._deletions.get(tag)
         except TypeError:  # an unhashable value is not a tag
@@ -196,10 +150,7 @@ class Backends:
             backend.drain()
 
     async def close(self) -> None:
-        """Ends all backends, once their queued requests have been answered or have timed out.
-
-        Cancellation: the backend that is draining ends at once; the others go on.
-        """
+        """Drains all backends. Cancellation ends the draining one at once, and no others."""
         for deletion in [*self._deletions.values()]:
             await deletion.done.wait()
         # In reverse order: code may call endpoints of backends that were added earlier.

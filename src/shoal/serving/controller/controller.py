@@ -19,15 +19,12 @@ from shoal.errors import InUse
 from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.code.endpoint_call import IS_THERE
 from shoal.replicas.placements import placement_of
-from shoal.serving.backends.status import status_of
 from shoal.serving.backends.update import changed, restart
-from shoal.serving.clients.protocol import Client
-from shoal.serving.clients.running import running_controller
-from shoal.serving.clients.sync import SyncFace
+from shoal.serving.clients.handles import running_controller
+from shoal.serving.clients.protocol import BlockingClient, Client
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.backends import Backends
-from shoal.serving.controller.endpoints import Endpoints
-from shoal.serving.controller.handle import EndpointHandle
+from shoal.serving.controller.endpoints import EndpointHandle, Endpoints
 from shoal.serving.controller.journal import Journal, declared_names
 from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.devices import Devices
@@ -52,22 +49,15 @@ if TYPE_CHECKING:
 
 
 class Controller(Client):
-    """Owns and operates backends and endpoints; see `Client` for its verbs.
+    """Owns and operates backends and endpoints; `Client` documents its verbs.
 
     Open it with ``async with``. It starts nothing before that, and leaves nothing running after.
 
     Args:
-        state: The file to keep declarations in and restore them from; None to keep nothing.
+        state: The file to store declarations in and restore them from; None to store nothing.
         imports: Checks which import paths of the state file may be loaded; None to allow all.
         program: The program's own declarations, which may always be restored.
-        observers: What is told of the batches of all backends; None for its own.
-
-    Attributes:
-        observers: As above; add a `shoal.BatchObserver`.
-        devices: The GPUs of this server.
-        registry: The endpoints, with a number that changes whenever one is added or removed.
-        url: The URL at which it is served over HTTP; None if it is not.
-        is_draining: Whether it is about to end.
+        observers: The observers of the batches of all backends; None for its own.
     """
 
     def __init__(
@@ -78,7 +68,7 @@ class Controller(Client):
         observers: Observers | None = None,
     ) -> None:
         self.observers = Observers() if observers is None else observers
-        self.url: str | None = None
+        self.url: str | None = None  # where it is served over HTTP
         self.is_draining = False
         self._declarations = Journal(state, imports, program)
         self._declaring = anyio.Lock()
@@ -103,37 +93,29 @@ class Controller(Client):
         )
 
     def served_at(self, url: str) -> None:
-        """Notes the URL at which it is served over HTTP."""
         self.url = url
 
     @property
     def backends(self) -> Mapping[str, Backend]:
-        """The backends, by tag."""
         return self._backends.by_tag
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """The endpoints, by name."""
         return self.registry.by_name
 
     @property
     def times(self) -> RequestTimes:
-        """How long calls by handles took; those by HTTP are counted by what serves them."""
+        """How long calls by handles took; the server counts those over HTTP."""
         return self.registry.times
 
     @property
     def threads(self) -> Bridge:
-        """The bridge by which threads run coroutines in its event loop.
-
-        Raises:
-            ShutDown: It has not been opened.
-        """
+        """The bridge over which threads run coroutines in its event loop."""
         return self._lifetime.threads
 
     @property
-    def sync(self) -> SyncFace:
-        """A client with blocking verbs, for threads."""
-        return SyncFace(self, self.threads)
+    def sync(self) -> BlockingClient:
+        return BlockingClient(self, self.threads)
 
     async def create_backend(
         self,
@@ -153,16 +135,9 @@ class Controller(Client):
     async def declare_backend(
         self, tag: str, code: Definition, config: BackendConfig, turn: Turn | None = None
     ) -> None:
-        """Creates a backend, which may start at the same time as others and be added after them.
+        """Creates a backend, which may start while others do.
 
-        Args:
-            tag: The backend's name.
-            code: The code.
-            config: Its options.
-            turn: Awaited once it is ready: returns when it may be added; None for at once.
-
-        Raises:
-            As `create_backend`.
+        Once it is ready it waits for `turn`, so that backends are added in order.
         """
         placement_of(config.placement, config.for_placement())
         self._declarations.check_backend(tag, code, config)
@@ -242,15 +217,7 @@ class Controller(Client):
     ) -> None:
         """Creates an endpoint with its traffic and shadows, as one atomic change.
 
-        Args:
-            name: Its name.
-            route: Its path; None if only handles call it.
-            methods: The HTTP methods that it accepts.
-            weights: The share of each backend; None to hold requests until traffic is set.
-            shadows: The backend, the proportion and the comparison of each shadow.
-
-        Raises:
-            As `create_endpoint`, `set_traffic` and `shadow_traffic`.
+        `weights` None holds requests until traffic is set.
         """
         self.check_open()
         checked_tag("an endpoint's name", name)
@@ -336,57 +303,31 @@ class Controller(Client):
         return self.status_now(readings)
 
     def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-        """Returns which of a program's own declarations are to be created.
-
-        These are the ones that do not exist, and that an operator has not deleted.
-
-        Args:
-            backends: The tags of the backends that the program declares.
-            endpoints: The names of its endpoints.
-
-        Returns:
-            Their keys; see `declared_backend` and `declared_endpoint`.
-        """
+        """Returns the keys of declarations to create: missing ones that nobody has deleted."""
         there = declared_names(self.backends, self.endpoints)
         return self._declarations.wanted(backends, endpoints) - there
 
     def announce_endpoints(self, names: Sequence[str]) -> None:
-        """Says which endpoints a program creates once its backends have started; for messages."""
+        """Names the endpoints to come once backends have started, for messages."""
         self.registry.coming = names
 
     def status_now(self, readings: Mapping[str, GpuReading] | None = None) -> Status:
-        """Returns the status of all backends and endpoints, and of GPUs.
-
-        Args:
-            readings: How busy the GPUs are, as far as that is known.
-        """
         return Status(
-            backends={tag: status_of(backend) for tag, backend in self.backends.items()},
+            backends={tag: backend.status() for tag, backend in self.backends.items()},
             endpoints={name: endpoint.status() for name, endpoint in self.endpoints.items()},
             gpus=self.devices.status(readings),
         )
 
     def endpoint(self, name: str) -> Endpoint:
-        """Returns an endpoint.
-
-        Raises:
-            NoSuchName: There is no endpoint of that name.
-        """
         return self.registry.find(name)
 
     def check_open(self) -> None:
-        """Checks that the controller is open.
-
-        Raises:
-            ShutDown: It was shut down, or has not been opened.
-        """
         self._lifetime.check_open()
 
     async def shutdown(self) -> None:
         await self._lifetime.shutdown()
 
     async def wait_ending(self) -> None:
-        """Waits until the controller's shutdown begins."""
         await self._lifetime.wait_ending()
 
     def drain(self) -> None:
@@ -405,11 +346,7 @@ class Controller(Client):
         )
 
     async def answer_call_out(self, call: CallOut) -> Any:
-        """Makes a call for code in a replica's process; returns its result, or its stream.
-
-        Raises:
-            Exception: As for a call by a handle.
-        """
+        """Makes a call for code in a replica's process."""
         if call.options == IS_THERE:
             return call.endpoint in self.endpoints
         handle = self.handle(call.endpoint, call.options)
@@ -422,7 +359,7 @@ class Controller(Client):
         await self._backends.close()
 
     async def _restore(self) -> None:
-        """Restores what the state file declares; backends that can't start are retried for ever."""
+        """Restores the state file; backends that can't start are retried for ever."""
         declared = await self._declarations.restored()
         for tag, code, config in declared.backends:
             self._backends.add(await self._backends.start(tag, code, config))

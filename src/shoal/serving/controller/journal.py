@@ -37,38 +37,19 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class Program(NamedTuple):
-    """A program's own declarations, which may be restored without a check.
+    """A program's own declarations, which may be restored without a check."""
 
-    Attributes:
-        backends: Code and configs, by tag.
-        comparisons: The import paths of the functions that compare shadow answers.
-    """
-
-    backends: Mapping[str, tuple[Definition, BackendConfig]]
-    comparisons: Collection[str]
+    backends: Mapping[str, tuple[Definition, BackendConfig]]  # by tag
+    comparisons: Collection[str]  # import paths of the functions that compare shadow answers
 
 
 class Restored(NamedTuple):
-    """The contents of a state file.
-
-    Attributes:
-        backends: Tags, code and configs, in the order in which they were created.
-        endpoints: The endpoints.
-    """
-
-    backends: list[tuple[str, Definition, BackendConfig]]
+    backends: list[tuple[str, Definition, BackendConfig]]  # in the order in which they were created
     endpoints: list[EndpointRecord]
 
 
 class Journal:
-    """Records each change before it takes effect.
-
-    Args:
-        state: The file; None to keep nothing.
-        imports: Checks which of its import paths may be loaded; None to allow all, if only this
-            program has written to it.
-        program: The program's own declarations.
-    """
+    """Records each change before it takes effect."""
 
     def __init__(
         self,
@@ -80,37 +61,27 @@ class Journal:
         self._of_program: set[str] = set()
         self._gone: set[str] = set()
         self._state = state
-        self._imports = imports
+        self._imports = imports  # None allows all, if only this program writes to the file
         self._program = program or Program({}, ())
         self._writing = Lock()
         self._is_closed = False
 
     def wanted(self, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-        """Records the names of the program's own declarations.
-
-        Returns:
-            The keys of those that were not deleted; see `declared_names`.
-        """
+        """Records the program's own declarations; returns the keys of those not deleted."""
         names = declared_names(backends, endpoints)
         self._of_program |= names
         return names - self._gone
 
     def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
-        """Checks that a backend can be recorded.
-
-        Raises:
-            NotDurable: State is kept, and the code, an argument or an option can't be written.
-        """
+        """Raises `NotDurable` if the state file can't store the backend."""
         if self._state is not None:
             _declared(tag, code, config)
 
     async def put_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
-        """Records a backend."""
         if self._state is not None:
             await self._write(self._state, _declared(tag, code, config))
 
     async def delete_backend(self, tag: str) -> None:
-        """Records that a backend was deleted."""
         if self._state is not None:
             await self._write(
                 self._state, DeletedBackend(tag, declared_backend(tag) in self._of_program)
@@ -123,16 +94,7 @@ class Journal:
         traffic: Traffic | None = None,
         shadows: Mapping[str, ShadowFlow] | None = None,
     ) -> None:
-        """Records an endpoint.
-
-        Args:
-            endpoint: The endpoint.
-            traffic: Its new traffic; None for its current one.
-            shadows: Its new shadows; None for its current ones.
-
-        Raises:
-            NotDurable: A function that compares answers was not given as an import path.
-        """
+        """Records an endpoint, with new traffic or shadows if they are given."""
         if self._state is None:
             return
         traffic = endpoint.traffic if traffic is None else traffic
@@ -150,18 +112,12 @@ class Journal:
         await self._write(self._state, declared)
 
     async def delete_endpoint(self, name: str) -> None:
-        """Records that an endpoint was deleted."""
         if self._state is not None:
             await self._write(
                 self._state, DeletedEndpoint(name, declared_endpoint(name) in self._of_program)
             )
 
     async def restored(self) -> Restored:
-        """Returns the recorded declarations.
-
-        Raises:
-            StateRefused: The file is damaged.
-        """
         if self._state is None:
             await anyio.lowlevel.checkpoint()
             return Restored([], [])
@@ -189,7 +145,7 @@ class Journal:
         return definition, BackendConfig.restored(config)
 
     def _compared(self, endpoint: EndpointRecord) -> EndpointRecord:
-        """Returns an endpoint without the comparisons whose import paths are not allowed."""
+        """Returns an endpoint without the comparisons that may not be imported."""
         shadows = dict(endpoint.shadows)
         for tag, shadow in endpoint.shadows.items():
             path = shadow.compare
@@ -204,7 +160,6 @@ class Journal:
         return replace(endpoint, shadows=shadows)
 
     def close(self) -> None:
-        """Closes the file."""
         if self._state is not None:
             with self._writing:  # a thread may still be writing
                 self._is_closed = True
@@ -223,7 +178,7 @@ class Journal:
 
 
 def _durable(config: BackendConfig) -> dict[str, Any]:
-    """Returns the options of a config that can be written to a state file."""
+    """Returns the options of a config that a state file can store."""
     found: dict[str, Any] = {}
     for name, value in config.given().items():
         with suppress(NotDurable):
@@ -232,17 +187,14 @@ def _durable(config: BackendConfig) -> dict[str, Any]:
 
 
 def declared_backend(tag: str) -> str:
-    """Returns the key of a backend among a program's declarations."""
     return f"backend {tag}"
 
 
 def declared_endpoint(name: str) -> str:
-    """Returns the key of an endpoint among a program's declarations."""
     return f"endpoint {name}"
 
 
 def declared_names(backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-    """Returns the keys of backends and endpoints among a program's declarations."""
     return {*map(declared_backend, backends), *map(declared_endpoint, endpoints)}
 
 

@@ -1,7 +1,7 @@
 """The lifetime of a controller: opening, its tasks, and shutdown.
 
 One task of the controller performs the shutdown, and callers of `Lifetime.shutdown` only wait for
-it. So a caller that is cancelled does not interrupt it.
+it. So a cancelled caller does not interrupt it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 class Lifetime:
-    """Opens once, runs tasks, and ends once.
-
-    Args:
-        restore: Called when tasks can be started; `open` raises its exceptions.
-        drain: Called at shutdown, before the tasks are cancelled.
-        close: Called at the very end, in every case.
-    """
+    """Opens once, runs tasks, and ends once."""
 
     def __init__(
         self,
@@ -36,9 +30,9 @@ class Lifetime:
         drain: Callable[[], Awaitable[None]],
         close: Callable[[], None],
     ) -> None:
-        self._restore = restore
-        self._drain = drain
-        self._close = close
+        self._restore = restore  # `open` raises its exceptions
+        self._drain = drain  # called at shutdown, before the tasks are cancelled
+        self._close = close  # called at the very end, in every case
         self._tasks: TaskGroup | None = None
         self._threads: PortalBridge | None = None
         self._scope = anyio.CancelScope()
@@ -49,14 +43,7 @@ class Lifetime:
         self._ended = anyio.Event()
 
     async def open(self) -> None:
-        """Starts the task group, and calls `restore`.
-
-        Raises:
-            RuntimeError: It was opened before.
-            Exception: `restore` raised this.
-
-        Cancellation: it ends at once.
-        """
+        """Cancellation ends it at once."""
         if self._was_opened:
             raise RuntimeError("a controller can be opened only once")
         self._was_opened = True
@@ -71,19 +58,13 @@ class Lifetime:
             self._scope.shield = True
 
     async def close(self) -> None:
-        """Shuts down, in the task that called `open`.
-
-        Cancellation: the tasks are cancelled, without further draining.
-        """
+        """Shuts down, in the task that called `open`; cancellation skips the draining."""
         self._scope.shield = False
         async with self._exit:
             await self.shutdown()
 
     async def shutdown(self) -> None:
-        """Starts the shutdown, and waits until it is complete. Idempotent.
-
-        Cancellation: the shutdown goes on.
-        """
+        """Waits until the shutdown is complete; it continues if the caller is cancelled."""
         self._is_shut_down = True
         self._ending.set()
         if self._tasks is None:  # it was not opened
@@ -91,36 +72,24 @@ class Lifetime:
         await self._ended.wait()
 
     async def wait_ending(self) -> None:
-        """Waits until its shutdown begins."""
         await self._ending.wait()
 
     def check_open(self) -> None:
-        """Checks that it is open.
-
-        Raises:
-            ShutDown: It was shut down, or has not been opened.
-        """
         if self._is_shut_down or self._tasks is None:
             raise _not_open()
 
     @property
     def threads(self) -> PortalBridge:
-        """The bridge by which threads run coroutines in the event loop.
-
-        Raises:
-            ShutDown: It has not been opened.
-        """
+        """The bridge over which threads run coroutines in the event loop."""
         if self._threads is None:
             raise _not_open()
         return self._threads
 
     def start_soon(self, function: Callable[..., Any], *args: Any) -> None:
-        """Starts a task; see `TaskGroup.start_soon`."""
         assert self._tasks is not None
         self._tasks.start_soon(function, *args)
 
     async def start(self, function: Callable[..., Any], *args: Any) -> None:
-        """Starts a task, and waits until it reports that it has started; see `TaskGroup.start`."""
         assert self._tasks is not None
         await self._tasks.start(function, *args)
 

@@ -33,19 +33,6 @@ MOST_HELD: Final = 1024
 
 
 class Endpoint:
-    """A named endpoint of a controller.
-
-    Attributes:
-        name: Its name.
-        route: Its path; None if only handles call it.
-        methods: The HTTP methods that it accepts.
-        traffic: The share of each backend; None if it is not set, and requests wait.
-        shadows: Its shadow traffic, by backend.
-        requests: The number of requests received.
-        errors: The number of requests that failed.
-        held: The number of requests that wait for traffic or a replica.
-    """
-
     def __init__(
         self,
         name: str,
@@ -56,11 +43,11 @@ class Endpoint:
         self.name = name
         self.route = route
         self.methods = tuple(methods)
-        self.traffic: Traffic | None = None
+        self.traffic: Traffic | None = None  # None if it is not set, and requests wait
         self.shadows: dict[str, ShadowFlow] = {}
-        self.requests = 0
+        self.requests = 0  # received
         self.errors = 0
-        self.held = 0
+        self.held = 0  # requests that wait for traffic or a replica
         self._backends: Mapping[str, Backend] = {}
         self._only: Backend | None = None
         self._start_task = start_task
@@ -69,22 +56,16 @@ class Endpoint:
         self._gone: Exception | None = None
 
     def set_traffic(self, traffic: Traffic, backends: Mapping[str, Backend]) -> None:
-        """Sets the traffic, and routes the requests that wait for it."""
         self.traffic = traffic
         self._backends = backends
         self._only = None if traffic.only is None else backends[traffic.only]
         self._wake_next()
 
     def backends(self) -> list[Backend]:
-        """Returns the backends that its traffic names."""
         return list(self._backends.values())
 
     def close(self, gone: Exception) -> None:
-        """Fails the requests that wait, and refuses further ones.
-
-        Args:
-            gone: The exception to raise to callers.
-        """
+        """Fails waiting and further requests with copies of `gone`."""
         self._gone = gone
         self._only = None
         self._backends = {}
@@ -92,19 +73,12 @@ class Endpoint:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was deleted, or closed."""
         return self._gone is not None
 
     def backend_for(self, shard_key: str | None, tag: str | None = None) -> Backend | None:
         """Chooses the backend of a request; None while there is no traffic.
 
-        Args:
-            shard_key: Requests with equal keys go to the same backend.
-            tag: The backend that is wanted; None for one by the traffic.
-
-        Raises:
-            ShoalError: The endpoint was deleted, or closed.
-            NoSuchName: The traffic does not name the wanted backend.
+        Requests with equal shard keys go to the same backend. A `tag` asks for a backend by name.
         """
         if tag is not None:
             return found("backend", tag, self._backends)
@@ -128,21 +102,7 @@ class Endpoint:
         timeout_s: float | None,
         tag: str | None = None,
     ) -> MethodBatcher:
-        """Chooses the batcher for a request, and waits for traffic if there is none.
-
-        Args:
-            method: The method of the backend's code.
-            shard_key: Requests with equal keys go to the same backend.
-            timeout_s: How long to wait, in seconds; None for no limit.
-            tag: The backend that is wanted; None for one by the traffic.
-
-        Raises:
-            ShoalError: The endpoint was deleted, or closed.
-            NoSuchName: The backend has no such method, or the traffic does not name it.
-            Overloaded: Too many requests wait.
-            DeadlineExceeded: There was no traffic, or no replica, in time.
-            BackendUnavailable: The backend has no replica, and none is expected soon.
-        """
+        """Chooses the batcher for a request, and waits for traffic if there is none."""
         if self.held >= MOST_HELD:
             raise Overloaded(
                 f"{self.held} requests to the endpoint {self.name!r} wait for traffic or a replica"
@@ -161,20 +121,11 @@ class Endpoint:
     def copied(
         self, method_batcher: MethodBatcher, item: Any, metadata: Mapping[str, Any]
     ) -> PrimaryAnswer | None:
-        """Sends copies of a request to the shadows that are to get it.
-
-        A backend that has traffic too gets no copy of a request that it answers itself: the answer
-        would be compared with itself, and the copy would take room in the queue of real requests.
-
-        Args:
-            method_batcher: The batcher that gets the request itself.
-            item: Its item.
-            metadata: Its metadata.
-
-        Returns:
-            The object to set to the request's answer; None if no shadow compares it.
-        """
+        """Sends copies of a request to shadows; returns where to set the answer to compare."""
         method = method_batcher.method.name
+        # A backend that has traffic too gets no copy of a request that it answers itself: the
+        # answer would be compared with itself, and the copy would take room in the queue of real
+        # requests.
         others = [
             f
             for f in self.shadows.values()
@@ -215,11 +166,10 @@ class Endpoint:
             self._waiting[0].set()
 
     def uses(self, tag: str) -> bool:
-        """Returns whether its traffic (of any weight) or its shadows name a backend."""
+        """Whether its traffic (of any weight) or its shadows name a backend."""
         return tag in self.shadows or (self.traffic is not None and tag in self.traffic.weights)
 
     def status(self) -> EndpointStatus:
-        """Returns its settings and counts."""
         return EndpointStatus(
             name=self.name,
             route=self.route,

@@ -1,4 +1,4 @@
-"""Shadow traffic: copies of an endpoint's requests, for a backend whose answers are discarded.
+"""Shadow traffic: copies of an endpoint's requests, for a backend; its answers are discarded.
 
 A copy runs in a task of the controller, so it outlives the request and can't delay or fail it. It
 starts together with the request, and its answer is compared with the request's, if that has one. At
@@ -24,7 +24,9 @@ from shoal.serving.status import ShadowStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from shoal.batching.calls.stream import ResultStream
     from shoal.serving.backends.backend import Backend
+
 
 logger: Final = logging.getLogger("shoal.serving")
 
@@ -35,7 +37,7 @@ _TIMEOUT_S: Final = 60.0
 
 
 class PrimaryAnswer:
-    """The answer to the request that was copied, for the tasks that compare it."""
+    """The answer to the copied request, for the tasks that compare it."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -43,7 +45,6 @@ class PrimaryAnswer:
         self._ended = anyio.Event()
 
     def set(self, value: Any) -> None:
-        """Sets the answer of the request."""
         self.value = value
         self.is_there = True
         self._ended.set()
@@ -59,23 +60,11 @@ class PrimaryAnswer:
 
 
 class ShadowFlow:
-    """One endpoint's shadow traffic to one backend, and its counts.
-
-    Args:
-        backend: The backend that gets the copies.
-        proportion: The share of the requests that is copied.
-        compare: The function that compares the answers, its import path, or None.
-
-    Attributes:
-        backend: The backend that gets the copies.
-        compare: The function that compares the answers, as it was given.
-    """
-
     def __init__(
         self, backend: Backend, proportion: float, compare: Callable[[Any, Any], bool] | str | None
     ) -> None:
         self.backend = backend
-        self.compare = compare
+        self.compare = compare  # as the user passed it
         self._shadow = Shadow(backend.tag, proportion)
         self._are_alike = imported(compare) if isinstance(compare, str) else compare
         if self._are_alike is not None and (
@@ -104,12 +93,10 @@ class ShadowFlow:
 
     @property
     def proportion(self) -> float:
-        """The share of the requests that is copied."""
         return self._shadow.proportion
 
     @property
     def compares(self) -> bool:
-        """Whether answers are compared."""
         return self._are_alike is not None
 
     def change(self, other: ShadowFlow) -> None:
@@ -117,11 +104,7 @@ class ShadowFlow:
         self.compare, self._are_alike, self._shadow = other.compare, other._are_alike, other._shadow
 
     def takes(self, point: float) -> bool:
-        """Returns whether to copy a request; counts it as dropped if too many copies run.
-
-        Args:
-            point: A random number from 0 to 1.
-        """
+        """Returns whether to copy a request; `point` is a random number from 0 to 1."""
         if not self._shadow.takes(point):
             return False
         if self._under_way >= MOST_COPIES:
@@ -183,7 +166,6 @@ class ShadowFlow:
             self._disagreed += 1
 
     def status(self) -> ShadowStatus:
-        """Returns its settings and counts."""
         compare = self.compare
         if compare is not None and not isinstance(compare, str):
             compare = qualified_name(compare)
@@ -202,3 +184,46 @@ class ShadowFlow:
 
 def _compared(compare: Callable[[Any, Any], object], first: Any, second: Any) -> bool:
     return bool(compare(first, second))
+
+
+class ComparedStream:
+    def __init__(self, stream: ResultStream[Any], answer: PrimaryAnswer) -> None:
+        self._stream = stream
+        self._answer = answer  # ended without a value if the stream does not complete
+        self._items: list[Any] = []
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            item = await self._stream.__anext__()
+        except StopAsyncIteration:
+            self._answer.set(self._items)
+            raise
+        except Exception:
+            self._answer.end()
+            raise
+        self._items.append(item)
+        return item
+
+    def ready(self) -> list[Any]:
+        items = self._stream.ready()
+        self._items += items
+        return items
+
+    async def aclose(self) -> None:
+        self.leave()
+        await self._stream.aclose()
+
+    def leave(self) -> None:
+        """Leaves the stream without a checkpoint, for code that can't wait."""
+        self._stream.leave()
+        self._answer.end()

@@ -1,4 +1,4 @@
-"""The state file: a controller's declarations, kept so that a restart finds all of them.
+"""The state file: a controller's declarations, stored so that a restart finds all of them.
 
 It is an SQLite database with a write-ahead log. A change is committed, and on disk, before `apply`
 returns. So if the process is killed, the file holds all acknowledged changes, and possibly the one
@@ -11,25 +11,188 @@ unnoticed. This way the log holds an acknowledged change only if the checkpoint 
 There is one writer, the process that holds a lock on an empty database beside the file. The system
 releases the lock when the process ends, however it ends. The lock is not on the file itself: SQLite
 might alter a file of another program when it opens it.
+
+SQLite detects a malformed page, but not a changed byte in a text, nor a row that has vanished from
+a page. So each row has a checksum, and the header has one of all rows together. A file is read only
+if all of them match.
+
+In every version of Shoal the header's first two columns hold the version and its checksum, so that
+an older version can recognise a file of a newer one.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.errors import StateRefused
-from shoal.serving.state.tables import APPLICATION_ID, check_file, create_tables, read, write
+from shoal.serving.config.json import encoded
+from shoal.serving.state.records import (
+    BackendRecord,
+    DeclaredState,
+    DeletedBackend,
+    DeletedEndpoint,
+    EndpointRecord,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterable, Mapping
+    from sqlite3 import Connection
 
-    from shoal.serving.state.records import Change, DeclaredState
+    from shoal.serving.state.records import Change
+
+
+APPLICATION_ID: Final = 0x53484F4C  # "SHOL"
+VERSION: Final = 1
+
+_TABLES: Final = {
+    "header": (
+        "CREATE TABLE header (version INTEGER NOT NULL, version_checksum TEXT NOT NULL, "
+        "contents_checksum TEXT NOT NULL)"
+    ),
+    "declared": (
+        "CREATE TABLE declared (kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, "
+        "checksum TEXT NOT NULL, PRIMARY KEY (kind, name))"
+    ),
+}
+_BACKEND: Final = "backend"
+_ENDPOINT: Final = "endpoint"
+_GONE: Final = {_BACKEND: "gone backend", _ENDPOINT: "gone endpoint"}
+
+
+def create_tables(database: Connection) -> None:
+    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    for statement in _TABLES.values():
+        database.execute(statement)
+    database.execute(
+        "INSERT INTO header VALUES (?, ?, ?)", (VERSION, _version_checksum(VERSION), _all_of({}))
+    )
+
+
+def check_file(database: Connection) -> None:
+    """Checks that Shoal's database is a state file of this version, with intact pages."""
+    faults = [fault for (fault,) in database.execute("PRAGMA integrity_check(1)")]
+    if faults != ["ok"]:
+        raise StateRefused(f"it is damaged: {faults}")
+    versions = database.execute("SELECT version, version_checksum FROM header").fetchall()
+    if len(versions) != 1 or versions[0][1] != _version_checksum(versions[0][0]):
+        raise _damaged("its header")
+    [(version, _)] = versions
+    if version != VERSION:
+        raise StateRefused(
+            f"it has version {version!r}, of a newer Shoal, and this one reads up to {VERSION}"
+        )
+    tables = database.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    if dict(tables.fetchall()) != _TABLES:
+        raise _damaged("its schema")
+
+
+def read(database: Connection) -> DeclaredState:
+    rows = database.execute(
+        "SELECT kind, name, body, checksum FROM declared ORDER BY rowid"
+    ).fetchall()
+    backends: dict[str, BackendRecord] = {}
+    endpoints: dict[str, EndpointRecord] = {}
+    checksums: dict[tuple[str, str], str] = {}
+    for kind, name, body, checksum in rows:
+        if checksum != _row_checksum(kind, name, body):
+            raise _damaged(f"the {kind} {name!r}")
+        checksums[kind, name] = checksum
+        with _reading(kind, name):
+            if kind == _BACKEND:
+                backends[name] = BackendRecord.of(name, json.loads(body))
+            elif kind == _ENDPOINT:
+                endpoints[name] = EndpointRecord.of(name, json.loads(body))
+            elif kind not in _GONE.values():
+                raise ValueError("it is neither a backend nor an endpoint")
+    headers = database.execute("SELECT contents_checksum FROM header").fetchall()
+    if headers != [(_all_of(checksums),)]:
+        raise _damaged("what it holds")
+    return DeclaredState(
+        backends=backends,
+        endpoints=endpoints,
+        gone_backends=frozenset(name for kind, name in checksums if kind == _GONE[_BACKEND]),
+        gone_endpoints=frozenset(name for kind, name in checksums if kind == _GONE[_ENDPOINT]),
+    )
+
+
+def write(database: Connection, changes: Iterable[Change]) -> None:
+    """Writes changes, in order, within the open transaction."""
+    for change in changes:
+        match change:
+            case BackendRecord():
+                _put(database, _BACKEND, change.tag, change.body())
+            case EndpointRecord():
+                _put(database, _ENDPOINT, change.name, change.body())
+            case DeletedBackend():
+                _delete(database, _BACKEND, change.tag, is_declared=change.is_declared)
+            case DeletedEndpoint():
+                _delete(database, _ENDPOINT, change.name, is_declared=change.is_declared)
+    rows = database.execute("SELECT kind, name, checksum FROM declared").fetchall()
+    checksums = {(kind, name): checksum for kind, name, checksum in rows}
+    database.execute("UPDATE header SET contents_checksum = ?", (_all_of(checksums),))
+
+
+def _put(database: Connection, kind: str, name: str, body: Mapping[str, Any]) -> None:
+    _forget(database, _GONE[kind], name)
+    _write_row(database, kind, name, encoded(body))
+
+
+def _delete(database: Connection, kind: str, name: str, *, is_declared: bool) -> None:
+    _forget(database, kind, name)
+    if is_declared:
+        _write_row(database, _GONE[kind], name, encoded({}))
+
+
+def _write_row(database: Connection, kind: str, name: str, text: str) -> None:
+    row = (kind, name, text, _row_checksum(kind, name, text))
+    # A changed record keeps its row, and so its place in the order of creation.
+    database.execute(
+        "INSERT INTO declared VALUES (?, ?, ?, ?) ON CONFLICT (kind, name)"
+        " DO UPDATE SET body = excluded.body, checksum = excluded.checksum",
+        row,
+    )
+
+
+def _forget(database: Connection, kind: str, name: str) -> None:
+    database.execute("DELETE FROM declared WHERE kind = ? AND name = ?", (kind, name))
+
+
+@contextmanager
+def _reading(kind: str, name: str) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise StateRefused(f"the {kind} {name!r} in it can't be read: {error!r}") from error
+
+
+def _damaged(what: str) -> StateRefused:
+    return StateRefused(f"it is damaged: {what} and the checksum do not agree")
+
+
+def _row_checksum(kind: Any, name: Any, body: Any) -> str:
+    return _checksum(["row", kind, name, body])
+
+
+def _version_checksum(version: Any) -> str:
+    return _checksum(["version", version])
+
+
+def _all_of(checksums: Mapping[tuple[str, str], str]) -> str:
+    return _checksum(["contents", *sorted([*row, one] for row, one in checksums.items())])
+
+
+def _checksum(parts: list[Any]) -> str:
+    # repr keeps types apart, so that 1, "1" and b"1" differ.
+    return sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
 
 _APPLICATION_ID_AT: Final = slice(68, 72)  # in the header of any SQLite database
 _MAGIC: Final = b"SQLite format 3\0"
@@ -37,13 +200,7 @@ _OWNER_ALONE: Final = stat.S_IRUSR | stat.S_IWUSR
 
 
 class StateFile:
-    """A state file that is open for writing.
-
-    Its methods block, and may be called from any thread, one at a time.
-
-    Attributes:
-        path: Its path.
-    """
+    """A state file that is open for writing; threads may use it, one at a time."""
 
     def __init__(self, path: Path, database: sqlite3.Connection, resources: ExitStack) -> None:
         self.path = path
@@ -52,15 +209,7 @@ class StateFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> StateFile:
-        """Opens a state file, or creates it if there is none.
-
-        An empty file is refused: it may have held a state, which would be lost unnoticed. A file
-        that is refused is not altered.
-
-        Raises:
-            StateRefused: It is damaged, of another program, in use, or of a newer version of Shoal,
-                or it can't be read and written.
-        """
+        """Opens a state file, or creates it. A refused file is not altered."""
         found = Path(os.path.realpath(path))
         with ExitStack() as resources, _refusing(found):
             resources.enter_context(_lock(found))
@@ -73,20 +222,11 @@ class StateFile:
             return cls(found, database, resources.pop_all())
 
     def load(self) -> DeclaredState:
-        """Returns all declarations.
-
-        Raises:
-            StateRefused: The file can't be read any more.
-        """
         with _refusing(self.path):
             return read(self._database)
 
     def apply(self, *changes: Change) -> None:
-        """Writes changes, all or none of them. They are on disk when it returns.
-
-        Raises:
-            StateRefused: They can't be written; none of them was.
-        """
+        """Writes all changes or none. They are on disk when it returns."""
         with _refusing(self.path), self._database:
             self._database.execute("BEGIN IMMEDIATE")
             write(self._database, changes)
@@ -94,13 +234,11 @@ class StateFile:
             _checkpoint_log(self._database)
 
     def close(self) -> None:
-        """Closes the file, so that another process may open it. Idempotent."""
         self._resources.close()
 
 
 @contextmanager
 def _refusing(path: Path) -> Generator[None]:
-    """Turns errors into `StateRefused` with the file's path."""
     try:
         yield
     except StateRefused as error:

@@ -1,4 +1,7 @@
-"""The records of a state file: declared backends and endpoints, as JSON values."""
+"""The records of a state file: declared backends and endpoints, as JSON values.
+
+A value that does not survive JSON raises `NotDurable`.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendRecord:
-    """A backend; when written, it replaces the record with the same tag.
-
-    Attributes:
-        tag: Its tag.
-        import_path: The import path of its code.
-        init_args: The positional arguments of its class.
-        init_kwargs: The keyword arguments of its class.
-        config: Its options, as `BackendConfig.durable` returns them.
-
-    Raises:
-        NotDurable: The code is not an import path, or an argument or option does not survive JSON.
-    """
-
     tag: str
     import_path: str
     init_args: tuple[Any, ...] = ()
     init_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    # as from `BackendConfig.durable`
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
@@ -43,7 +34,6 @@ class BackendRecord:
         put(self, "config", exact_json(f"the config {whose}", dict(self.config)))
 
     def body(self) -> dict[str, Any]:
-        """Returns all but its tag, as JSON."""
         return {
             "import_path": self.import_path,
             "init_args": list(self.init_args),
@@ -53,7 +43,6 @@ class BackendRecord:
 
     @classmethod
     def of(cls, tag: str, body: Any) -> BackendRecord:
-        """Makes the record from its tag and a value of `body`."""
         return cls(
             tag=tag,
             import_path=body["import_path"],
@@ -65,18 +54,8 @@ class BackendRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowRecord:
-    """Shadow traffic to one backend.
-
-    Attributes:
-        proportion: The share of the requests that is copied.
-        compare: The import path of the function that compares the answers; None for none.
-
-    Raises:
-        NotDurable: The function is given as an object.
-    """
-
     proportion: float
-    compare: str | None = None
+    compare: str | None = None  # an import path
 
     def __post_init__(self) -> None:
         if self.compare is not None:
@@ -86,22 +65,10 @@ class ShadowRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointRecord:
-    """An endpoint; when written, it replaces the record with the same name.
-
-    Attributes:
-        name: Its name.
-        route: Its path; None if only handles call it.
-        methods: The HTTP methods that it accepts.
-        traffic: The share of each backend; empty if it is not set, and requests wait.
-        shadows: Its shadow traffic, by backend.
-
-    Raises:
-        NotDurable: A weight does not survive JSON.
-    """
-
     name: str
     route: str | None = None
     methods: tuple[str, ...] = DEFAULT_METHODS
+    # empty if it is not set, and requests wait
     traffic: Mapping[str, float] = field(default_factory=dict[str, float])
     shadows: Mapping[str, ShadowRecord] = field(default_factory=dict[str, ShadowRecord])
 
@@ -113,7 +80,6 @@ class EndpointRecord:
         put(self, "shadows", dict(self.shadows))
 
     def body(self) -> dict[str, Any]:
-        """Returns all but its name, as JSON."""
         return {
             "route": self.route,
             "methods": list(self.methods),
@@ -126,7 +92,6 @@ class EndpointRecord:
 
     @classmethod
     def of(cls, name: str, body: Any) -> EndpointRecord:
-        """Makes the record from its name and a value of `body`."""
         return cls(
             name=name,
             route=body["route"],
@@ -138,27 +103,15 @@ class EndpointRecord:
 
 @dataclass(frozen=True)
 class DeletedBackend:
-    """The deletion of a backend.
-
-    Attributes:
-        tag: Its tag.
-        is_declared: Whether a program declares it, which must not create it again.
-    """
-
     tag: str
+    # Whether a program declares it, which must not create it again.
     is_declared: bool = False
 
 
 @dataclass(frozen=True)
 class DeletedEndpoint:
-    """The deletion of an endpoint.
-
-    Attributes:
-        name: Its name.
-        is_declared: Whether a program declares it, which must not create it again.
-    """
-
     name: str
+    # Whether a program declares it, which must not create it again.
     is_declared: bool = False
 
 
@@ -167,17 +120,9 @@ Change: TypeAlias = BackendRecord | EndpointRecord | DeletedBackend | DeletedEnd
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredState:
-    """All declarations.
-
-    Attributes:
-        backends: The backends, by tag.
-        endpoints: The endpoints, by name.
-        gone_backends: The tags of backends that a program declares, and that were deleted.
-        gone_endpoints: The names of such endpoints.
-    """
-
     backends: Mapping[str, BackendRecord] = field(default_factory=dict[str, BackendRecord])
     endpoints: Mapping[str, EndpointRecord] = field(default_factory=dict[str, EndpointRecord])
+    # Names that a program declares, and that were deleted.
     gone_backends: frozenset[str] = frozenset()
     gone_endpoints: frozenset[str] = frozenset()
 

@@ -1,13 +1,15 @@
 """One managed replica: its task, the state of its life, its health checks, and its end.
 
 A replica that its placement could not make is represented by one that fails to start (`NotMade`).
-A replica that has run ``max_batches_per_replica`` batches, or has more memory than
-``max_memory_bytes``, is worn out, and is replaced.
+A replica is worn out, and is replaced, after ``max_batches_per_replica`` batches or with more
+memory than ``max_memory_bytes``. `ReplicaFailures` counts starts and failures of a backend's
+replicas, and gives the delay of restarts.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +17,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskStatus
 
+from shoal.core.histogram import TIME_BOUNDS_S, Histogram
 from shoal.core.replicas.life import LifeState, ReplicaLife
+from shoal.core.replicas.restarts import Restarts
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.failures.exceptions import goes_on
 from shoal.failures.held import held, shown
@@ -29,9 +33,10 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.description import Description
+    from shoal.serving.backends.pool import Member
     from shoal.serving.config.config import BackendConfig
-    from shoal.serving.replica_set.pool import Member
     from shoal.serving.status import ReplicaState
+
 
 logger: Final = logging.getLogger("shoal.serving")
 
@@ -54,33 +59,17 @@ _MARGIN_S: Final = 5.0
 
 
 class ManagedReplica:
-    """A replica, from its start to its end.
-
-    Attributes:
-        replica: The replica.
-        made_with: The config that it was started with.
-        config: Its current config.
-        version: The backend's version that it belongs to; differs when it is to be replaced.
-        is_to_end: Whether it was told to drain and end, so that no other one is started for it.
-        is_worn_out: Whether it is to be replaced because of its batches or its memory.
-        life: The state of its life.
-        member: Its entry in the pool; None until it is ready.
-        failure: Why it could not be started, or died; None if it was asked to end.
-        began_at: When its start began, in seconds on the loop's clock; None if it has not.
-        checks: Runs the tasks that check it.
-        ready_at: When it became ready, on the same clock; None if it has not.
-    """
-
     def __init__(self, replica: Replica, config: BackendConfig, version: int) -> None:
         self.replica = replica
-        self.made_with = config
+        self.made_with = config  # the config that it was started with
         self.config = config
-        self.version = version
+        self.version = version  # differs from the backend's if it is to be replaced
+        # No replica is started in the place of one that is to end.
         self.is_worn_out = self.is_to_end = False
         self.life = ReplicaLife()
-        self.member: Member | None = None
-        self.failure: Exception | None = None
-        self.began_at: float | None = None
+        self.member: Member | None = None  # None until it is ready
+        self.failure: Exception | None = None  # None if it was asked to end
+        self.began_at: float | None = None  # when its start began, on the loop's clock
         self.ready_at: float | None = None
         self.checks = Beside()
         self._scope = anyio.CancelScope()
@@ -88,20 +77,12 @@ class ManagedReplica:
 
     @property
     def ongoing(self) -> int:
-        """The number of requests that it runs."""
         return 0 if self.member is None else self.member.requests
 
     async def run(
         self, delay_s: float, on_ready: Callable[[ManagedReplica, Description], None]
     ) -> None:
-        """Starts the replica, and runs until it has ended.
-
-        Args:
-            delay_s: How long to wait before it is started, in seconds.
-            on_ready: Called when it is ready, with the description of its code.
-
-        Cancellation: ends the replica at once.
-        """
+        """Starts the replica, and runs until it has ended. Cancellation ends it at once."""
         try:
             with self._scope:
                 await anyio.sleep(delay_s)
@@ -121,7 +102,6 @@ class ManagedReplica:
 
     @property
     def state(self) -> ReplicaState:
-        """The state of its life, as shown to users."""
         return _STATUS[self.life.state]
 
     def _end(self) -> None:
@@ -141,7 +121,7 @@ class ManagedReplica:
         return ReplicaNotStarted(f"{self.replica.tag}: {what}")
 
     async def passes_first_check(self) -> bool:
-        """Checks a replica that has just started, and kills it if it is not healthy."""
+        """Kills a replica that has just started and is not healthy."""
         trouble = await self.trouble()
         if trouble is None:
             return True
@@ -151,11 +131,6 @@ class ManagedReplica:
         return False
 
     async def watch_health(self, on_unhealthy: Callable[[ManagedReplica], None]) -> None:
-        """Checks the replica's health while it is ready, and kills it when it is unhealthy.
-
-        Args:
-            on_unhealthy: Called before it is killed, since killing it may take long.
-        """
         failures = 0
         while True:
             await anyio.sleep(self.config.health_check_period_s)
@@ -167,13 +142,14 @@ class ManagedReplica:
                 logger.warning("%s: a health check failed: %s", self.replica.tag, trouble)
             if failures == _UNHEALTHY_AFTER and not self.life.is_over:
                 self.life.on("unhealthy")
+                # before the kill, which may take long
                 on_unhealthy(self)
                 self.kill(f"{failures} health checks failed, the last with {trouble}")
                 await self.give_up()
                 return
 
     async def trouble(self) -> str | None:
-        """Checks the replica's health; returns what is wrong, or None if it is healthy."""
+        """Checks its health; returns what is wrong, or None if it is healthy."""
         timeout_s = self.config.health_check_timeout_s
         try:
             with anyio.fail_after(timeout_s):
@@ -185,7 +161,6 @@ class ManagedReplica:
         return None
 
     def kill(self, reason: str) -> None:
-        """Ends the replica, and the batches that it runs."""
         with noted("%s: kill() raised", self.replica.tag):
             held(self.replica.kill)(reason)
 
@@ -194,7 +169,7 @@ class ManagedReplica:
             held(self.replica.stop)()
 
     def tell_draining(self) -> None:
-        """Tells its code that the backend will end."""
+        """Notifies its code that the backend will end."""
         with noted("%s: drain() raised", self.replica.tag):
             held(self.replica.drain)()
 
@@ -203,7 +178,6 @@ class ManagedReplica:
         self._scope.cancel()
 
     def end_at_once(self) -> None:
-        """Ends the replica without waiting for the batches that it runs."""
         if self.member is None:
             self.abandon()
         elif not self.life.is_over:
@@ -211,11 +185,7 @@ class ManagedReplica:
             self.kill("its backend was deleted by force")
 
     async def drain(self, grace_s: float) -> None:
-        """Lets a replica that gets no more work finish its batches, and ends it.
-
-        Args:
-            grace_s: How long its batches may take, in seconds; those left then fail.
-        """
+        """Ends it after its batches; those that run after `grace_s` fail."""
         assert self.member is not None
         with anyio.move_on_after(grace_s) as waiting:
             await self.member.wait_idle()
@@ -229,7 +199,7 @@ class ManagedReplica:
         await self.give_up()
 
     async def give_up(self) -> None:
-        """Waits until a replica that was told to end has ended; kills and abandons it if not."""
+        """Waits for the end of a stopping replica; kills and abandons it if needed."""
         with anyio.move_on_after(self.config.replica.cancel_grace_s + _MARGIN_S):
             await self._ended.wait()
             return
@@ -242,7 +212,7 @@ class ManagedReplica:
 
 @contextmanager
 def noted(message: str, *args: object) -> Generator[None]:
-    """Logs an exception of a placement instead of raising it, as it must not end others."""
+    """Logs an exception of a placement instead of raising it, as it must not end other replicas."""
     try:
         yield
     except Exception:
@@ -252,8 +222,8 @@ def noted(message: str, *args: object) -> Generator[None]:
 class _ReadyStatus(TaskStatus["Description"]):
     """The task status by which `Replica.serve` reports that the replica is ready.
 
-    A nursery's `start` would tell it a pass of the scheduler later, when the replica may have died,
-    and would put what `serve` raises into a group.
+    A nursery's `start` would return one pass of the scheduler later, when the replica may have
+    died, and would wrap the exceptions of `serve` in a group.
     """
 
     def __init__(
@@ -267,13 +237,7 @@ class _ReadyStatus(TaskStatus["Description"]):
 
 
 class NotMade(Replica):
-    """A replica that never becomes ready.
-
-    Args:
-        identity: Its names.
-        number: Its number among the replicas.
-        cause: The exception that its placement raised.
-    """
+    """A replica that never becomes ready."""
 
     def __init__(self, identity: Identity, number: int, cause: Exception) -> None:
         super().__init__(Blueprint(identity=identity, definition=Definition(None), number=number))
@@ -285,11 +249,9 @@ class NotMade(Replica):
             f"{self.tag}: its placement could not make it: {self._cause!r}"
         ) from self._cause
 
-    def stop(self) -> None:
-        """Does nothing: it never ran."""
+    def stop(self) -> None: ...
 
-    def kill(self, reason: str) -> None:
-        """Does nothing: it never ran."""
+    def kill(self, reason: str) -> None: ...
 
     async def run(self, method: str, items: list[Any]) -> Any:
         raise self._never_ran()
@@ -308,12 +270,11 @@ class NotMade(Replica):
 
 
 def may_wear_out(config: BackendConfig) -> bool:
-    """Returns whether the config limits a replica's batches or memory."""
     return config.max_batches_per_replica is not None or "max_memory_bytes" in config.placed
 
 
 def worn_out(member: Member, config: BackendConfig) -> str | None:
-    """Returns why a replica is worn out and to be replaced; None if it is not."""
+    """Returns why a replica is worn out; None if it is not."""
     most, cap = config.max_batches_per_replica, config.placed.get("max_memory_bytes")
     if most is not None and member.total >= most:
         return f"has run {member.total} batches"
@@ -321,3 +282,56 @@ def worn_out(member: Member, config: BackendConfig) -> str | None:
     if cap is not None and memory is not None and memory > cap:
         return f"has {memory} bytes of memory, more than max_memory_bytes={cap}"
     return None
+
+
+class ReplicaFailures:
+    def __init__(self, name: str) -> None:
+        self.starts = self.deaths = self.restarts = self.start_failures = 0
+        self.start_s = Histogram(TIME_BOUNDS_S)
+        # The last failure; None once another replica is ready. The death of a replica that was
+        # ending anyway does not set it.
+        self.last: Exception | None = None
+        self._name = name
+        self._restarts = Restarts()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether starts failed so often that callers should not wait for one."""
+        return self._restarts.is_open
+
+    def starting(self) -> float:
+        """Counts a start; returns its delay in seconds."""
+        self.starts += 1
+        return max(0.0, self._restarts.next_at - anyio.current_time())
+
+    def forget(self, last: Exception | None) -> None:
+        """Removes the delay of the next start, since the config has changed."""
+        self._restarts.forget()
+        self.last = last
+
+    def ready(self, took_s: float | None) -> None:
+        if took_s is not None:
+            self.start_s.observe(took_s)
+        self._restarts.started(anyio.current_time())
+        self.last = None
+
+    def failed(self, managed: ManagedReplica, failure: Exception, *, is_replaced: bool) -> None:
+        """`is_replaced`: whether another replica starts in its place, or already has."""
+        if is_replaced or managed.ready_at is None:
+            self.last = failure
+        now = anyio.current_time()
+        point = random.random()  # noqa: S311 - spreads restarts in time
+        if managed.ready_at is not None:
+            self.deaths += 1
+            self.restarts += is_replaced
+            self._restarts.died(now, point, ready_at=managed.ready_at)
+        else:
+            self.start_failures += 1
+            self._restarts.failed(now, point, began_at=managed.began_at)
+
+    def not_started(self, cause: Exception | None) -> ReplicaNotStarted:
+        if isinstance(cause, ReplicaNotStarted):
+            return cause
+        failure = ReplicaNotStarted(f"no replica of {self._name} could be started: {cause}")
+        failure.__cause__ = cause
+        return failure

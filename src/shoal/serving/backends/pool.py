@@ -27,29 +27,17 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Member:
-    """A replica in the pool.
-
-    Attributes:
-        replica: The replica.
-        slots: The most batches that it takes at once; infinity for no limit.
-        most: The most requests that it takes at once; None for no limit beside `slots`.
-        batches: The number of batches that it runs now.
-        ongoing: The number of requests in those batches, by which its room is reckoned: an open or
-            continuous batch counts as one, whatever it has.
-        open: The open and continuous batches among them.
-        total: The number of batches that it has been given so far.
-        on_withdrawn: Called when it gets no more work.
-        idle: Set when its last batch ends; None while no task waits for that.
-    """
-
     replica: Replica
-    slots: float
-    most: int | None = None
+    slots: float  # the most batches at once; infinity for no limit
+    most: int | None = None  # the most requests at once, beside `slots`
     batches: int = 0
+    # Requests in its batches, used to compute its free capacity: an open batch counts as one.
     ongoing: int = 0
     total: int = 0
     open: list[RequestBatch] = field(default_factory=list["RequestBatch"])
+    # called when it gets no more work
     on_withdrawn: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])
+    # set when its last batch ends; None while no task waits for that
     idle: anyio.Event | None = None
 
     @property
@@ -58,13 +46,12 @@ class Member:
         return self.ongoing - len(self.open) + sum([batch.active for batch in self.open])
 
     async def wait_idle(self) -> None:
-        """Waits until the replica runs no batch."""
         while self.batches:
             self.idle = self.idle or anyio.Event()
             await self.idle.wait()
 
     def room(self, size: int) -> float:
-        """Returns how many more batches of some size it can take; at least 1 if it is idle."""
+        """Returns how many more batches of a size fit; at least 1 if it is idle."""
         slots = self.slots - self.batches
         if self.most is not None:
             slots = min(slots, (self.most - self.ongoing) // size)
@@ -72,66 +59,45 @@ class Member:
 
 
 class Pool:
-    """The replicas that can take work.
-
-    Args:
-        name: The backend's tag, for messages.
-        on_wait: Called when a batch that is due finds no room.
-
-    Attributes:
-        failure: Why there is no replica and none is expected soon; None otherwise.
-        on_batch: Called after each batch with the replica that ran it; None to skip that.
-        queue: The batchers with a batch that is due, in the order in which they found no room.
-    """
-
     def __init__(self, name: str, on_wait: Callable[[], None] = lambda: None) -> None:
         self._name = name
-        self._on_wait = on_wait
+        self._on_wait = on_wait  # called when a due batch finds no room
         # The least recently used one comes first.
         self._members: dict[Replica, Member] = {}
         self._rooms: list[PoolRoom] = []
+        # The batchers with a due batch, in the order in which they found no room.
         self.queue: dict[PoolRoom, None] = {}
         self._run_again = 0
         self._change: anyio.Event | None = None  # set only while a task waits for it
+        # Why there is no replica and none is expected soon.
         self.failure: BaseException | None = None
-        self.on_batch: Callable[[Member], None] | None = None
+        self.on_batch: Callable[[Member], None] | None = None  # called after each batch
 
     def add(self, replica: Replica, slots: float, most: int | None = None) -> Member:
-        """Adds a replica that is ready.
-
-        Args:
-            replica: The replica.
-            slots: The most batches that it takes at once.
-            most: The most requests that it takes at once; None for no limit beside `slots`.
-        """
         member = self._members[replica] = Member(replica, slots, most)
         self.failure = None
         self.changed()
         return member
 
     def withdraw(self, member: Member) -> None:
-        """Stops giving a replica work. Idempotent; the batches that it has go on."""
+        """Stops assigning work to a replica; its batches go on. Idempotent."""
         if self._members.pop(member.replica, None) is not None:
             for notify in tuple(member.on_withdrawn):
                 notify()
             self.changed()
 
     def resize(self, slots: float, most: int | None) -> None:
-        """Changes how much each replica takes at once; arguments as for `add`."""
         for member in self._members.values():
             member.slots, member.most = slots, most
         self.changed()
 
     def fail(self, failure: BaseException | None) -> None:
-        """Records why no replica is expected soon; None if one may come after all."""
+        """Records why no replica is expected soon; None if one may start after all."""
         self.failure = failure
         self.changed()
 
     def choose(self, size: int) -> Member | None:
-        """Chooses the replica for a batch of some size; None if no replica has room.
-
-        It withdraws replicas that are known to be dead before their supervisor does.
-        """
+        """Chooses a replica with room for a batch of a size, if any; withdraws dead ones."""
         while True:
             best: Member | None = None
             for member in self._members.values():
@@ -144,11 +110,7 @@ class Pool:
             self.withdraw(best)
 
     async def wait(self, size: int) -> Member:
-        """Waits until a replica can take a batch of some size, and returns it.
-
-        Raises:
-            BackendUnavailable: There is no replica, and none is expected soon.
-        """
+        """Waits for a replica with room for a batch of a size."""
         self._run_again += 1
         if self._run_again == 1:
             self.changed()
@@ -164,11 +126,7 @@ class Pool:
                 self.changed()
 
     def check_available(self) -> None:
-        """Checks that there is a replica, or will be soon.
-
-        Raises:
-            BackendUnavailable: There is no replica, and none is expected soon.
-        """
+        """Raises `BackendUnavailable` if there is no replica, and none is expected soon."""
         if self.failure is not None:
             self._on_wait()
             raise BackendUnavailable(
@@ -176,12 +134,7 @@ class Pool:
             ) from self.failure
 
     def begin(self, member: Member, requests: int) -> None:
-        """Counts a batch as running in a replica, until `end`.
-
-        Args:
-            member: The replica; from `choose` or `wait`, with no ``await`` in between.
-            requests: The number of requests in the batch.
-        """
+        """Counts a batch as running; no ``await`` may come after `choose` or `wait`."""
         member.batches += 1
         member.ongoing += requests
         member.total += 1
@@ -190,7 +143,6 @@ class Pool:
         self.changed()
 
     def end(self, member: Member, requests: int) -> None:
-        """Counts a batch as ended; arguments as for `begin`."""
         member.batches -= 1
         member.ongoing -= requests
         if not member.batches and member.idle is not None:
@@ -201,17 +153,15 @@ class Pool:
         self.changed()
 
     def enter(self, room: PoolRoom) -> None:
-        """Adds a batcher, whose free capacity is kept up to date from now on."""
         self._rooms.append(room)
         self.changed()
 
     def leave(self, room: PoolRoom) -> None:
-        """Removes a batcher."""
         self._rooms.remove(room)
         room.rest()
 
     def enqueue(self, room: PoolRoom) -> None:
-        """Adds a batcher to the queue for room; one that is in it keeps its place."""
+        """Adds a batcher to the queue for room; one that is queued keeps its place."""
         if not self.queue:
             for other in self._rooms:
                 if other is not room:
@@ -220,7 +170,7 @@ class Pool:
         self._on_wait()
 
     def changed(self) -> None:
-        """Computes the free capacity of each batcher, and notifies all that wait for a change.
+        """Computes the free capacity of each batcher, and notifies all waiting tasks.
 
         If the backend has failed and has no replica, batches are accepted and fail at once, so that
         their callers learn why. Batches that run again go first, then batchers in the order in
@@ -242,27 +192,15 @@ class Pool:
 
 
 class PoolRoom:
-    """The pool as the `Room` of one batcher.
-
-    Args:
-        pool: The pool.
-        size: The size of the batcher's largest batches.
-
-    Attributes:
-        size: As passed; a new value applies from the next change of the pool.
-        free: The number of further batches that the replicas can take; infinity for no limit. It is
-            0 before `subscribe`.
-        on_change: Called whenever `free` has been computed.
-    """
+    """The pool as the `Room` of one batcher."""
 
     def __init__(self, pool: Pool, size: int) -> None:
         self._pool = pool
-        self.size = size
-        self.free: float = 0
+        self.size = size  # of its largest batches; changes apply from the pool's next change
+        self.free: float = 0  # further batches that the replicas can take; 0 before `subscribe`
         self.on_change: Callable[[], None] = lambda: None
 
     def is_full(self) -> bool:
-        """See `Room.is_full`."""
         if self.free:
             self._pool.choose(self.size)  # replicas that have died leave the pool
         if not self.free:
@@ -272,13 +210,11 @@ class PoolRoom:
         return False
 
     def rest(self) -> None:
-        """See `Room.rest`."""
         if self in self._pool.queue:
             del self._pool.queue[self]
             self._pool.changed()
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """See `Room.subscribe`."""
         self.on_change = on_change
         self._pool.enter(self)
         return partial(self._pool.leave, self)

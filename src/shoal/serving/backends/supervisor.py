@@ -1,10 +1,9 @@
-"""The supervisor: keeps as many replicas of a backend running as are wanted.
+"""The supervisor: keeps the wanted number of a backend's replicas running.
 
 After every event (a replica became ready or died, the wanted number changed, all are to be
-replaced) it passes the state of all replicas to `core.replicas.rollout`, which decides what to
-start and what to drain. `core.replicas.restarts` decides when to try again after a failure. The
-supervisor carries these decisions out, and lets others wait for the first replica, any replica, or
-all of them.
+replaced) it passes the state of all replicas to `core.replicas.rollout`, which decides which to
+start and which to drain. `core.replicas.restarts` decides when to try again after a failure. The
+supervisor carries these decisions out. Callers can wait for the first replica, any, or all.
 """
 
 from __future__ import annotations
@@ -21,10 +20,15 @@ from shoal.core.replicas.life import LifeState, Seen, decide
 from shoal.errors import BatcherClosed
 from shoal.failures.held import held
 from shoal.replicas.code.current import Identity
+from shoal.serving.backends.managed import (
+    ManagedReplica,
+    NotMade,
+    ReplicaFailures,
+    may_wear_out,
+    worn_out,
+)
 from shoal.serving.config.batching import DEFAULTS
 from shoal.serving.config.config import same_user_config
-from shoal.serving.replica_set.failures import Failures
-from shoal.serving.replica_set.managed import ManagedReplica, NotMade, may_wear_out, worn_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,9 +37,9 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Replica
+    from shoal.serving.backends.pool import Member, Pool
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.devices import Devices
-    from shoal.serving.replica_set.pool import Member, Pool
 
 
 logger: Final = logging.getLogger("shoal.serving")
@@ -45,25 +49,6 @@ _STALE: Final = -1
 
 
 class Supervisor:
-    """Keeps the replicas of one backend.
-
-    Args:
-        name: The backend's tag.
-        make: Makes a replica with a tag, a number among the others, and a config.
-        pool: The pool to which replicas are added when they are ready.
-        config: The config of the first replicas.
-        tasks: The task group in which the replicas' tasks run.
-        devices: The server's GPUs.
-        enter: Called first in each of these tasks.
-
-    Attributes:
-        config: The config that new replicas are started with.
-        wanted: The number of replicas that there should be.
-        managed: The replicas, in whatever state.
-        description: What their code can do; None until a replica has been ready.
-        failures: The counts of starts and failures.
-    """
-
     def __init__(
         self,
         name: str,
@@ -76,15 +61,16 @@ class Supervisor:
     ) -> None:
         self.config = config
         self.wanted = config.num_replicas
-        self.managed: list[ManagedReplica] = []
+        self.managed: list[ManagedReplica] = []  # in any state
+        # of their code; None until a replica has been ready
         self.description: Description | None = None
-        self.failures = Failures(name)
+        self.failures = ReplicaFailures(name)
         self._name = name
         self._make = make
         self._pool = pool
         self._tasks = tasks
         self._devices = devices
-        self._enter = enter
+        self._enter = enter  # called first in each replica's task
         self._version = 0
         self._versions = count(1)
         self._number = 0
@@ -95,11 +81,9 @@ class Supervisor:
         self._lost: Exception | None = None
 
     def begin(self) -> None:
-        """Starts the first replicas."""
         self._reconcile()
 
     def scale(self, wanted: int) -> None:
-        """Changes how many replicas there should be."""
         if wanted != self.wanted and not self._is_ending:
             logger.info("%s: from %d replicas to %d", self._name, self.wanted, wanted)
             self.wanted = wanted
@@ -107,10 +91,7 @@ class Supervisor:
 
     @contextmanager
     def changing(self) -> Generator[None]:
-        """Keeps the replicas that take work while the block runs, and only these if it fails.
-
-        Earlier failures are forgotten, so new replicas start without a restart delay.
-        """
+        """Keeps the ready replicas while the block runs, and only these if it fails."""
         config, version, wanted = self.config, self._version, self.wanted
         failure = self.failures.last
         self._before_change = there = list(self.managed)
@@ -140,13 +121,13 @@ class Supervisor:
             self._reconcile()
 
     def replace(self, config: BackendConfig) -> None:
-        """Replaces all replicas by new ones with this config; called during a change."""
+        """Replaces all replicas; called during a change."""
         self.config = config
         self._version = next(self._versions)
         self._reconcile()
 
     def adopt(self, config: BackendConfig) -> None:
-        """Applies a config for which replicas need not be replaced."""
+        """Applies a config that needs no new replicas."""
         self.config = config
         for managed in self.ready():
             self._compare(managed, config)
@@ -154,18 +135,16 @@ class Supervisor:
         self._reconcile()
 
     def drain(self) -> None:
-        """Tells the code of all replicas, present and future, that the backend will end."""
+        """Notifies the code of all replicas, present and future, that the backend will end."""
         self._is_draining = True
         for managed in self.managed:
             if managed.member is not None:
                 managed.tell_draining()
 
     def is_missing_some(self) -> bool:
-        """Returns whether fewer replicas take work than are wanted."""
         return len(self.ready()) < self.wanted
 
     def _batch_ended(self, member: Member) -> None:
-        """Replaces a replica that has run its most batches, or uses too much memory."""
         managed = next((k for k in self.managed if k.member is member), None)
         if managed is None or managed.is_worn_out or not managed.life.takes_work:
             return
@@ -175,11 +154,6 @@ class Supervisor:
             self._reconcile()
 
     async def end(self, *, at_once: bool) -> None:
-        """Ends all replicas.
-
-        Args:
-            at_once: Whether to end them without waiting for the batches that they run.
-        """
         self.wanted = 0
         self._is_ending = True
         self._wake()
@@ -192,16 +166,10 @@ class Supervisor:
             await self._change.wait()
 
     def ready(self) -> list[ManagedReplica]:
-        """Returns the replicas that take work."""
         return [managed for managed in self.managed if managed.life.takes_work]
 
     async def settle(self) -> None:
-        """Waits, during a change, until there are as many replicas of this version as wanted.
-
-        Raises:
-            ReplicaNotStarted: A replica that the change needed could not be started, or died.
-            BatcherClosed: The backend is closing.
-        """
+        """Waits, during a change, for the wanted number of replicas of this version."""
         while self._lost is None and not self._is_complete():
             self._check_goes_on()
             await self._change.wait()
@@ -210,22 +178,13 @@ class Supervisor:
             raise self.failures.not_started(self._lost)
 
     async def wait_drained(self) -> None:
-        """Waits until the replicas that are not wanted have ended, or the backend is closing."""
+        """Waits until unwanted replicas have ended, or the backend is closing."""
         while self._has_others() and not (self._is_ending or self._is_over):
             await self._change.wait()
 
     async def wait_restored(self, count: int) -> None:
-        """Waits, after a change that failed, until nothing is left of it.
-
-        Replacements of replicas that died meanwhile are waited for only while replicas may be
-        started.
-
-        Args:
-            count: The number of replicas that took work before.
-
-        Raises:
-            BatcherClosed: The backend is closing.
-        """
+        """Waits, after a failed change, for the `count` replicas from before it."""
+        # A dead replica's replacement is waited for only while starts succeed.
         while (len(self.ready()) < min(count, self.wanted) and not self.failures.is_open) or any(
             managed.version != self._version for managed in self.managed
         ):
@@ -233,12 +192,7 @@ class Supervisor:
             await self._change.wait()
 
     async def first_ready(self) -> Description:
-        """Waits for the first replica, and returns what it can do.
-
-        Raises:
-            ReplicaNotStarted: None of the first replicas could be started.
-            BatcherClosed: The backend is closing.
-        """
+        """Raises `ReplicaNotStarted` if none of the first replicas could be started."""
         while self.description is None:
             self._check_goes_on()
             if self._none_started():
@@ -248,29 +202,18 @@ class Supervisor:
         return self.description
 
     async def described(self) -> Description:
-        """Waits for the description of the code, and returns it.
-
-        Raises:
-            BackendUnavailable: No replica has been ready, and none can be started.
-            BatcherClosed: The backend is closing.
-        """
+        """Raises `BackendUnavailable` if none was ready, and none can be started."""
         while self.description is None:
             await self._may_wait()
         return self.description
 
     async def any_ready(self) -> ManagedReplica:
-        """Waits until a replica takes work, and returns it.
-
-        Raises:
-            BackendUnavailable: There is no replica, and none can be started.
-            BatcherClosed: The backend is closing.
-        """
+        """Raises `BackendUnavailable` if no replica is ready, and none can be started."""
         while not (ready := self.ready()):
             await self._may_wait()
         return ready[0]
 
     def note_over(self) -> None:
-        """Records that the backend has ended, and wakes all waiting tasks."""
         self._is_over = True
         self._wake()
 

@@ -1,1 +1,0 @@
-"""The replicas of a backend: started, watched, replaced, and given work."""
