@@ -25,7 +25,7 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class JsonProtocol(HttpProtocol):
-    """Shoal's own protocol: each endpoint is at the path that it was given."""
+    """Shoal's own protocol: each endpoint is at its declared path."""
 
     @override
     def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
@@ -49,11 +49,7 @@ class _JsonRoutes(ProtocolRoutes):
 
 
 class _Spoken:
-    """The routes of one protocol; what it raises while they are rebuilt concerns no other.
-
-    Args:
-        routes: The protocol's routes.
-    """
+    """The routes of one protocol; its errors affect no other protocol."""
 
     def __init__(self, routes: ProtocolRoutes) -> None:
         self._routes = routes
@@ -61,16 +57,12 @@ class _Spoken:
         self._has_told = False
 
     def first(self, endpoints: Iterable[Endpoint]) -> Iterator[_Way]:
-        """Yields the routes of endpoints, and those of no endpoint.
-
-        Raises:
-            Exception: What the protocol raised, or why a path of it can't be routed.
-        """
+        """Yields the routes of endpoints, then the others; raises the protocol's errors."""
         self._last = {one: _checked(self._of(one)) for one in (*endpoints, None)}
         return chain.from_iterable(self._last.values())
 
     def current(self, endpoints: Iterable[Endpoint]) -> Iterator[_Way]:
-        """Yields the same, and where the protocol fails, the routes of before."""
+        """Yields the same, with the previous routes where the protocol fails."""
         self._has_told = False
         found: dict[Endpoint | None, list[_Way]] = {}
         for endpoint in (*endpoints, None):
@@ -83,7 +75,6 @@ class _Spoken:
         return chain.from_iterable(found.values())
 
     def elsewhere(self, path: str) -> Route | None:
-        """Returns the route that refuses requests at a path; see `ProtocolRoutes`."""
         try:
             return self._routes.elsewhere(path)
         except Exception as error:
@@ -94,7 +85,7 @@ class _Spoken:
         return self._routes.besides() if endpoint is None else self._routes.of(endpoint)
 
     def _tell(self, error: Exception) -> None:
-        """Logs what the protocol raised, once until the endpoints change again."""
+        """Logs an error of the protocol, once until the endpoints change again."""
         if not self._has_told:
             self._has_told = True
             name = type(self._routes).__qualname__
@@ -104,7 +95,7 @@ class _Spoken:
 
 
 def _checked(ways: Iterable[_Way]) -> list[_Way]:
-    """Returns routes that a table can take, as a list."""
+    """Checks that a table can hold the routes."""
     found = list(ways)
     table = PathTable[Route]()
     for path, method, route in found:
@@ -115,17 +106,10 @@ def _checked(ways: Iterable[_Way]) -> list[_Way]:
 
 
 class EndpointTable:
-    """The routes of one controller's endpoints, rebuilt when the endpoints change.
+    """The routes of one controller's endpoints, rebuilt when the endpoints change."""
 
-    Args:
-        controller: The controller.
-        options: The options of the server.
-        protocols: The protocols besides Shoal's own. If two have a route at a path, the first
-            counts, after Shoal's own.
-
-    Raises:
-        Exception: What a protocol raised for the endpoints that there are already.
-    """
+    # The first protocol with a route at a path wins, after Shoal's own. What a protocol raises for
+    # the existing endpoints is raised here.
 
     def __init__(
         self, controller: Controller, options: HttpOptions, protocols: Sequence[HttpProtocol] = ()
@@ -139,14 +123,13 @@ class EndpointTable:
         self._routes = self._table_of(_Spoken.first)
 
     def at(self, path: str, method: str) -> Found[Route] | None:
-        """Returns the routes for a request; see `PathTable.at`."""
         if self._registry.version != self._version:
             self._version = self._registry.version
             self._routes = self._table_of(_Spoken.current)
         return self._routes.at(path, method)
 
     def elsewhere(self, path: str) -> Found[Route] | None:
-        """Returns the route of the protocol to which a path without routes belongs, if any."""
+        """Returns the refusing route of the protocol that a path without routes belongs to."""
         for protocol in self._protocols if self._has_others else ():
             route = protocol.elsewhere(path)
             if route is not None:

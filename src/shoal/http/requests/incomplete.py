@@ -1,4 +1,4 @@
-"""A bound on what is held of incomplete bodies, for all clients together and for each connection.
+"""A bound on the bytes of incomplete bodies, for all clients together and for each connection.
 
 Otherwise one HTTP/2 connection with a hundred streams could hold a hundred bodies, each without its
 last byte.
@@ -16,12 +16,6 @@ if TYPE_CHECKING:
 
 
 class IncompleteBodies:
-    """Bounds the bytes that are held of incomplete bodies.
-
-    Args:
-        options: The options of the server.
-    """
-
     def __init__(self, options: HttpOptions) -> None:
         self._most = options.max_incomplete_bytes
         # For one connection: a quarter, but always one body.
@@ -31,11 +25,6 @@ class IncompleteBodies:
         self._held_by: Counter[Any] = Counter()
 
     def add(self, client: Any, size: int) -> None:
-        """Counts bytes that are held.
-
-        Raises:
-            Refused: Too many are.
-        """
         self._held += size
         if client is not None:
             self._held_by[client] += size
@@ -51,7 +40,6 @@ class IncompleteBodies:
             )
 
     def release(self, client: Any, size: int) -> None:
-        """Counts bytes that are not held any more."""
         self._held -= size
         if client is not None:
             self._held_by[client] -= size

@@ -1,4 +1,11 @@
-"""What a handler may read of the request of a call over HTTP."""
+"""The ``request.metadata`` of a call over HTTP.
+
+Its keys are ``endpoint``, ``context`` (``"http"``), ``request_id``, ``method``, ``path``,
+``path_params`` (the values of the route's parameters) and ``headers`` (a Starlette `Headers`).
+``user`` and ``auth`` come from authentication middleware, and are None without it. ``method_name``
+and ``shard_key`` are there if the request has ``X-Serve-Call-Method`` or ``X-Serve-Shard-Key``, and
+``shadow`` in the copy for a shadow.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +21,19 @@ if TYPE_CHECKING:
 
 
 class Caller(Protocol):
-    """What a call needs of the request that it is made for."""
+    """The request that a call is made for."""
 
     @property
-    def request_id(self) -> str:
-        """The id of the request, for the log."""
-        ...
+    def request_id(self) -> str: ...
 
     @property
-    def scope(self) -> Scope:
-        """The ASGI scope."""
-        ...
+    def scope(self) -> Scope: ...
 
     @property
-    def when_left(self) -> WhenLeft:
-        """Sets what is called once when the client leaves; at once if it has left already."""
-        ...
+    def when_left(self) -> WhenLeft: ...
 
 
 class HttpMetadata(Mapping[str, Any]):
-    """The ``request.metadata`` of a call over HTTP.
-
-    Its keys are ``endpoint``, ``context`` (``"http"``), ``request_id``, ``method``, ``path``,
-    ``path_params`` (the values of the route's parameters), ``headers`` (a Starlette `Headers`); and
-    ``user`` and ``auth``, which authentication middleware has put into the scope, None without it.
-    If the request names them, ``method_name`` and ``shard_key`` (``X-Serve-Call-Method``,
-    ``X-Serve-Shard-Key``); for a shadow's copy, ``shadow``.
-    """
-
     __slots__ = ("_caller", "_endpoint")
 
     def __init__(self, endpoint: str, caller: Caller) -> None:
@@ -50,7 +42,6 @@ class HttpMetadata(Mapping[str, Any]):
 
     @property
     def caller(self) -> Caller:
-        """The request that the call is made for."""
         return self._caller
 
     def __getitem__(self, key: str) -> Any:
@@ -79,11 +70,9 @@ class HttpMetadata(Mapping[str, Any]):
 
     @property
     def user_context(self) -> Hashable:
-        """What must be equal, beside the item, for calls that share a result.
-
-        That is who calls, by the headers that say so and by what a middleware has found out, and
-        what a handler is likely to read of the request.
-        """
+        """The part of a request that must be equal for calls to share a result."""
+        # The caller, by credentials in headers and by middleware's findings, and what handlers are
+        # likely to read.
         scope = self._caller.scope
         found_out = [scope.get("user"), scope.get("auth")]
         return (
