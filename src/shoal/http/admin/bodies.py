@@ -3,9 +3,9 @@
 Only the names of a request's members are checked here. The client's verbs check their values, so
 that errors are the same with a local client.
 
-Only the operator may use the admin API, and a remote client makes a verb's error again from the
-problem. So the problem contains the error's text, even of an error in user code;
-`shoal.http.requests.problem` sends neither.
+Only the operator may use the admin API, and a remote client recreates a verb's error from the
+problem. The problem therefore contains the error's text, even of an error in user code, unlike
+those of `shoal.http.requests.problem`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,7 @@ MAX_BODY_BYTES: Final = 2**20
 
 
 async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """Reads a body that is a JSON object.
-
-    Args:
-        exchange: The request.
-        max_bytes: The largest body, in bytes.
-
-    Raises:
-        Refused: The body is not JSON, or is too large.
-        TypeError: The body is not an object.
-        CallerLeft: The client disconnected before it had sent the whole body.
-    """
+    """Raises TypeError if the body is not an object."""
     media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
     if media_type != b"application/json" or coding != b"identity":
@@ -63,15 +53,7 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
 
 
 def members(body: dict[str, Any], known: Mapping[str, bool]) -> dict[str, Any]:
-    """Checks that an object has the required members and no unknown ones, and returns it.
-
-    Args:
-        body: The object.
-        known: The members that it may have, and whether each is required.
-
-    Raises:
-        TypeError: A member is missing or unknown.
-    """
+    """Returns the object if it has all required members (True in `known`) and no unknown ones."""
     names = sorted(known, key=lambda name: not known[name])
     for name in names:
         if known[name] and name not in body:
@@ -115,7 +97,6 @@ _RETRY: Final = ((b"retry-after", b"1"),)
 
 
 def admin_problem(error: Exception) -> Problem:
-    """Returns the problem by which the admin API reports an error."""
     described = sent(error)
     status = _STATUSES[described.kind]
     title = described.kind.replace("-", " ").capitalize()

@@ -28,13 +28,7 @@ _OPTIONS: Final[Mapping[str, bool]] = dict.fromkeys(HANDLE_OPTIONS, False)
 
 @dataclass(frozen=True)
 class AdminRequest:
-    """One request that was authorized.
-
-    Attributes:
-        exchange: The request.
-        names: The values of the placeholders in the route's path.
-        body: The object in its body; empty if the route takes none.
-    """
+    """An authorized request; the body is empty if the route takes none."""
 
     exchange: Exchange
     names: Mapping[str, str]
@@ -42,13 +36,7 @@ class AdminRequest:
 
 
 class Verbs:
-    """The routes' functions; each returns a result that is sent as JSON.
-
-    Args:
-        client: The client that runs the verbs.
-        imports: The rule for what may be imported.
-        heartbeat_s: How long a stream may be silent, in seconds.
-    """
+    """The routes' functions; each returns a result that is sent as JSON."""
 
     def __init__(self, client: Client, imports: ImportRule, heartbeat_s: float) -> None:
         self._client = client
@@ -56,7 +44,7 @@ class Verbs:
         self._heartbeat_s = heartbeat_s
 
     async def answer(self, verb: Verb, request: AdminRequest) -> Any:
-        """Answers the request that is a verb of the client."""
+        """Runs a verb of the client."""
         received: dict[str, Any] = dict(request.names)
         if verb.query is not None:
             received[verb.query] = _flag(verb.query, request)
@@ -69,17 +57,15 @@ class Verbs:
         return {} if result is None else shown(result)
 
     async def show_endpoint(self, request: AdminRequest) -> Any:
-        """``GET endpoints/{name}``."""
         name, endpoints = request.names["name"], await self._client.list_endpoints()
         return found("endpoint", name, endpoints)
 
     async def call(self, request: AdminRequest) -> Any:
-        """``POST endpoints/{name}/call``."""
         handle, args, kwargs = await self._handle(request)
         return await handle.call(*args, **kwargs)
 
     async def stream(self, request: AdminRequest) -> None:
-        """``POST endpoints/{name}/call`` answered by a stream; sends the answer itself."""
+        """``POST endpoints/{name}/call`` with a stream; sends the response itself."""
         handle, args, kwargs = await self._handle(request)
         exchange = request.exchange
         await answer_with_stream(
@@ -91,7 +77,6 @@ class Verbs:
         )
 
     async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
-        """Returns the handle for a call, and the call's arguments."""
         body = members(request.body, _CALL)
         args = array("args", body.get("args", []))
         kwargs = mapping("kwargs", body.get("kwargs", {}))

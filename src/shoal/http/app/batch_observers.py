@@ -1,4 +1,4 @@
-"""What an application itself learns of its batches: those that failed, and how long they took."""
+"""The observers that an application itself needs: of failed batches, and of times."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ if TYPE_CHECKING:
 
 
 class BatchObservers:
-    """The observers that an application needs for its own.
-
-    Args:
-        settings: The options of the application.
-    """
-
     def __init__(self, settings: HttpOptions) -> None:
         self._of_failed = FailedBatchLog(settings)
         self._of_all: list[BatchObserver] = []
@@ -27,12 +21,10 @@ class BatchObservers:
             self._of_all.append(RequestTimer())
 
     def add_to(self, observers: Observers) -> None:
-        """Adds them to those of a controller."""
         observers.add(self._of_failed, only_failures=True)
         for one in self._of_all:
             observers.add(one)
 
     def remove_from(self, observers: Observers) -> None:
-        """Removes them again."""
         for one in (self._of_failed, *self._of_all):
             observers.remove(one)

@@ -1,8 +1,8 @@
 """Hosts and origins of an application on another server than this package's.
 
-That server checks them itself; see `shoal.asgi.guard`. Other servers do not, and a browser
-lets any page open a WebSocket anywhere, with the cookies of the user. So each WebSocket is checked
-here as that server does, and other requests as well where hosts or origins are named.
+This package's server checks them itself, with `shoal.asgi.guard`. Other servers do not, and a
+browser lets any page open a WebSocket anywhere, with the cookies of the user. Each WebSocket is
+therefore checked here in the same way, and other requests as well if hosts or origins are named.
 """
 
 from __future__ import annotations
@@ -25,16 +25,7 @@ _MOST_ADDRESSES: Final = 16
 
 
 class AppGuard:
-    """An ASGI application that refuses requests for other hosts, and from other origins.
-
-    Args:
-        app: The application that gets the others.
-        dispatcher: What all requests to the application share.
-        sockets: Refuses WebSockets.
-
-    Attributes:
-        checks_all: Whether it checks more than WebSockets.
-    """
+    """An ASGI application that refuses requests for other hosts, and from other origins."""
 
     def __init__(self, app: ASGIApp, dispatcher: RouteDispatcher, sockets: WebSockets) -> None:
         self._app = app
@@ -45,7 +36,6 @@ class AppGuard:
         self._by_address: dict[Any, RequestGuard] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers as an ASGI application."""
         refusal = self._refusal(scope)
         if refusal is None:
             await self._app(scope, receive, send)

@@ -21,12 +21,10 @@ _MISTAKES: Final = (NameTaken, NotAllowed, NotDurable)
 async def run_lifespan(
     lifespan: Callable[[], AbstractAsyncContextManager[None]], receive: Receive, send: Send
 ) -> None:
-    """Opens and closes an application at the messages of its server.
-
-    A failure is reported to the server with the user's frames, unless it is a mistake in what was
-    declared. It is not raised as well: servers would treat that as an application without support
-    for the protocol.
-    """
+    """Opens and closes an application at the messages of its server."""
+    # A failure is reported to the server with the user's frames, unless it is a mistake in a
+    # declaration. It is not raised as well: servers would treat that as an application without
+    # support for the protocol.
     await receive()
     stage = "startup"
     try:

@@ -1,4 +1,4 @@
-"""Loads what an application does without until it has an endpoint, or is asked for its metrics."""
+"""Imports the modules that an application needs only with an endpoint, or for its metrics."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ _NEEDED_LATER: Final = (
 
 
 def load_the_rest() -> None:
-    """Loads it now, so that no request waits for it.
-
-    It takes about half as long as the start of an application without endpoints. So a server does
-    this in a thread, once clients can connect.
-    """
+    """Takes about half as long as the start of an application without endpoints."""
+    # A server calls it in a thread, once clients can connect, so that no request waits for it.
     for module in _NEEDED_LATER:
         import_module(module)

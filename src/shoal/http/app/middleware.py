@@ -16,12 +16,7 @@ _DEEPEST: Final = 100
 
 
 def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: ASGIApp) -> ASGIApp:
-    """Puts middleware around an application, the first outermost.
-
-    Args:
-        given: Starlette's `Middleware`, or functions that take an application and return another.
-        app: The application.
-    """
+    """Puts Starlette's `Middleware`, or functions, around an application, the first outermost."""
     listed: list[Any] = list(given)
     for one in reversed(listed):
         cls = getattr(one, "cls", None)
@@ -31,14 +26,8 @@ def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: AS
 
 
 def within(app: Any, kind: type[T]) -> T | None:
-    """Returns the application of a type inside its middleware; None if there is none.
-
-    Middleware must keep the application that it wraps as its attribute ``app``, as Starlette's do.
-
-    Args:
-        app: An application, with or without middleware around it.
-        kind: The type to look for.
-    """
+    """Returns the application of a type inside its middleware; None if there is none."""
+    # Middleware must keep the application that it wraps as its attribute `app`, as Starlette's do.
     for _ in range(_DEEPEST):
         if app is None or isinstance(app, kind):
             return app

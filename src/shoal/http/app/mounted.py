@@ -1,4 +1,4 @@
-"""The lifespans of mounted applications, which run inside that of the application around them."""
+"""The lifespans of mounted applications, which run inside that of the outer application."""
 
 from __future__ import annotations
 
@@ -23,32 +23,27 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class Mounted:
-    """An application whose lifespan is run: it finds the lifespan's state in its scopes.
-
-    Args:
-        app: The application.
-    """
+    """An application with a running lifespan, whose state is in the scopes of its requests."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._lifespan: Lifespan | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Calls the application."""
         if self._lifespan is not None:
             # With what middleware has said of this request.
             scope = {**scope, "state": {**scope.get("state", {}), **self._lifespan.state}}
         await self.app(scope, receive, send)
 
     async def start(self, tasks: TaskGroup) -> LifespanFailed | None:
-        """Starts it; returns why it failed to start, or None."""
+        """Returns why it failed to start, or None."""
         self._lifespan = lifespan = Lifespan(self.app)
         tasks.start_soon(lifespan.run)
         await lifespan.wait_started()
         return lifespan.failure
 
     async def stop(self) -> None:
-        """Ends its lifespan; logs if that has failed."""
+        """Stops it; logs a failure."""
         lifespan, self._lifespan = self._lifespan, None
         assert lifespan is not None
         await lifespan.stop(_STOPS_WITHIN_S)
@@ -58,19 +53,13 @@ class Mounted:
 
 
 def unwrapped(app: ASGIApp) -> ASGIApp:
-    """Returns a mounted application as it was given."""
+    """Returns a mounted application as it was passed to `App.mount`."""
     return app.app if isinstance(app, Mounted) else app
 
 
 @asynccontextmanager
 async def lifespans_of(apps: Iterable[ASGIApp]) -> AsyncGenerator[None]:
-    """Runs the lifespans of those among applications that are `Mounted`.
-
-    They start in their order, and end in the reverse order.
-
-    Raises:
-        LifespanFailed: One of them did not start.
-    """
+    """Runs the lifespans of all `Mounted`; they start in order, and stop in reverse order."""
     mounted = [app for app in apps if isinstance(app, Mounted)]
     if not mounted:
         yield

@@ -6,15 +6,15 @@
                           the state of each endpoint
 ``/-/metrics``            the metrics, for Prometheus
 ``/-/routes``             the endpoints and mounted applications, and their paths
-``/-/openapi.json``       how to call the endpoints, by OpenAPI
+``/-/openapi.json``       how to call the endpoints, in OpenAPI
 ``/-/docs``               the same as a page, with its files
-``/-/dashboard``          what the server does, as a live page, with its files and its feed
-``/``                     what is served, if there is no endpoint or mounted application
+``/-/dashboard``          a live page about the server, with its files and its feed
+``/``                     an overview, if there is no endpoint or mounted application
 ========================  ==========================================================================
 
 The first four are for operators and their probes. Middleware wraps the others as it does the
-endpoints: most are for callers, and a dashboard that is public is so as far as the operator's
-middleware lets it be.
+endpoints: most are for callers, and the operator's middleware also limits who sees a public
+dashboard.
 """
 
 from __future__ import annotations
@@ -67,17 +67,7 @@ _FRESH = ((b"cache-control", b"no-store"),)
 
 
 class Pages:
-    """The pages of an application.
-
-    Args:
-        mounts: The application's mounted applications.
-        declared: The application's declarations.
-        dispatcher: The dispatcher that counts answers and times streams; it has the settings.
-        now: Returns the application's phase, and its controller, or None if it has had none.
-
-    Attributes:
-        dashboard: The page of the dashboard.
-    """
+    """The pages of an application; `now` returns its phase, and its controller if there is one."""
 
     def __init__(
         self,
@@ -94,7 +84,6 @@ class Pages:
         self.dashboard = Dashboard(settings, lambda: now()[1])
 
     def add_to(self, table: PathTable[Route]) -> None:
-        """Adds the pages to a table of routes."""
         pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "healthz": self._answer_alive,
             "readyz": self._answer_ready,
@@ -114,7 +103,6 @@ class Pages:
             table.add("/", ("GET",), Page(self._answer_landing))
 
     def loading(self) -> list[str]:
-        """Returns the names of the backends that are not ready yet, while the application opens."""
         return [*self._declared.loading]
 
     def document(self) -> dict[str, Any]:
@@ -190,7 +178,6 @@ class Pages:
 
     @cached_property
     def registry(self) -> CollectorRegistry:
-        """What collects the metrics."""
         from prometheus_client import CollectorRegistry, ProcessCollector
 
         registry = CollectorRegistry()
@@ -260,7 +247,7 @@ class Pages:
         await exchange.answer(200, HTML, page.body, page.headers)
 
     def _paths(self) -> Mapping[str, Any]:
-        """Returns the operations of the OpenAPI document, by path; none if it is turned off."""
+        """Returns the operations of the OpenAPI document by path, or none if it is turned off."""
         if not self._settings.openapi:
             return {}
         paths: Mapping[str, Any] = self.document()["paths"]
@@ -306,7 +293,7 @@ def _route_of(endpoint: ServedEndpoint) -> dict[str, Any]:
 
 
 def _takes(endpoint: ServedEndpoint) -> str | None:
-    """Returns the kind of an endpoint's input; None if it is not known here."""
+    """Returns None if the kind of an endpoint's input is not known here."""
     if endpoint.decodes:
         return "request"
     if endpoint.signature is None:

@@ -1,4 +1,4 @@
-"""Which part of an application answers a request: a page, an endpoint, or a mounted application."""
+"""Chooses what answers a request: a page, an endpoint, or a mounted application."""
 
 from __future__ import annotations
 
@@ -26,20 +26,7 @@ PAGES: Final = f"{RESERVED}/"
 
 
 class AppRouter:
-    """An ASGI application that passes each request on to the part that answers it.
-
-    The application's pages come first, then its endpoints, then what is mounted.
-
-    Args:
-        declared: The application's declarations.
-        dispatcher: What all requests to the application share.
-        sockets: Answers WebSockets.
-
-    Attributes:
-        mounts: The mounted applications.
-        pages: The routes of the application's own pages.
-        table: The routes of the endpoints; None while the application is not open.
-    """
+    """Passes each request to the part that answers it: pages, endpoints, then mounts."""
 
     def __init__(
         self, declared: Declarations, dispatcher: RouteDispatcher, sockets: WebSockets
@@ -55,7 +42,7 @@ class AppRouter:
         self._starting = ProblemRoute(starting(dispatcher.settings))
 
     def set_controller(self, controller: Controller | None) -> None:
-        """Sets the controller whose endpoints are called; None while the application is closed."""
+        """Sets the controller of the endpoints; None while the application is closed."""
         if controller is not None:
             self._dispatcher.begin()
         self.table = (
@@ -66,7 +53,6 @@ class AppRouter:
         self._sockets.set_controller(controller)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answers as an ASGI application."""
         root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
         if scope["type"] == "http":
             found = self.at(path, scope["method"])
@@ -79,13 +65,12 @@ class AppRouter:
         return self._answer_besides(scope, receive, send, root, path)
 
     def at(self, path: str, method: str) -> Found[Route] | None:
-        """Returns the routes for a request; see `PathTable.at`."""
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
         return (self.table or self._declared.routed_to(self._not_open)).at(path, method)
 
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request to an application that starts."""
+        """Answers a request to an application that is starting."""
         if scope["type"] == "http":
             found = Found[Route]({scope["method"]: self._starting}, {})
             await self._dispatcher.answer(scope, receive, send, found)
@@ -93,7 +78,7 @@ class AppRouter:
             await self._sockets.refuse(scope, send, starting(self._dispatcher.settings))
 
     def declared_path(self, path: str, method: str) -> str | None:
-        """Returns the declared path, with its parameters, that a request's path belongs to."""
+        """Returns the declared path, with its parameters, for a request's path."""
         found = self.at(path, method)
         return None if found is None or not found.path else found.path
 

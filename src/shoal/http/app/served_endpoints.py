@@ -20,13 +20,6 @@ _NOTHING: Final = Documented()
 def served_endpoints(
     phase: Phase, controller: Controller | None, declared: Declarations
 ) -> list[ServedEndpoint]:
-    """Returns the endpoints.
-
-    Args:
-        phase: The phase of the application.
-        controller: Its controller; None if it has had none.
-        declared: Its declarations.
-    """
     if controller is None or phase not in ("open", "draining"):
         return [_of_declaration(one) for one in declared.endpoints.values()]
     return [
@@ -51,7 +44,7 @@ def _of_declaration(declared: EndpointDeclaration) -> ServedEndpoint:
 
 
 def _of_endpoint(endpoint: Endpoint, declared: EndpointDeclaration | None) -> ServedEndpoint:
-    """Describes an endpoint by the first of its backends whose code is known."""
+    """Describes an endpoint by the first of its backends with known code."""
     documented = _NOTHING if declared is None else declared.documented
     for backend in endpoint.backends():
         method_batcher = backend.method_batchers.get("__call__")

@@ -1,4 +1,4 @@
-"""Whether requests to an application have spans; if not, OpenTelemetry is not loaded."""
+"""Turns the spans of requests on and off; OpenTelemetry is not loaded before that."""
 
 from __future__ import annotations
 
@@ -14,26 +14,18 @@ if TYPE_CHECKING:
 
 
 class AppTracing:
-    """The tracing of an application's requests, which `shoal.observe.instrument` turns on.
-
-    Args:
-        apps: The application for requests, and for WebSockets, by the type of the scope.
-        path_of: Returns the declared path for a request's path and method; None if there is none.
-
-    Attributes:
-        entered: These applications, within what makes the spans, if that is on.
-        tracer: What makes the spans; None while it is off.
-    """
+    """The tracing of an application's requests, which `shoal.observe.instrument` turns on."""
 
     def __init__(
         self, apps: Mapping[str, ASGIApp], path_of: Callable[[str, str], str | None]
     ) -> None:
+        # The applications by the type of the scope, wrapped while tracing is on.
         self.entered = apps
         self.tracer: RequestTracer | None = None
         self._path_of = path_of
 
     def begin(self, tracer: Tracer) -> Callable[[], object]:
-        """Makes a span for each request from now on; returns what ends that."""
+        """Makes a span for each request from now on; returns a function that stops that."""
         from shoal.http.app.traced import RequestTracer
 
         untraced = self.entered

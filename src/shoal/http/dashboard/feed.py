@@ -1,12 +1,12 @@
-"""The feed of the dashboard: server-sent events, each with what is new since the last one.
+"""The feed of the dashboard: server-sent events, each with the changes since the last one.
 
 Viewers share all work. They wait for the same moments, four a second. The first that wakes takes
-the sample and writes the message, which is the same for all that have seen the last one. There is
-no task for that, so nothing runs while nobody watches.
+the sample and writes the message, which is the same for all with the same last message. There is no
+task for that, so nothing runs while nobody watches.
 
-A viewer holds no messages: its next one is made when it has read the last one, of what is there
-then. So one that reads slowly skips, and one that does not read is disconnected after
-``send_timeout_s``, as every client is.
+A viewer holds no messages: its next one is made, from the current state, when it has read the last
+one. A viewer that reads slowly therefore skips, and one that does not read is disconnected after
+``send_timeout_s``, like every client.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _HEADERS: Final = (
 
 
 class _Seen(NamedTuple):
-    """What a viewer has seen: the numbers of the last row, sample and state."""
+    """The numbers of the last row, sample and state that a viewer has seen."""
 
     row: int = 0
     sample: int = 0
@@ -66,14 +66,6 @@ class _Seen(NamedTuple):
 
 
 class Feed:
-    """Answers the viewers of one application.
-
-    Args:
-        settings: The application's settings.
-        controller: Returns the controller of the application; None if it has had none.
-        failures: The last failures.
-    """
-
     def __init__(
         self,
         settings: HttpOptions,
@@ -96,18 +88,9 @@ class Feed:
         self._run = secrets.token_hex(4)
 
     async def answer(self, exchange: Exchange, *, is_public: bool = False) -> None:
-        """Answers one viewer, until it leaves or the server drains.
-
-        An answer that has begun is not counted among the requests: it takes as long as somebody
-        looks, and who closes the page has not failed.
-
-        Args:
-            exchange: The viewer's request.
-            is_public: Whether it has come to the application's own address.
-
-        Raises:
-            Refused: The application is not open, or there are too many viewers.
-        """
+        """Answers one viewer, until it disconnects or the server drains."""
+        # A response that has begun is not counted among the requests: it takes as long as somebody
+        # looks, and closing the page is no failure.
         if self._controller() is None:
             raise Refused(not_open(self._settings))
         if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
@@ -133,7 +116,7 @@ class Feed:
         exchange.status = 0
 
     def _controller(self) -> Controller | None:
-        """Returns the controller, unless it ends."""
+        """Returns the controller, unless it is shutting down."""
         controller = self._find()
         return None if controller is None or controller.is_draining else controller
 
@@ -152,7 +135,7 @@ class Feed:
             await anyio.sleep_until((math.floor(anyio.current_time() / FRAME_S) + 1) * FRAME_S)
 
     def _watch(self, controller: Controller | None) -> None:
-        """Observes the batches of a controller; None for those of none."""
+        """Observes the batches of a controller in place of the last one's."""
         if controller is self._watched:
             return
         if self._watched is not None:
@@ -188,7 +171,7 @@ class Feed:
         return frame
 
     def _step(self, controller: Controller, now: float) -> None:
-        """Makes the state of the server anew, and forgets batchers that are gone."""
+        """Makes a new state of the server, and forgets deleted batchers."""
         self._history.keep_only([one.name for one in self._sampler.latest])
         state = state_of_server(controller, self._failures, now, MOST_SHOWN)
         self._state = orjson.dumps(state)

@@ -1,4 +1,4 @@
-"""The state of a server as the dashboard shows it; what JSON can carry, without texts of errors."""
+"""The state of a server as the dashboard shows it: JSON values, without texts of errors."""
 
 from __future__ import annotations
 
@@ -20,14 +20,6 @@ _MOST_REPLICAS = 64
 def state_of_server(
     controller: Controller, failures: FailureLog, now: float, most: int
 ) -> dict[str, Any]:
-    """Returns the state.
-
-    Args:
-        controller: The controller.
-        failures: The last failures; each is shown with its age.
-        now: The time on the event loop's clock, in seconds.
-        most: How many backends and endpoints are shown.
-    """
     backends, endpoints = controller.backends, controller.endpoints
     return {
         "backends": [_backend(one) for one in islice(backends.values(), most)],

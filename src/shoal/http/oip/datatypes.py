@@ -18,21 +18,14 @@ BF16: Final = "BF16"
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A datatype.
-
-    Attributes:
-        name: Its name.
-        size: The size of an element, in bytes; 0 if each has its own.
-        code: The code of an element in `struct`; of the float that is read for a BF16.
-        kinds: The Python types that an element in JSON may have.
-        element: The Python type of an element.
-        low: The smallest value.
-        high: The largest value.
-    """
+    """A datatype of tensors."""
 
     name: str
+    # In bytes; 0 if each element has its own size.
     size: int
+    # Of an element in `struct`; of the float that is read for a BF16.
     code: str
+    # The Python types that an element in JSON may have.
     kinds: frozenset[type]
     element: type
     low: float = 0
@@ -47,13 +40,11 @@ class Datatype:
         return f"<{kind}{4 if self.name == BF16 else self.size}"
 
     def values(self, data: memoryview) -> tuple[Any, ...]:
-        """Returns the elements in bytes whose number is a multiple of its size."""
         count = data.nbytes // self.size
         data = widened(data) if self.name == BF16 else data
         return struct.unpack(f"<{count}{self.code}", data)
 
     def written(self, values: Sequence[Any]) -> bytes:
-        """Returns the bytes of elements."""
         return struct.pack(f"<{len(values)}{self.code}", *values)
 
 

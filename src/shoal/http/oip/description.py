@@ -1,4 +1,4 @@
-"""What the JSON of a request describes: its inputs, the outputs that it wants, and its options.
+"""The JSON of a request: its inputs, the outputs that it wants, and its options.
 
 Clients that send binary data often send the same JSON with each request, so it is read once.
 """
@@ -80,28 +80,14 @@ _VALIDATOR: Final = TypeAdapter(_Request).validator
 
 
 class Description:
-    """What the JSON of a request describes.
-
-    Args:
-        given: The JSON.
-        most_elements: How many elements it may have.
-
-    Attributes:
-        inputs: Its inputs. Those whose elements follow the JSON are not filled.
-        has_binary: Whether there are such.
-        id: Its id; None if it has none.
-        parameters: Its parameters.
-        outputs: Whether each wanted output is to be binary, by name; None if all are wanted.
-        is_binary: Whether an output is binary that does not say so itself.
-
-    Raises:
-        Refused: It is malformed.
-    """
+    """The contents of a request's JSON; inputs with binary data are not filled yet."""
 
     # What most requests do not say.
     has_binary: bool = False
     id: str | None = None
+    # Whether outputs are binary that do not say so themselves.
     is_binary: bool = False
+    # Whether each wanted output is binary; None if all outputs are wanted.
     outputs: Mapping[str, bool] | None = None
     parameters: Mapping[str, Any] = _NONE
 
@@ -145,22 +131,14 @@ class Description:
 
 
 class Descriptions:
-    """Reads descriptions, and keeps those that other requests may have as well.
-
-    Args:
-        max_elements: How many elements the JSON of a request may have.
-    """
+    """Reads descriptions, and keeps those that other requests are likely to send."""
 
     def __init__(self, max_elements: int) -> None:
         self._max_elements = max_elements
         self._kept: dict[bytes, Description] = {}
 
     def of(self, head: bytes) -> Description:
-        """Returns what the JSON in front of binary data describes.
-
-        Raises:
-            Refused: It is malformed, or has too many elements.
-        """
+        """Reads the JSON in front of binary data."""
         found = self._kept.get(head)
         if found is not None:
             return found
@@ -172,11 +150,7 @@ class Descriptions:
         return made
 
     def read(self, head: bytes) -> Description:
-        """Returns what JSON describes that other requests are not likely to have.
-
-        Raises:
-            Refused: As for `of`.
-        """
+        """Reads JSON that other requests are not likely to send."""
         return Description(self._parsed(head), self._max_elements)
 
     def _parsed(self, head: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP: each endpoint is a model of its name.
+"""The Open Inference Protocol, version 2, over HTTP: each endpoint is a model of the same name.
 
 ====================================  ======  ======================================================
 ``/v2``                               GET     the server
@@ -9,8 +9,8 @@
 ``/v2/models/NAME/infer``             POST    inference
 ====================================  ======  ======================================================
 
-A version of a model is a backend that the endpoint's traffic names, by its tag; a path with
-``/versions/VERSION`` after the name is about that one. Without a version the traffic chooses.
+A version of a model is a backend that the endpoint's traffic names, by its tag. A path with
+``/versions/VERSION`` after the name is about that version. Without one the traffic chooses.
 """
 
 from __future__ import annotations
@@ -115,11 +115,7 @@ class _Routes(ProtocolRoutes):
 
 
 class _NotFound(ProtocolRoute):
-    """Answers at the paths that the protocol may have elsewhere.
-
-    Args:
-        problem: The answer.
-    """
+    """Answers at unknown paths of the protocol."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -145,7 +141,6 @@ _PATHS: Final = (
 
 
 def _not_there(path: str) -> Problem:
-    """Returns the problem of an unknown path."""
     first, *rest = path.removeprefix("/v2/").rstrip("/").split("/")
     is_of_models = first == "models"
     extension = rest[-1] if is_of_models and rest else first
@@ -160,11 +155,7 @@ def _not_found(detail: str) -> Problem:
 
 
 def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:
-    """Returns the versions that a request is about.
-
-    Raises:
-        Refused: The model has no such version.
-    """
+    """Returns the versions that a request is about."""
     version: str | None = exchange.scope.get("path_params", {}).get("version")
     return endpoint.backends() if version is None else [version_of(endpoint, version)]
 

@@ -1,4 +1,4 @@
-"""The routes of the protocol: what an endpoint answers as a model."""
+"""The routes of the protocol: an endpoint as a model."""
 
 from __future__ import annotations
 
@@ -35,18 +35,7 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """How code is called in the protocol.
-
-    Args:
-        signature: The signature of a call with one item.
-
-    Attributes:
-        inputs: Makes its items.
-        outputs: Makes its answers.
-
-    Raises:
-        TypeError: Its items can't be made of tensors.
-    """
+    """How code is called in the protocol; raises TypeError if tensors don't suit it."""
 
     def __init__(self, signature: Signature) -> None:
         self.inputs = Inputs(signature)
@@ -54,11 +43,7 @@ class Model:
 
 
 def model_of(batcher: MethodBatcher) -> Model:
-    """Returns the model of a batcher.
-
-    Raises:
-        Refused: Its items can't be made of tensors.
-    """
+    """Raises `Refused` if tensors don't suit the batcher's code."""
     try:
         return batcher.made_by(Model)
     except TypeError as error:
@@ -67,7 +52,7 @@ def model_of(batcher: MethodBatcher) -> Model:
 
 
 class ProtocolRoute(Route):
-    """A route whose problems are in the protocol's form: an object with an ``error``."""
+    """A route with problems in the protocol's form: an object with an ``error``."""
 
     protocol: ClassVar = "oip"
 
@@ -80,12 +65,7 @@ class ProtocolRoute(Route):
 
 
 class Page(ProtocolRoute):
-    """Answers with what a function tells.
-
-    Args:
-        tell: Returns the status and the JSON of the answer to a request.
-        name: The name that its answers are counted under.
-    """
+    """Responds with the status and the JSON that a function returns."""
 
     def __init__(
         self, tell: Callable[[Exchange], tuple[int, dict[str, Any]]], name: str = NO_ENDPOINT
@@ -100,11 +80,7 @@ class Page(ProtocolRoute):
 
 
 def version_of(endpoint: Endpoint, version: str) -> Backend:
-    """Returns the backend that is a version of a model.
-
-    Raises:
-        Refused: There is no such version.
-    """
+    """Returns the backend that is a version of a model."""
     backends = {one.tag: one for one in endpoint.backends()}
     if version not in backends:
         there = f"its versions are {', '.join(backends)}" if backends else "it has none yet"
@@ -114,14 +90,7 @@ def version_of(endpoint: Endpoint, version: str) -> Backend:
 
 
 class InferRoute(ProtocolRoute):
-    """Answers requests for inference with calls of one endpoint, a call for each row.
-
-    Args:
-        endpoint: The endpoint.
-        descriptions: Reads the JSON of requests.
-        options: The options of the server.
-        has_version: Whether the path has a parameter ``version``.
-    """
+    """Answers requests for inference with calls of one endpoint, a call for each row."""
 
     def __init__(
         self,

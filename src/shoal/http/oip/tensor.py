@@ -2,7 +2,7 @@
 
 A tensor in JSON has its elements flat, or nested as its shape says. All sizes are compared with
 each other before anything is made of them: the elements that a shape declares must be there. A
-dimension of 0 needs none, so it is counted as 1 where the lists of a shape are counted.
+dimension of 0 needs none, so it counts as 1 where the lists of a shape are counted.
 """
 
 from __future__ import annotations
@@ -19,26 +19,13 @@ if TYPE_CHECKING:
 
 
 class Tensor:
-    """The tensor of an input.
-
-    Args:
-        given: Its description.
-        most_elements: How many elements a request may have.
-
-    Attributes:
-        name: Its name.
-        datatype: Its datatype.
-        shape: Its shape, whose first dimension is the number of rows.
-        data: Its elements as bytes; None if they came as JSON, or if it is not `filled` yet.
-        size: The size of its elements as bytes, which follow the JSON; None if they are in it.
-
-    Raises:
-        Refused: It is malformed, or its data does not have its shape and its datatype.
-    """
+    """The tensor of an input; raises `Refused` if it is malformed."""
 
     # What most tensors do not have.
     _flat: list[Any] | None = None
+    # None for JSON, and before it is `filled`.
     data: memoryview | None = None
+    # Of the bytes that follow the JSON; None if the elements are in it.
     size: int | None = None
 
     def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
@@ -63,11 +50,7 @@ class Tensor:
             )
 
     def filled(self, data: memoryview) -> Tensor:
-        """Returns the tensor of the same description whose elements are some bytes.
-
-        Raises:
-            Refused: They are not as many elements as its shape has.
-        """
+        """Returns the tensor with the elements in `data`."""
         made = Tensor.__new__(Tensor)
         made.name, made.datatype, made.shape = self.name, self.datatype, self.shape
         made.size, made._count, made._most_elements = self.size, self._count, self._most_elements
@@ -78,11 +61,7 @@ class Tensor:
 
     @property
     def elements(self) -> list[Any]:
-        """Its elements as Python values, in row-major order; text of JSON as UTF-8.
-
-        Raises:
-            Refused: There are more than a request may have.
-        """
+        """Its elements as Python values, in row-major order; text of JSON as UTF-8."""
         if self._flat is None:
             assert self.data is not None
             if self.data.nbytes // self.datatype.size > self._most_elements:
@@ -95,11 +74,7 @@ class Tensor:
 
     @property
     def rows(self) -> list[Any]:
-        """Its rows as Python values: elements, or nested lists of them.
-
-        Raises:
-            Refused: As for `elements`.
-        """
+        """Its rows as Python values: elements, or nested lists of them."""
         shape = self.shape
         if len(shape) == 2 and shape[0] == 1:
             return [self._flat or self.elements]
@@ -112,11 +87,6 @@ class Tensor:
         return nested(self.elements, shape)
 
     def refuse(self, what: str) -> NoReturn:
-        """Refuses it.
-
-        Raises:
-            Refused: Always.
-        """
         raise Refused(malformed(f"The input {self.name!r} {what}."))
 
     def _size_in(self, given: Mapping[str, Any]) -> int | None:
@@ -176,7 +146,7 @@ class Tensor:
 
 
 def nested(flat: list[Any], shape: list[int]) -> list[Any]:
-    """Returns the rows of a tensor, whose elements are given in row-major order."""
+    """Returns the rows of elements in row-major order."""
     if not flat:
         return _empty(shape)
     for size in reversed(shape[1:]):
@@ -190,21 +160,15 @@ def _empty(shape: list[int]) -> list[Any]:
 
 
 def not_fitting(detail: str) -> Problem:
-    """Returns the problem of a request that does not fit its model."""
     return Problem(400, "invalid-item", "The request does not fit the model", detail)
 
 
 def malformed(detail: str) -> Problem:
-    """Returns the problem of a request that is not as the protocol has it."""
     return Problem(400, "malformed-request", "The request is malformed", detail)
 
 
 def check_supported(what: str, parameters: Mapping[str, Any]) -> None:
-    """Checks that parameters have none that would be ignored, and the answer be wrong.
-
-    Raises:
-        Refused: They have.
-    """
+    """Refuses parameters without which the response would be wrong."""
     if names := [one for one in _NOT_SUPPORTED if parameters.get(one) is not None]:
         name = min(names)
         raise Refused(malformed(f"{what} has the parameter {name}, which is not supported."))

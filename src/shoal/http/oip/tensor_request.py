@@ -1,6 +1,6 @@
 """Reading a request: JSON with its tensors, or JSON with bytes after it.
 
-With the binary extension the header ``Inference-Header-Content-Length`` tells where the JSON ends.
+With the binary extension the header ``Inference-Header-Content-Length`` says where the JSON ends.
 The elements of each tensor with a ``binary_data_size`` follow, one tensor after the other.
 """
 
@@ -35,19 +35,6 @@ _MEDIA_TYPES: Final = frozenset({JSON, BINARY})
 def read_tensors(
     exchange: Exchange, body: bytes, descriptions: Descriptions
 ) -> tuple[Description, list[Tensor]]:
-    """Reads a request for inference.
-
-    Args:
-        exchange: The request.
-        body: Its body.
-        descriptions: Reads its JSON.
-
-    Returns:
-        What its JSON describes, and its inputs.
-
-    Raises:
-        Refused: It is malformed, or its content coding is.
-    """
     headers = exchange.headers
     if headers.get(b"content-type") not in _MEDIA_TYPES:
         _check_media_type(headers)
@@ -85,16 +72,7 @@ def _filled(inputs: list[Tensor], rest: memoryview) -> list[Tensor]:
 
 
 def headers_of_call(exchange: Exchange, described: Description, version: str | None) -> CallHeaders:
-    """Returns what a request says about its calls, in its headers and its parameters.
-
-    Args:
-        exchange: The request.
-        described: What its JSON describes.
-        version: The wanted version of the model; None for any.
-
-    Raises:
-        Refused: A header can't be read.
-    """
+    """Returns the call's options in a request's headers and parameters."""
     headers = call_headers(exchange.headers)
     if version is not None:
         headers = headers._replace(backend=version)
@@ -116,11 +94,9 @@ def _header_length(given: bytes, size: int) -> int:
 
 
 def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
-    """Refuses what a web page of another origin can send without being asked.
-
-    Clients of the protocol send JSON, ``application/octet-stream``, or no type. Without a type only
-    the header Origin tells that a page sends it.
-    """
+    """Refuses requests that a web page of another origin can send without being asked."""
+    # Clients of the protocol send JSON, application/octet-stream, or no type. Without a type only
+    # the header Origin shows that a page sends it.
     given = headers.get(b"content-type", b"")
     if not given and b"origin" not in headers:
         return

@@ -1,7 +1,7 @@
-"""``/v1/completions`` and ``/v1/chat/completions``: makes the calls, and answers with their texts.
+"""``/v1/completions`` and ``/v1/chat/completions``: makes the calls, and responds with their texts.
 
 Each text is a call of its own, which joins batches as any other. A call is cancelled as soon as its
-text has ended, so that it frees its place before the next step.
+text has ended, so that it frees its slot before the next step.
 """
 
 from __future__ import annotations
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 
 class TextRoute(OpenAIRoute):
-    """Answers requests for texts.
-
-    Args:
-        reader: Reads the bodies.
-        options: The options of the server.
-    """
-
     def __init__(self, reader: TextReader, options: HttpOptions) -> None:
         super().__init__()
         self._reader = reader

@@ -1,16 +1,16 @@
-"""Makes the item that a model takes from the values of a request.
+"""Makes the item for a model from the values of a request.
 
 ==========================================  =====================================================
 the handler takes                           the item is
 ==========================================  =====================================================
 ``list[str]``, or no annotation             the prompt
-a dataclass, a pydantic model, a TypedDict  a record of the prompt and of the request's parameters
-                                            that it has fields for
+a dataclass, a pydantic model, a TypedDict  a record of the prompt, and of the request's parameters
+                                            for which it has fields
 several parameters                          the same, by their names
 ==========================================  =====================================================
 
-The prompt is the field ``prompt``, ``text`` or ``input``. A field ``messages`` takes those of a
-chat as they are.
+The prompt is the field ``prompt``, ``text`` or ``input``. A field ``messages`` takes the messages
+of a chat unchanged.
 """
 
 from __future__ import annotations
@@ -38,28 +38,18 @@ _TEXT: Final = (str, Any, Parameter.empty)
 
 
 class ItemMaker:
-    """Makes the items of one handler.
-
-    Args:
-        signature: The signature of a call with one item.
-
-    Attributes:
-        is_plain: Whether an item is the prompt itself.
-        takes_messages: Whether it takes the messages of a chat, so that no template is needed.
-        fields: The names that the items have fields for; empty for plain ones.
-
-    Raises:
-        TypeError: The handler takes no text.
-    """
+    """Makes the items of one handler; raises TypeError if that takes no text."""
 
     def __init__(self, signature: Signature) -> None:
         parameters = list(signature.parameters.values())
         self._parameters = parameters if len(parameters) > 1 else None
         annotation: Any = parameters[0].annotation if len(parameters) == 1 else None
         self._parameter_type = annotation
+        # An item is the prompt itself.
         self.is_plain = annotation in _TEXT
         self.fields: frozenset[str] = frozenset()
         self._prompt: str | None = None
+        # It takes the messages of a chat, without a template.
         self.takes_messages = False
         if self.is_plain:
             return
@@ -78,15 +68,7 @@ class ItemMaker:
         self._validator = finite_validator(adapter)
 
     def item(self, prompt: str | None, given: Mapping[str, Any]) -> Any:
-        """Returns the item; a tuple, in order, if the handler has several parameters.
-
-        Args:
-            prompt: The prompt; None if the item takes messages, and has no prompt.
-            given: The parameters of the request by their names; None is as if absent.
-
-        Raises:
-            Refused: They do not fit the handler's parameters.
-        """
+        """Returns a tuple for several parameters; `prompt` is None if the item takes messages."""
         if self.is_plain:
             return prompt
         values: dict[str, Any] = {}
@@ -117,7 +99,7 @@ class ItemMaker:
         return tuple(made.get(p.name, p.default) for p in self._parameters)
 
     def _name_of(self, field: int | str | None, given: Mapping[str, Any]) -> str:
-        """Returns the name of the client's parameter that a field was made from."""
+        """Returns the name of the client's parameter for a field."""
         if field is None or field == self._prompt:
             return next((name for name in ("messages", "input") if name in given), "prompt")
         if field == "max_tokens" and given.get("max_completion_tokens") is not None:
@@ -125,7 +107,7 @@ class ItemMaker:
         return str(field)
 
     def limit(self, item: Any) -> int | None:
-        """Returns the ``max_tokens`` of an item, which may be a default; None if it has none."""
+        """Returns the ``max_tokens`` of an item, which may be a default."""
         if "max_tokens" not in self.fields:
             return None
         limit: Any

@@ -31,26 +31,7 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """A model: an endpoint that takes text.
-
-    Args:
-        name: Its name in the API.
-        endpoint: The endpoint.
-        options: The options of the server.
-        template: Makes a prompt of the messages of a chat.
-        count: Counts the tokens of a text; None if each piece of a stream is one.
-
-    Attributes:
-        name: As above.
-        count: As above.
-        prompt_count: Counts the tokens of a prompt, which are words if nothing counts them.
-        name_json: The name in JSON.
-        endpoint: As above.
-        calls: Makes the endpoint's calls.
-        counted: What its requests are counted under.
-        chats: The forms of its answers to chats.
-        completions: The forms of its answers to completions.
-    """
+    """A model: an endpoint that takes text."""
 
     def __init__(
         self,
@@ -62,6 +43,7 @@ class Model:
     ) -> None:
         self.name = name
         self._template = template
+        # None if each piece of a stream is one token.
         self.count = count
         self.prompt_count = count or count_words
         self.name_json = orjson.dumps(name)
@@ -72,23 +54,15 @@ class Model:
         self.completions = AnswerForms(name, chat=False)
 
     def maker(self, batcher: MethodBatcher) -> ItemMaker:
-        """Returns what makes the items of a batcher.
-
-        Raises:
-            Refused: Its handler takes no text.
-        """
+        """Raises `Refused` if the batcher's handler takes no text."""
         try:
             return batcher.made_by(ItemMaker)
         except TypeError:
             raise unknown(self.name) from None
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the prompt of a chat, which the user's template makes.
-
-        Raises:
-            Refused: The template refuses the messages, or gives no text, which could fail a batch.
-            HTTPException: The template has chosen its own response.
-        """
+        """Returns the prompt of a chat, made by the user's template."""
+        # Raises `Refused` if the template fails, or gives no text, which could fail a batch.
         try:
             prompt: Any = self._template(messages)
         except Exception as error:
@@ -118,7 +92,6 @@ class Model:
 
 
 def unknown(name: str) -> Exception:
-    """Returns the error for a model that there is not."""
     return refused(
         f"The model {name!r} does not exist", param="model", code="model_not_found", status=404
     )
@@ -137,16 +110,9 @@ def _text_of(error: Exception) -> str:
 
 
 class Models:
-    """The models of one controller.
+    """The models of one controller."""
 
-    Args:
-        controller: The controller.
-        options: The options of the server.
-        names: The name of the endpoint of each model; None if all endpoints that take text are
-            models, by their own names.
-        template: Makes a prompt of the messages of a chat.
-        count: Counts the tokens of a text; None if each piece of a stream is one.
-    """
+    # `names` has the endpoint of each model; None makes all endpoints that take text models.
 
     def __init__(
         self,
@@ -164,11 +130,7 @@ class Models:
         self._models: dict[str, Model] = {}
 
     def of(self, name: str) -> Model:
-        """Returns the model of a name.
-
-        Raises:
-            Refused: There is none.
-        """
+        """Raises `Refused` for an unknown model."""
         endpoints = self._controller.endpoints
         model = self._models.get(name)
         if model is not None and endpoints.get(model.endpoint.name) is model.endpoint:
@@ -183,7 +145,7 @@ class Models:
         return model
 
     def __iter__(self) -> Iterator[Model]:
-        """Yields the models that can be asked for texts now."""
+        """Yields the models that take requests for texts now."""
         names = self._controller.endpoints if self._names is None else self._names
         for name in list(names):
             if self._names is None or self._names[name] in self._controller.endpoints:
@@ -193,7 +155,7 @@ class Models:
 
 
 class OpenAIRoute(Route):
-    """A route whose errors are OpenAI's."""
+    """A route with OpenAI's errors."""
 
     protocol: ClassVar = "openai"
 

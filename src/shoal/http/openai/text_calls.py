@@ -31,20 +31,7 @@ if TYPE_CHECKING:
 
 
 class TextCall:
-    """The call for one text.
-
-    Args:
-        job: The request.
-        call: The call, whose batcher was found.
-        batcher: The batcher.
-        item: The item of the call.
-        end: Finds the end of the text.
-
-    Attributes:
-        call: As above.
-        item: As above.
-        end: As above.
-    """
+    """The call for one text."""
 
     __slots__ = ("_batcher", "_job", "call", "end", "item")
 
@@ -64,12 +51,7 @@ class TextCall:
         return _OneResult(self.call, self.item)
 
     async def collected(self) -> str:
-        """Makes the call; returns the whole text.
-
-        Raises:
-            DeadlineExceeded: A stream took too long, or as for any call.
-            TypeError: It is not text.
-        """
+        """Makes the call; returns the whole text."""
         if not self.call.streams:
             result = await self.call.result(self.item)
             return self.end.whole(text_of(result))
@@ -113,11 +95,6 @@ class TextCall:
 
 
 async def _found_text(job: TextJob, call: EndpointCall, nth: int) -> TextCall:
-    """Finds the batcher of a call; returns the call for one of the texts.
-
-    Raises:
-        Exception: As `EndpointCall.find`, and as `TextJob.item`.
-    """
     batcher = await call.find(call_headers(job.exchange.headers))
     return TextCall(job, call, batcher, *job.item(call, batcher, nth))
 
@@ -146,17 +123,12 @@ class _OneResult:
         return await self._call.result(self._item)
 
     def ready(self) -> list[Any]:
-        """Returns no items."""
         return []
 
 
 @contextmanager
 def refusing() -> Generator[None]:
-    """Raises for the client what it can do something about.
-
-    Raises:
-        Refused: The prompt is too long, or the model gives no text.
-    """
+    """Raises errors that the client can fix as `Refused`."""
     try:
         yield
     except ItemTooLarge as error:
@@ -166,11 +138,7 @@ def refusing() -> Generator[None]:
 
 
 async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
-    """Makes the calls of all texts at once; returns the texts, and their ends.
-
-    Raises:
-        Exception: The first one of a call that failed; the others are cancelled.
-    """
+    """Makes the calls of all texts at once; the first failure cancels the others."""
     found: dict[int, tuple[str, TextEnd]] = {}
     failures: list[Exception] = []
 
@@ -197,15 +165,7 @@ async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
 
 
 class MergedTexts:
-    """The messages of the pieces of several texts, as they come; see `ItemStream`.
-
-    Args:
-        job: The request.
-        form: The form of the answer.
-
-    Attributes:
-        ends: The ends of the texts.
-    """
+    """The messages of the pieces of several texts, in their order of arrival."""
 
     def __init__(self, job: TextJob, form: MessageForm) -> None:
         self.ends: list[TextEnd] = []
@@ -253,7 +213,6 @@ class MergedTexts:
         return b"".join(self.ready())
 
     def ready(self) -> list[Any]:
-        """Returns the messages that are there; see `ItemStream`."""
         messages = list(self._messages)
         self._messages.clear()
         self._room.set()
@@ -288,7 +247,7 @@ class MergedTexts:
         await self._put(message)
 
     async def _put(self, message: bytes) -> None:
-        """Adds a message; waits while the client has not taken those that are there."""
+        """Adds a message, once the client has taken enough of the others."""
         while len(self._messages) >= self._job.texts:
             if self._room.is_set():
                 self._room = anyio.Event()

@@ -1,4 +1,4 @@
-"""One request for texts: the items of its calls, and its answer with whole texts."""
+"""One request for texts: the items of its calls, and its response with whole texts."""
 
 from __future__ import annotations
 
@@ -22,25 +22,10 @@ if TYPE_CHECKING:
 
 
 class TextJob:
-    """One request for texts, and what its calls share.
+    """One request for texts, and the data that its calls share."""
 
-    Args:
-        exchange: The request.
-        model: The model that is asked.
-        given: All parameters of the request; null is as if they were absent.
-        prompts: The prompts; empty for a chat.
-        messages: The messages of a chat; None for a completion.
-        stops: The stop sequences.
-        n: The number of texts for each prompt.
-        texts: The number of texts of the answer.
-
-    Attributes:
-        exchange: As above.
-        forms: The forms of the answers.
-        model: As above.
-        streams: Whether the texts are streamed.
-        texts: As above.
-    """
+    # In `given`, null is as if the parameter were absent. `prompts` are empty for a chat, and
+    # `messages` None for a completion. `n` texts are for each prompt, `texts` in total.
 
     __slots__ = (
         *("_chat_prompt", "_given", "_messages", "_n", "_prompts", "_stops", "exchange", "forms"),
@@ -73,22 +58,16 @@ class TextJob:
 
     @property
     def with_usage(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
         options = self._given.get("stream_options")
         return options is not None and bool(options.get("include_usage"))
 
     @property
     def times(self) -> ItemTimes:
-        """Where the times of the pieces are counted."""
         return self.exchange.item_times(self.model.endpoint.name)
 
     @asynccontextmanager
     async def turn(self, call: EndpointCall) -> AsyncGenerator[None]:
-        """Waits before a call for one of several texts: there are no more than the queue may hold.
-
-        Args:
-            call: The call, whose batcher was found.
-        """
+        """Waits before one of several calls, so that no more are made than fit into the queue."""
         if self._turns is None:
             self._turns = anyio.CapacityLimiter(call.most_at_once)
         is_first = self._turns.available_tokens > 0
@@ -98,11 +77,9 @@ class TextJob:
             yield
 
     def form(self) -> MessageForm:
-        """Returns the form of the messages of a stream."""
         return self.forms.messages(self.exchange.id)
 
     def whole(self, texts: Sequence[tuple[str, TextEnd]]) -> bytes:
-        """Returns the body of the answer with the whole texts, and their ends."""
         return self.forms.whole(self.exchange.id, texts, self.prompt_tokens())
 
     def prompt_tokens(self) -> int:
@@ -110,7 +87,7 @@ class TextJob:
         return _tokens_of(self._counted(), self.model.prompt_count)
 
     def _counted(self) -> Sequence[str]:
-        """Returns the texts whose tokens are those of the prompts."""
+        """Returns the texts that make up the prompts."""
         if self._messages is None:
             return self._prompts
         if self._chat_prompt is not None:
@@ -118,16 +95,7 @@ class TextJob:
         return [str(message["content"]) for message in self._messages]
 
     def item(self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0) -> tuple[Any, TextEnd]:
-        """Returns the item of the call for one of the texts, and what finds the text's end.
-
-        Args:
-            call: The call, whose batcher was found.
-            batcher: The batcher.
-            nth: The index of the text.
-
-        Raises:
-            Refused: The request does not fit the handler's parameters.
-        """
+        """Returns the item of the call for one of the texts, and the `TextEnd` of that text."""
         model, given = self.model, self._given
         maker = model.maker(batcher)
         if not SPECIAL.isdisjoint(given):

@@ -1,7 +1,7 @@
 """The bodies of ``/v1/completions`` and ``/v1/chat/completions``.
 
-Parameters that no one knows are ignored. Those that would change what the answer means, and that
-are not kept here, are refused.
+Unknown parameters are ignored. Parameters that would change the meaning of the response, and that
+are not supported here, are refused.
 """
 
 from __future__ import annotations
@@ -69,19 +69,12 @@ class _Chat(_Text):
 
 @cache
 def _type(*, chat: bool) -> JsonType:
-    """Returns the type of the bodies, once for all applications: it takes milliseconds to build."""
+    # Once for all applications: it takes milliseconds to build.
     return JsonType(adapter_of(_Chat if chat else _Completion))
 
 
 class TextReader:
-    """Reads the bodies of one of the two paths.
-
-    Args:
-        models: The models.
-        chat: Whether that is the one for chats.
-        most_messages: The most messages of a chat.
-        most_choices: The most texts of an answer.
-    """
+    """Reads the bodies of one of the two paths."""
 
     def __init__(
         self, models: Models, *, chat: bool, most_messages: int, most_choices: int
@@ -93,11 +86,7 @@ class TextReader:
         self._type = _type(chat=chat)
 
     def read(self, exchange: Exchange, body: bytes) -> TextJob:
-        """Returns what a request asks for.
-
-        Raises:
-            Refused: It is malformed, or asks for too much, or for a model that there is not.
-        """
+        """Raises `Refused` if the body is malformed or asks for too much."""
         try:
             given: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:

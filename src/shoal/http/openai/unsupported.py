@@ -1,4 +1,4 @@
-"""Parameters of a request for texts that change what its answer means, and are not kept here."""
+"""Parameters that change the meaning of a response with texts, and are not supported here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SPECIAL: Final = _NEVER | _BY_MODEL
 
 
 def _changes_nothing(name: str, value: Any, n: int) -> bool:
-    """Returns whether an answer without the parameter is what was asked for."""
+    """Returns whether a response without the parameter is what the client wants."""
     if value is None:  # not given
         return True
     if name == "response_format":
@@ -39,16 +39,7 @@ def _changes_nothing(name: str, value: Any, n: int) -> bool:
 
 
 def check_supported(given: Mapping[str, Any], n: int, fields: frozenset[str]) -> None:
-    """Checks that what a request asks for is answered by a model.
-
-    Args:
-        given: The parameters of the request.
-        n: The number of texts for each prompt.
-        fields: The names of the parameters that the model takes.
-
-    Raises:
-        Refused: It is not.
-    """
+    """Refuses such parameters, unless the model takes them (`fields`) itself."""
     for name in SPECIAL.intersection(given):
         is_models = name in _BY_MODEL and name in fields
         if not is_models and not _changes_nothing(name, given[name], n):

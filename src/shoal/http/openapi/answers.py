@@ -1,4 +1,4 @@
-"""The answers of an endpoint, in OpenAPI's terms: results, streams and problems."""
+"""The responses of an endpoint, in OpenAPI's terms: results, streams and problems."""
 
 from __future__ import annotations
 
@@ -53,12 +53,7 @@ _WITH_ALLOW: Final = {**_HEADERS, "Allow": {"$ref": "#/components/headers/Allow"
 
 
 class Problems:
-    """The answers with problems, which the endpoints share.
-
-    Args:
-        schemas: The schemas of the document, which are made.
-        options: The options of the server.
-    """
+    """The responses with problems, which the endpoints share; the schemas have been made."""
 
     def __init__(self, schemas: Schemas, options: HttpOptions) -> None:
         self.schema = schemas.problem()
@@ -66,12 +61,7 @@ class Problems:
         self.overload_status: int = options.overload_status
 
     def of(self, status: int, meaning: str = "") -> dict[str, Any]:
-        """Returns the answer with a status.
-
-        Args:
-            status: The status.
-            meaning: What it says; empty for the usual.
-        """
+        """Returns the response with a status; `meaning` replaces the usual description."""
         if meaning or status not in MEANINGS:
             return self._made(status, meaning or "A problem.", is_ours=False)
         name = f"Problem{status}"
@@ -100,13 +90,7 @@ class Problems:
 
 
 class Answers:
-    """The answers of one endpoint.
-
-    Args:
-        endpoint: The endpoint.
-        inputs: The forms of its items.
-        schemas: The schemas of the document; the endpoint's types are added to them.
-    """
+    """The responses of one endpoint, whose types are added to the schemas."""
 
     def __init__(self, endpoint: ServedEndpoint, inputs: Inputs, schemas: Schemas) -> None:
         self._endpoint = endpoint
@@ -131,7 +115,7 @@ class Answers:
             schemas.add_result((endpoint.name, "result"), Union[results])  # noqa: UP007 - a tuple
 
     def of(self, method: str, problems: Problems, *, is_secured: bool) -> dict[str, Any]:
-        """Returns the answers to requests with a method, by status, after the schemas were made."""
+        """Returns the responses by status; the schemas have been made."""
         found: dict[str, Any] = {"200": self._success(problems)}
         if self._endpoint.streams:
             text = "To a reconnection with `Last-Event-ID`: the stream is not made again."
@@ -207,10 +191,8 @@ def _media_type(response: Any) -> str:
 
 
 def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
-    """Returns the forms of a stream of items.
-
-    The schemas are those of one message, as it was usual before OpenAPI 3.2 had its ``itemSchema``.
-    """
+    """Returns the forms of a stream of items."""
+    # The schemas are those of one message, as was usual before OpenAPI 3.2 had its itemSchema.
     events = [
         _event({"const": "message"}, item),
         _event({"const": "end"}, {"const": {}}),

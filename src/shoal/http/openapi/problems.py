@@ -1,4 +1,4 @@
-"""The problems that calls are answered with, by status; see `shoal.http.requests.problem`."""
+"""The problems of calls, by status; `shoal.http.requests.problem` makes them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from typing import Any, Final, NamedTuple
 
 
 class Kind(NamedTuple):
-    """A kind of problem.
-
-    Attributes:
-        name: The last part of its type.
-        title: Its title.
-    """
+    """The last part of a problem's type, and its title."""
 
     name: str
     title: str
@@ -131,7 +126,6 @@ SCHEMA: Final[dict[str, Any]] = {
 
 
 def kinds_of(status: int, overload_status: int) -> tuple[Kind, ...]:
-    """Returns the kinds of problems with a status."""
     kinds = PROBLEMS.get(status, ())
     if overload_status == 503:
         return kinds

@@ -39,7 +39,7 @@ _PROBLEM: Final = "shoal.Problem"
 
 
 class _Generator(GenerateJsonSchema):
-    """Describes what has no schema as any JSON."""
+    """Describes a type without a schema as any JSON."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 - as pydantic has it
         *("skipped-choice", "non-serializable-default")
@@ -59,25 +59,18 @@ class _Generator(GenerateJsonSchema):
 
 
 class Schemas:
-    """The schemas of a document.
-
-    Attributes:
-        components: The schemas that have names.
-    """
-
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
         self._adapters: dict[Key, tuple[JsonSchemaMode, TypeAdapter[Any]]] = {}
         self._found: dict[Key, Schema] = {}
 
     def add(self, key: Key, adapter: TypeAdapter[Any]) -> None:
-        """Adds a type whose schema is wanted."""
         mode: JsonSchemaMode = "serialization" if key[1] == "result" else "validation"
         if _is_describable(adapter, mode):
             self._adapters[key] = mode, adapter
 
     def add_result(self, key: Key, annotation: Any) -> None:
-        """Adds the type of a result, whatever it is."""
+        """Adds the type of a result; one without a schema is any JSON."""
         if is_array(annotation):
             self._found[key] = self.array_result()
             return
@@ -97,7 +90,7 @@ class Schemas:
         self._found |= {key: one for (key, _), one in found.items()}
 
     def of(self, key: Key) -> Schema:
-        """Returns the schema of a type; that of any JSON if there is no other."""
+        """Returns the schema of a type, or of any JSON."""
         return self._found.get(key, {})
 
     def resolved(self, schema: Schema) -> Schema:
@@ -126,16 +119,14 @@ class Schemas:
         return dict(sorted(found.items()))
 
     def problem(self) -> Schema:
-        """Returns the schema of a problem."""
         self.components[_PROBLEM] = SCHEMA
         return {"$ref": f"{_REF}{_PROBLEM}"}
 
     def array(self) -> Schema:
-        """Returns the schema of an array that is an item."""
         return self._nested(_ARRAY, {"type": "number"}, {"type": "boolean"})
 
     def array_result(self) -> Schema:
-        """Returns the schema of an array that is a result, whose numbers may not be finite."""
+        """Returns the schema of an array whose numbers may not be finite."""
         kinds = ("number", "boolean", "null")
         return self._nested(_ARRAY_RESULT, *({"type": kind} for kind in kinds))
 
@@ -150,11 +141,8 @@ class Schemas:
 
 
 def results_of(annotation: Any, *, streams: bool) -> tuple[Any, ...]:
-    """Returns the types that a call may return, or that the items of its stream may have.
-
-    What a handler puts in the place of a result is left out: exceptions, and the marks that end or
-    skip a step of a stream. If there is no annotation, it is `Any`.
-    """
+    """Returns the types that a call may return, or that the items of its stream may have."""
+    # Without exceptions, and the marks that end or skip a step of a stream.
     if streams:
         origin: Any = typing.get_origin(annotation)
         if inspect.isclass(origin) and issubclass(origin, (Iterator, AsyncIterator)):
@@ -168,7 +156,6 @@ def results_of(annotation: Any, *, streams: bool) -> tuple[Any, ...]:
 
 
 def is_response(annotation: Any) -> bool:
-    """Returns whether a type is a response, which code makes itself."""
     return inspect.isclass(annotation) and issubclass(annotation, Response)
 
 
@@ -204,7 +191,7 @@ def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, boo
 
 
 def without_null(schema: Schema) -> Schema:
-    """Returns a schema of what may be null without that, since text has no null."""
+    """Returns a schema without the choice null, which text does not have."""
     choices = schema.get("anyOf")
     if not choices:
         return schema
