@@ -179,7 +179,7 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
 
 
 async def _serve(run: ServerProcess, telemetry: Telemetry | None) -> int:
-    from shoal.http.app.loading import load_the_rest
+    from shoal.http.app.router import load_the_rest
     from shoal.server.config import WorkersFailed
     from shoal.server.server import serve
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
-from shoal.http.admin.bodies import MAX_BODY_BYTES, admin_problem, read_object
 from shoal.http.admin.guard import Guard
 from shoal.http.admin.recordings import Recordings
-from shoal.http.admin.verbs import AdminRequest, Verbs
+from shoal.http.admin.verbs import MAX_BODY_BYTES, AdminRequest, Verbs, admin_problem, read_object
 from shoal.http.requests.exchange import JSON, split_path
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
@@ -33,8 +32,7 @@ from shoal.serving.imports import ImportRule
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.clients.protocol import Client
@@ -129,13 +127,21 @@ class AdminApi:
         return route, found.params
 
 
-def _trace_of(exchange: Exchange) -> AbstractContextManager[object]:
+@contextmanager
+def _trace_of(exchange: Exchange) -> Generator[None]:
     """Continues the trace of a request, in a process that makes traces."""
     if "opentelemetry.propagate" not in sys.modules:
-        return nullcontext()
-    from shoal.http.admin.traced import in_trace_of
+        yield
+        return
+    from opentelemetry.context import attach, detach
 
-    return in_trace_of(exchange.headers.items())
+    from shoal.observe.otel.callers import context_of_caller
+
+    token = attach(context_of_caller(exchange.headers.items()))
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:

@@ -21,7 +21,7 @@ import orjson
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.options import OPTIONS
-from shoal.http.admin.bodies import members
+from shoal.http.admin.verbs import members
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_found
 from shoal.observe.arrivals import ArrivalRecorder

@@ -18,18 +18,15 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.core.events import Observers
 from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
-from shoal.http.app.batch_observers import BatchObservers
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
-from shoal.http.app.guard import AppGuard
-from shoal.http.app.lifespan import run_lifespan
-from shoal.http.app.middleware import with_middleware
-from shoal.http.app.mounted import Mounted, lifespans_of
+from shoal.http.app.lifespan import Mounted, lifespans_of, run_lifespan
+from shoal.http.app.middleware import AppGuard, AppTracing, with_middleware
 from shoal.http.app.pages import OUTSIDE, Pages
 from shoal.http.app.router import AppRouter
-from shoal.http.app.tracing import AppTracing
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
+from shoal.http.requests.failed_batches import BatchObservers
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
@@ -55,7 +52,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import AppKeywords
     from shoal.asgi.security import SecurityRequirements
-    from shoal.http.app.served_endpoints import Phase
+    from shoal.http.app.pages import Phase
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
     from shoal.serving.state.file import StateFile

@@ -26,7 +26,7 @@ from typing_extensions import ReadOnly, is_typeddict
 from shoal.batching.handlers.annotations import field_types
 from shoal.batching.handlers.array_types import is_array
 from shoal.batching.handlers.list_types import bare, is_unannotated
-from shoal.http.oip.datatypes import BYTES, DATATYPES
+from shoal.http.oip.tensor import BYTES, DATATYPES
 
 ANY: Final = "FP32"
 """The datatype that metadata tells where an annotation allows several."""

@@ -18,16 +18,15 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from shoal.batching.handlers.list_types import is_unannotated
-from shoal.http.oip.datatypes import BYTES, DATATYPES
 from shoal.http.oip.forms import Form, datatype_of_dtype, fields_of, form_of, is_mapping
-from shoal.http.oip.tensor import not_fitting
+from shoal.http.oip.tensor import BYTES, DATATYPES, not_fitting
 from shoal.http.requests.plain import encoded, whole_text
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from inspect import Signature
 
-    from shoal.http.oip.description import Description
+    from shoal.http.oip.request import Description
 
 OUTPUT: Final = "output"
 """The name of the only output of a model whose results have no names."""

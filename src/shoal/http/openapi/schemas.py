@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from shoal.batching.calls.stream import Mark
 from shoal.batching.handlers.array_types import is_array
-from shoal.http.openapi.problems import SCHEMA
 from shoal.http.requests.plain import encoded
 
 if TYPE_CHECKING:
@@ -36,6 +35,49 @@ _REF: Final = "#/components/schemas/"
 _ARRAY: Final = "shoal.Array"
 _ARRAY_RESULT: Final = "shoal.ArrayResult"
 _PROBLEM: Final = "shoal.Problem"
+
+
+_ERROR: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["loc", "msg", "type"],
+    "properties": {
+        "loc": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}},
+        "msg": {"type": "string"},
+        "type": {"type": "string"},
+    },
+}
+
+_PROBLEM_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "title": "Problem",
+    "description": "Why a request failed, as of RFC 9457.",
+    "required": ["type", "title", "status", "instance"],
+    "properties": {
+        "type": {
+            "type": "string",
+            "description": "The kind of problem: a URN for programs to compare, or `about:blank`.",
+        },
+        "title": {"type": "string", "description": "The kind of problem, in words."},
+        "status": {"type": "integer", "minimum": 300, "maximum": 599},
+        "detail": {
+            "description": "What is wrong with this request: text, or any JSON that the code chose."
+        },
+        "instance": {
+            "type": "string",
+            "description": "The request's id, which is in the server's log.",
+        },
+        "errors": {
+            "type": "array",
+            "description": "Where the item does not fit.",
+            "items": _ERROR,
+        },
+        "traceback": {
+            "type": "array",
+            "description": "The traceback, if the server shows it.",
+            "items": {"type": "string"},
+        },
+    },
+}
 
 
 class _Generator(GenerateJsonSchema):
@@ -119,7 +161,7 @@ class Schemas:
         return dict(sorted(found.items()))
 
     def problem(self) -> Schema:
-        self.components[_PROBLEM] = SCHEMA
+        self.components[_PROBLEM] = _PROBLEM_SCHEMA
         return {"$ref": f"{_REF}{_PROBLEM}"}
 
     def array(self) -> Schema:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import anyio
+from starlette.datastructures import Headers
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import DeadlineExceeded, NoSuchName, NotOpen
 from shoal.failures.exceptions import is_cancellation
 from shoal.failures.hints import server_hint
-from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import (
     Refused,
     explained,
@@ -36,15 +37,94 @@ from shoal.serving.endpoints.compared_stream import ComparedStream
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from starlette.types import Scope
+
     from shoal.asgi.http_options import HttpOptions
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
-    from shoal.http.requests.metadata import Caller
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
+
+
+class Caller(Protocol):
+    """The request that a call is made for."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def when_left(self) -> WhenLeft: ...
+
+
+class HttpMetadata(Mapping[str, Any]):
+    __slots__ = ("_caller", "_endpoint")
+
+    def __init__(self, endpoint: str, caller: Caller) -> None:
+        self._endpoint = endpoint
+        self._caller = caller
+
+    @property
+    def caller(self) -> Caller:
+        return self._caller
+
+    def __getitem__(self, key: str) -> Any:
+        match key:
+            case "endpoint":
+                return self._endpoint
+            case "context":
+                return "http"
+            case "request_id":
+                return self._caller.request_id
+            case "method" | "path":
+                return self._caller.scope[key]
+            case "path_params":
+                return self._caller.scope.get("path_params", {})
+            case "user" | "auth":
+                return self._caller.scope.get(key)
+            case "headers":
+                return Headers(scope=self._caller.scope)
+            case _:
+                return self._of_ray[key]
+
+    @property
+    def _of_ray(self) -> dict[str, str]:
+        headers = self._caller.scope["headers"]
+        return {_OF_RAY[name]: v.decode("latin-1") for name, v in headers if name in _OF_RAY}
+
+    @property
+    def user_context(self) -> Hashable:
+        """The part of a request that must be equal for calls to share a result."""
+        # The caller, by credentials in headers and by middleware's findings, and what handlers are
+        # likely to read.
+        scope = self._caller.scope
+        found_out = [scope.get("user"), scope.get("auth")]
+        return (
+            scope["method"],
+            tuple(sorted(scope.get("path_params", {}).items())),
+            tuple([pair for pair in scope["headers"] if pair[0] in _OF_USERS]),
+            *(one if one is None or one.__hash__ is not None else object() for one in found_out),
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_KEYS, *self._of_ray))
+
+    def __len__(self) -> int:
+        return len(_KEYS) + len(self._of_ray)
+
+
+_OF_USERS: Final = (b"authorization", b"cookie", b"proxy-authorization", b"x-api-key")
+_KEYS: Final = (
+    *("endpoint", "context", "request_id", "method", "path", "path_params"),
+    *("headers", "user", "auth"),
+)
+_OF_RAY: Final = {b"x-serve-call-method": "method_name", b"x-serve-shard-key": "shard_key"}
+
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("shoal.http")

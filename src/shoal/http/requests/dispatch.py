@@ -16,8 +16,7 @@ from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
 from shoal.failures.holding import holding
 from shoal.http.requests.departures import Departures
-from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.incomplete import IncompleteBodies
+from shoal.http.requests.exchange import Exchange, IncompleteBodies
 from shoal.http.requests.problem import (
     Refused,
     explained,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -31,8 +32,40 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.http.requests.departures import Departures, Listener
-    from shoal.http.requests.incomplete import IncompleteBodies
     from shoal.observe.metrics import ItemTimes, StreamTimes
+
+
+class IncompleteBodies:
+    def __init__(self, options: HttpOptions) -> None:
+        self._most = options.max_incomplete_bytes
+        # For one connection: a quarter, but always one body.
+        self._most_of_one = max(self._most // 4, options.max_body_bytes)
+        self._retry_after = str(options.retry_after_s).encode("ascii")
+        self._held = 0
+        self._held_by: Counter[Any] = Counter()
+
+    def add(self, client: Any, size: int) -> None:
+        self._held += size
+        if client is not None:
+            self._held_by[client] += size
+        if self._held > self._most or self._held_by[client] > self._most_of_one:
+            raise Refused(
+                Problem(
+                    503,
+                    "too-many-incomplete-bodies",
+                    "Too many bodies are incomplete",
+                    "The server holds no more of them; send the request again.",
+                    ((b"retry-after", self._retry_after),),
+                )
+            )
+
+    def release(self, client: Any, size: int) -> None:
+        self._held -= size
+        if client is not None:
+            self._held_by[client] -= size
+            if not self._held_by[client]:
+                del self._held_by[client]
+
 
 JSON: Final = b"application/json"
 WITHOUT_BODY: Final = (204, 304)

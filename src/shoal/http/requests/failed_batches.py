@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.core.batch import Batch
-    from shoal.core.events import BatchRecord
+    from shoal.core.events import BatchRecord, Observers
     from shoal.core.request import Request
 
 LOGGER: Final = "shoal.batches"
@@ -125,3 +125,22 @@ class FailedBatchLog(BatchObserver):
 def _trace_of(trace: Mapping[str, str] | None) -> dict[str, str]:
     parts = (trace or {}).get("traceparent", "").split("-")
     return {"trace_id": parts[1], "span_id": parts[2]} if len(parts) == 4 else {}
+
+
+class BatchObservers:
+    def __init__(self, settings: HttpOptions) -> None:
+        self._of_failed = FailedBatchLog(settings)
+        self._of_all: list[BatchObserver] = []
+        if settings.server_timing != "never":
+            from shoal.http.requests.timed import RequestTimer
+
+            self._of_all.append(RequestTimer())
+
+    def add_to(self, observers: Observers) -> None:
+        observers.add(self._of_failed, only_failures=True)
+        for one in self._of_all:
+            observers.add(one)
+
+    def remove_from(self, observers: Observers) -> None:
+        for one in (self._of_failed, *self._of_all):
+            observers.remove(one)

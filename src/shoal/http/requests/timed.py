@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from shoal.core.events import BatchObserver
+from shoal.http.requests.call import HttpMetadata
 from shoal.http.requests.exchange import WITHOUT_BODY, Exchange
-from shoal.http.requests.metadata import HttpMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
