@@ -35,7 +35,7 @@ EXTRAS_OF = {
     "shoal.http": {"serve"},
     "shoal.server": {"serve"},
     "shoal.asgi": {"serve"},
-    "shoal.http.admin.traced": {"serve", "otel"},
+    "shoal.http.admin.api": {"serve", "otel"},
     "shoal.http.app.traced": {"serve", "otel"},
     "shoal.http.requests.form_costs": {"serve", "bodies"},
     "shoal.http.requests.msgpack": {"serve", "bodies"},

@@ -11,8 +11,8 @@ from shoal.asgi.http_options import APP_OPTIONS
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.http.app.app import App
-from shoal.http.app.loading import load_the_rest
 from shoal.http.app.middleware import with_middleware
+from shoal.http.app.router import load_the_rest
 from shoal.server.listeners import AppListener, Unix
 from shoal.server.server import serve
 

@@ -10,7 +10,7 @@ from fuzzing import Sent, checking, fuzz_at_length, fuzz_quickly, sent_by
 from hypothesis import strategies as st
 
 import shoal
-from shoal.http.oip.datatypes import DATATYPES
+from shoal.http.oip.tensor import DATATYPES
 
 pytestmark = pytest.mark.slow
 

@@ -66,7 +66,7 @@ import sys
 
 import anyio
 import shoal
-from shoal.http.app.loading import load_the_rest
+from shoal.http.app.router import load_the_rest
 from shoal.testing.asgi import ask
 
 load_the_rest()

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 import shoal
-from shoal.http.oip.datatypes import DATATYPES
-from shoal.http.oip.description import Descriptions
+from shoal.http.oip.request import Descriptions
+from shoal.http.oip.tensor import DATATYPES
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.http.openai import OpenAI
-from shoal.http.openai.unsupported import SPECIAL
+from shoal.http.openai.text_request import SPECIAL
 from shoal.http.requests.departures import UNNOTICED_S
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.http.openai.text_job import TextJob
+from shoal.http.openai.text_request import TextJob
 
 MESSAGES = [{"role": "user", "content": "one two three"}]
 

@@ -17,8 +17,8 @@ from starlette.responses import HTMLResponse, Response
 
 import shoal
 from shoal.asgi.http_options import HttpOptions
+from shoal.http.openapi.answers import PROBLEMS
 from shoal.http.openapi.document import MOST_ENDPOINTS, Document, document_of
-from shoal.http.openapi.problems import PROBLEMS
 from shoal.http.openapi.served import LONGEST_TEXT, Documented, ServedEndpoint, text_of
 from shoal.testing.asgi import ask
 

@@ -15,8 +15,7 @@ from weakref import WeakSet
 
 from shoal.core.policy import BatchPolicy
 from shoal.failures.exceptions import own_copy
-from shoal.failures.held import held
-from shoal.failures.held import holding
+from shoal.failures.held import held, holding
 from shoal.loops.event_loop import holds_ctrl_c
 
 if TYPE_CHECKING:

@@ -129,7 +129,7 @@ def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
 async def _serve(
     run: ServerProcess, export_metrics: Callable[[], Coroutine[Any, Any, None]] | None
 ) -> int:
-    from shoal.http.app.loading import load_the_rest
+    from shoal.http.app.router import load_the_rest
     from shoal.server.config import WorkersFailed
     from shoal.server.server import serve
 

@@ -1,1 +1,1 @@
-"""The admin API: the verbs of a client as HTTP, under ``/-/api/``."""
+"""The admin API: the verbs of a client over HTTP, under ``/-/api/``."""

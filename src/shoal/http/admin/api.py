@@ -1,29 +1,27 @@
-"""The admin API: the verbs of a `Client` as HTTP, under ``/-/api/``.
+"""The admin API: the verbs of a `Client` over HTTP, under ``/-/api/``.
 
 Its routes are those of the table of verbs (`shoal.serving.clients.verbs`), one that shows an
 endpoint, one for calls, and one that records arrivals. docs/reference/http.md lists them.
 
 A request is checked in this order: its authorization (`guard`), its path and method, its body, its
 import paths (`imports`), and then by the client's own checks. A verb is cancelled if the HTTP
-client disconnects, as it is if a task that waits for it is cancelled. A shutdown goes on, and so
-does a drain that has begun.
+client disconnects. A shutdown continues, and so does a drain that has begun.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.asgi.http_options import HttpOptions
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
-from shoal.http.admin.bodies import MAX_BODY_BYTES, admin_problem, read_object
 from shoal.http.admin.guard import Guard
 from shoal.http.admin.recordings import Recordings
-from shoal.http.admin.verbs import AdminRequest, Verbs
+from shoal.http.admin.verbs import MAX_BODY_BYTES, AdminRequest, Verbs, admin_problem, read_object
 from shoal.http.requests.exchange import JSON, split_path
 from shoal.http.requests.plain import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
@@ -34,8 +32,7 @@ from shoal.serving.imports import ImportRule
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.clients.protocol import Client
@@ -50,44 +47,25 @@ _log: Final = logging.getLogger("shoal.http")
 
 @dataclass(frozen=True)
 class AdminRoute:
-    """One method at one path.
-
-    Attributes:
-        method: The HTTP method.
-        path: The path below `API`; it may have parameters.
-        run: Runs the verb, and returns its result; None if `stream` answers all clients.
-        stream: Runs the verb for a client that accepts streams, and sends the answer itself.
-        max_body_bytes: The largest body, in bytes; 0 if the verb takes none.
-        goes_on: Whether the verb goes on when its client disconnects.
-    """
+    """One method at one path below `API`."""
 
     method: str
     path: str
+    # Returns the result; None if `stream` answers all clients.
     run: Callable[[AdminRequest], Awaitable[Any]] | None
+    # Sends the response itself, to a client that accepts streams.
     stream: Callable[[AdminRequest], Awaitable[None]] | None = None
     max_body_bytes: int = 0
+    # Whether the verb continues after its client disconnects.
     goes_on: bool = False
 
 
 class AdminApi:
-    """Answers the requests to the admin API.
+    """Answers the requests to the admin API."""
 
-    Without a token, mount it only where no one but the operator can connect: on a UNIX socket that
-    only the operator's user can open.
-
-    Args:
-        client: The client that runs the verbs.
-        token: The token that requests must send as ``Authorization: Bearer``; None for no token.
-        allowed_modules: The modules that import paths may name, with their submodules; ``["*"]``
-            for all, None for none.
-        hosts: Host names, besides those of the loopback, that are accepted without a token.
-        settings: How requests are read and answered; None for the defaults. A call may be as large
-            here as it may at a route.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: The token can't be sent in a header, or a module's name is malformed.
-    """
+    # Without a token, mount it only where no one but the operator can connect: on a UNIX socket
+    # that only the operator's user can open. `allowed_modules` are those that import paths may
+    # name, with submodules; ["*"] allows all. A call may be as large here as at a route.
 
     def __init__(
         self,
@@ -113,24 +91,13 @@ class AdminApi:
             self._table.add(API + route.path, (route.method,), route)
 
     def routes(self) -> Sequence[AdminRoute]:
-        """Returns the routes of the API."""
         return self._routes
 
     def check_reader(self, exchange: Exchange) -> None:
-        """Checks that a request for a page is authorized.
-
-        Raises:
-            Refused: It is not.
-        """
+        """Refuses a request for a page that is not authorized."""
         self._guard.check(exchange.scope, changes=False, is_page=True)
 
     async def answer(self, exchange: Exchange) -> None:
-        """Answers one request to a path below `API`.
-
-        Raises:
-            Refused: The request is to be answered with a problem.
-            CallerLeft: The client is gone; its verb was cancelled.
-        """
         method: str = exchange.scope["method"]
         self._guard.check(exchange.scope, changes=method not in _SAFE)
         route, names = self._find(exchange, method)
@@ -160,13 +127,21 @@ class AdminApi:
         return route, found.params
 
 
-def _trace_of(exchange: Exchange) -> AbstractContextManager[object]:
+@contextmanager
+def _trace_of(exchange: Exchange) -> Generator[None]:
     """Continues the trace of a request, in a process that makes traces."""
     if "opentelemetry.propagate" not in sys.modules:
-        return nullcontext()
-    from shoal.http.admin.traced import in_trace_of
+        yield
+        return
+    from opentelemetry.context import attach, detach
 
-    return in_trace_of(exchange.headers.items())
+    from shoal.observe.otel.instrument import context_of_caller
+
+    token = attach(context_of_caller(exchange.headers.items()))
+    try:
+        yield
+    finally:
+        detach(token)
 
 
 def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:

@@ -30,33 +30,16 @@ _OF_PROXIES: Final = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x
 
 
 class Guard:
-    """Authorizes requests, or refuses them.
-
-    Args:
-        token: The token that requests must send; None for no token.
-        hosts: Host names, besides those of the loopback, that are accepted without a token.
-
-    Raises:
-        TypeError: The token is not text.
-        ValueError: The token is empty, or can't be sent in a header.
-    """
+    """Authorizes requests; without a token `hosts` are accepted besides those of the loopback."""
 
     def __init__(self, token: str | None, hosts: Iterable[str] = ()) -> None:
         self._token = None if token is None else _checked(token)
         self._hosts = frozenset(host.lower() for host in hosts)
 
     def check(self, scope: Scope, *, changes: bool, is_page: bool = False) -> None:
-        """Checks that a request is authorized.
-
-        Args:
-            scope: The request's ASGI scope.
-            changes: Whether its method changes something.
-            is_page: Whether it is for a page, which can only be read. A browser asks its user for
-                the token then, as the password of any name.
-
-        Raises:
-            Refused: It is not authorized.
-        """
+        """Refuses a request that is not authorized."""
+        # For a page, which is read-only, a browser asks its user for the token, as the password of
+        # any name.
         if self._token is None:
             self._check_host(scope)
             self._check_not_forwarded(scope)

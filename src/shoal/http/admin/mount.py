@@ -26,16 +26,10 @@ if TYPE_CHECKING:
 
 
 class Reader(Protocol):
-    """Pages that those who may use the admin API may read; see `shoal.http.dashboard`.
-
-    Attributes:
-        pages: What answers at each path.
-    """
+    """Pages for callers with access to the admin API, such as the dashboard."""
 
     @property
-    def pages(self) -> Mapping[str, Page]:
-        """As above."""
-        ...
+    def pages(self) -> Mapping[str, Page]: ...
 
     def is_public_to(self, scope: Scope) -> bool:
         """Returns whether the application behind answers such a request itself."""
@@ -43,14 +37,9 @@ class Reader(Protocol):
 
 
 class AdminListener:
-    """An ASGI application: the admin API, and another application behind it.
+    """The admin API as an ASGI application, with another application behind it."""
 
-    Args:
-        api: Answers paths below ``/-/api/``.
-        reader: Answers at the paths of its pages, for those who may use the API; None for none.
-        behind: Answers all other paths; None for nothing. Its lifespan is not run here.
-        settings: How requests are read and answered.
-    """
+    # It does not run the lifespan of the application behind.
 
     def __init__(
         self,
@@ -66,7 +55,6 @@ class AdminListener:
         self._page = Page(api.answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers as an ASGI application."""
         is_http = scope["type"] == "http"
         path = split_path(scope)[1] if is_http else ""
         if path.startswith(API):
@@ -99,7 +87,7 @@ class AdminListener:
 
 
 def _guarded(reader: Reader, api: AdminApi) -> dict[str, Route]:
-    """Returns the pages of a reader, for those who may use an API."""
+    """Returns the pages of a reader, for callers with access to an API."""
 
     def guarded(page: Page) -> Page:
         async def answer(exchange: Exchange) -> None:

@@ -1,12 +1,12 @@
 """``POST trace``: records the arrivals at a running server, as a stream of lines of JSON.
 
-The recorder is told of what ends, and holds a bounded number of notes; a task that sends them wakes
-twice a second. A client that reads slowly is sent less, and told how much was left out. One that
-does not read is disconnected, as every client is.
+The recorder observes the requests, and holds a bounded number of notes. A task that sends them
+wakes twice a second. A client that reads slowly gets fewer notes, and the number of lost ones. One
+that does not read is disconnected, like every client.
 
 Lines: ``trace`` comes first, then one ``batcher`` for each batcher, and again when its options have
-changed. Requests have no member ``record``; see docs/reference/http.md. ``progress`` follows each
-piece, and ``end`` comes last.
+changed. Requests have no member ``record``; docs/reference/http.md lists theirs. ``progress``
+follows each piece, and ``end`` comes last.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import orjson
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.options import OPTIONS
-from shoal.http.admin.bodies import members
+from shoal.http.admin.verbs import members
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_found
 from shoal.observe.arrivals import ArrivalRecorder
@@ -66,27 +66,12 @@ _AT_A_TIME: Final = 2_000
 
 
 class Recordings:
-    """Answers the requests for recordings.
-
-    Args:
-        client: What is recorded, if it is a controller.
-    """
-
     def __init__(self, client: Client) -> None:
         self._client = client
         self._running = 0
 
     async def answer(self, request: AdminRequest) -> None:
-        """``POST trace``; sends the answer itself.
-
-        Raises:
-            Refused: There are too many recordings.
-            TypeError: A member of the body has the wrong type.
-            ValueError: One is out of its range.
-            NoSuchName: There is no such backend.
-            ShutDown: The server ends.
-            CallerLeft: The client is gone, or did not read in time.
-        """
+        """Sends the response itself."""
         if not isinstance(self._client, Controller):
             raise Refused(not_found())
         self._client.check_open()
@@ -118,19 +103,7 @@ class Recordings:
 
 
 class Recording:
-    """One recording.
-
-    Args:
-        controller: What is recorded.
-        tag: The backend that is recorded; None for all.
-        duration_s: For how long, in seconds.
-        most_requests: How many requests it may have.
-        most_a_second: How many requests of one second it may have.
-
-    Attributes:
-        recorder: Notes the requests.
-        why_ended: Why it has ended: ``"time"``, ``"full"`` or ``"server ended"``.
-    """
+    """One recording, of one backend or of all."""
 
     def __init__(
         self,
@@ -147,6 +120,7 @@ class Recording:
         self._end_at = self._began_at + duration_s
         self._duration_s = duration_s
         self._batchers: dict[str, Note] = {}
+        # Or "full", or "server ended".
         self.why_ended = "time"
         self.recorder = ArrivalRecorder(
             self._began_at,
@@ -157,11 +131,7 @@ class Recording:
         )
 
     async def send(self, exchange: Exchange) -> None:
-        """Records, and sends all but the last piece.
-
-        Raises:
-            CallerLeft: The client did not read in time.
-        """
+        """Records, and sends all but the last piece."""
         self._controller.observers.add(self.recorder)
         await exchange.begin(200, _HEADERS)
         first: Note = {
@@ -194,7 +164,6 @@ class Recording:
             piece = b"".join([*parts, _written([self._state("progress")])])
 
     def last_piece(self) -> bytes:
-        """Returns the last piece."""
         waiting = sum(one.statistics().queued + one.statistics().running for one in self._found())
         end = {**self._state("end"), "why": self.why_ended, "unfinished": waiting}
         return _written([*self._news_of_batchers(), *self.recorder.take(), end])
@@ -219,7 +188,7 @@ class Recording:
         return None if known is None else known["options"].get("request_timeout_s")
 
     def _news_of_batchers(self) -> list[Note]:
-        """Returns a note of each batcher that is new, or whose options have changed."""
+        """Returns a note of each batcher that is new, or has new options."""
         news: list[Note] = []
         for batcher in self._found():
             before = self._batchers.get(batcher.name)
@@ -231,7 +200,7 @@ class Recording:
 
 
 def note_of(batcher: Batcher[Any]) -> Note:
-    """Returns what a trace says of a batcher: its options, and the run times measured so far."""
+    """Returns a batcher's options, and the run times measured so far."""
     options: dict[str, Any] = {}
     functions: list[str] = []
     for name, option in OPTIONS.items():

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.http.admin.bodies import admin_problem, members
+from pydantic_core import from_json
+
+from shoal.core.options.names import suggested
+from shoal.http.requests.json_scan import encoding_flaw
+from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.stream_forms import form_for
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.verbs import array, mapping
-from shoal.serving.clients.wire import shown
+from shoal.serving.clients.wire import RAISED, error_to_wire, shown
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
@@ -22,19 +26,93 @@ if TYPE_CHECKING:
     from shoal.serving.clients.verbs import Verb
     from shoal.serving.imports import ImportRule
 
+MAX_BODY_BYTES: Final = 2**20
+"""The largest body of a request other than a call, in bytes."""
+
+
+async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """Raises TypeError if the body is not an object."""
+    media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
+    if media_type != b"application/json" or coding != b"identity":
+        raise Refused(
+            Problem(
+                415,
+                "unsupported-media-type",
+                "The media type is not supported",
+                "The admin API takes JSON; send Content-Type: application/json.",
+            )
+        )
+    body = await exchange.body(max_bytes)
+    try:
+        value: Any = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        detail = encoding_flaw(body) or str(error)
+        raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail)) from None
+    if not isinstance(value, dict):
+        raise TypeError(f"the body must be a JSON object, not {type(value).__name__}")
+    return cast("dict[str, Any]", value)
+
+
+def members(body: dict[str, Any], known: Mapping[str, bool]) -> dict[str, Any]:
+    """Returns the object if it has all required members (True in `known`) and no unknown ones."""
+    names = sorted(known, key=lambda name: not known[name])
+    for name in names:
+        if known[name] and name not in body:
+            raise TypeError(f"the body must have {name!r}")
+    for name in body:
+        if name not in known:
+            hint = suggested(name, names) or f"it takes {', '.join(names)}"
+            raise TypeError(f"the body can't have {name!r}; {hint}")
+    return body
+
+
+_STATUSES: Final = {
+    "backend-unavailable": 503,
+    "closed": 503,
+    "deadline-exceeded": 504,
+    "handler-failed": 500,
+    "handler-timeout": 504,
+    "in-use": 409,
+    "item-too-large": 413,
+    "name-taken": 409,
+    "no-such-name": 404,
+    "not-allowed": 403,
+    "not-durable": 409,
+    "not-enough-gpus": 409,
+    "not-open": 503,
+    "overloaded": 503,
+    "replica-died": 502,
+    "replica-not-started": 422,
+    "shut-down": 503,
+    "slow-reader": 408,
+    "state-refused": 500,
+    "type-error": 422,
+    "unfinished": 500,
+    "value-error": 422,
+    "would-deadlock": 500,
+    "wrong-batch-size": 500,
+    "wrong-result-type": 500,
+    RAISED: 500,
+}
+_RETRY: Final = ((b"retry-after", b"1"),)
+
+
+def admin_problem(error: Exception) -> Problem:
+    described = error_to_wire(error)
+    status = _STATUSES[described.kind]
+    title = described.kind.replace("-", " ").capitalize()
+    headers = _RETRY if status == 503 else ()
+    return Problem(status, described.kind, title, described.text, headers, described.more)
+
+
 _CALL: Final[Mapping[str, bool]] = dict.fromkeys(("args", "kwargs", "options"), False)
 _OPTIONS: Final[Mapping[str, bool]] = dict.fromkeys(HANDLE_OPTIONS, False)
 
 
 @dataclass(frozen=True)
 class AdminRequest:
-    """One request that was authorized.
-
-    Attributes:
-        exchange: The request.
-        names: The values of the placeholders in the route's path.
-        body: The object in its body; empty if the route takes none.
-    """
+    """An authorized request; the body is empty if the route takes none."""
 
     exchange: Exchange
     names: Mapping[str, str]
@@ -42,13 +120,7 @@ class AdminRequest:
 
 
 class Verbs:
-    """The routes' functions; each returns a result that is sent as JSON.
-
-    Args:
-        client: The client that runs the verbs.
-        imports: The rule for what may be imported.
-        heartbeat_s: How long a stream may be silent, in seconds.
-    """
+    """The routes' functions; each returns a result that is sent as JSON."""
 
     def __init__(self, client: Client, imports: ImportRule, heartbeat_s: float) -> None:
         self._client = client
@@ -56,7 +128,7 @@ class Verbs:
         self._heartbeat_s = heartbeat_s
 
     async def answer(self, verb: Verb, request: AdminRequest) -> Any:
-        """Answers the request that is a verb of the client."""
+        """Runs a verb of the client."""
         received: dict[str, Any] = dict(request.names)
         if verb.query is not None:
             received[verb.query] = _flag(verb.query, request)
@@ -69,17 +141,15 @@ class Verbs:
         return {} if result is None else shown(result)
 
     async def show_endpoint(self, request: AdminRequest) -> Any:
-        """``GET endpoints/{name}``."""
         name, endpoints = request.names["name"], await self._client.list_endpoints()
         return found("endpoint", name, endpoints)
 
     async def call(self, request: AdminRequest) -> Any:
-        """``POST endpoints/{name}/call``."""
         handle, args, kwargs = await self._handle(request)
         return await handle.call(*args, **kwargs)
 
     async def stream(self, request: AdminRequest) -> None:
-        """``POST endpoints/{name}/call`` answered by a stream; sends the answer itself."""
+        """``POST endpoints/{name}/call`` with a stream; sends the response itself."""
         handle, args, kwargs = await self._handle(request)
         exchange = request.exchange
         await answer_with_stream(
@@ -91,7 +161,6 @@ class Verbs:
         )
 
     async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
-        """Returns the handle for a call, and the call's arguments."""
         body = members(request.body, _CALL)
         args = array("args", body.get("args", []))
         kwargs = mapping("kwargs", body.get("kwargs", {}))

@@ -1,1 +1,1 @@
-"""`App`: declarations, opening, and the pages beside the endpoints."""
+"""`App`: what a program declares, the opening of it, and the pages beside the endpoints."""

@@ -16,16 +16,9 @@ if TYPE_CHECKING:
 
 
 class AppAdmin:
-    """An ASGI application: the admin API of an `App`, with the `App` behind it.
+    """The admin API of an `App`, as an ASGI application with the `App` behind it."""
 
-    Until the application is open, and for lifespan messages, the application itself answers.
-
-    Args:
-        app: The application.
-        behind: The application with middleware around it; None if there is none.
-        token: The token that requests must send; None for no token.
-        allowed_modules: The modules that import paths may name.
-    """
+    # Until the application is open, and for lifespan messages, the application itself answers.
 
     def __init__(
         self,
@@ -42,11 +35,9 @@ class AppAdmin:
         self._admin_listener: AdminListener | None = None
 
     def count_refusal(self, status: int, took_s: float) -> None:
-        """Counts a request that the server has answered itself."""
         self._app.count_refusal(status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers as an ASGI application."""
         admin = self._admin_listener or self._open()
         if scope["type"] == "lifespan" or admin is None:
             await self._behind(scope, receive, send)

@@ -18,18 +18,15 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.core.events import Observers
 from shoal.core.traffic import Shadow, Traffic
 from shoal.failures.exceptions import own_copy
-from shoal.http.app.batch_observers import BatchObservers
 from shoal.http.app.declarations import Declarations, EndpointDeclaration, ShadowDeclaration
-from shoal.http.app.guard import AppGuard
-from shoal.http.app.lifespan import run_lifespan
-from shoal.http.app.middleware import with_middleware
-from shoal.http.app.mounted import Mounted, lifespans_of
+from shoal.http.app.lifespan import Mounted, lifespans_of, run_lifespan
+from shoal.http.app.middleware import AppGuard, AppTracing, with_middleware
 from shoal.http.app.pages import OUTSIDE, Pages
 from shoal.http.app.router import AppRouter
-from shoal.http.app.tracing import AppTracing
 from shoal.http.openapi.served import documented_as
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
+from shoal.http.requests.failed_batches import BatchObservers
 from shoal.http.websocket.sockets import WebSockets
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
@@ -55,7 +52,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import AppKeywords
     from shoal.asgi.option_checks import SecurityRequirements
-    from shoal.http.app.served_endpoints import Phase
+    from shoal.http.app.pages import Phase
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
     from shoal.serving.state.file import StateFile
@@ -75,8 +72,8 @@ class App:
 
     Run it with ``shoal serve module:app``, or any ASGI server. Mounted in another application, it
     is opened by that one's lifespan: ``Starlette(lifespan=app.lifespan, routes=[Mount("/ml",
-    app=app)])``. Under ``/-/`` are its own: ``healthz``, ``readyz``, ``metrics``, ``routes``,
-    ``openapi.json``, ``docs``, ``dashboard``; and ``/`` is, unless something else is there.
+    app=app)])``. Its own pages are under ``/-/``: ``healthz``, ``readyz``, ``metrics``, ``routes``,
+    ``openapi.json``, ``docs``, ``dashboard``. It answers at ``/``, unless something else does.
 
     Args:
         middleware: Middleware around the endpoints and the mounted applications: Starlette's
@@ -88,8 +85,8 @@ class App:
     Attributes:
         settings: These options as a record, which has the defaults for the others.
         file: The file that declares it; None if a program does.
-        observers: What is told of the batches of all backends; add a `shoal.BatchObserver`.
-        tracing: Whether its requests have spans; see `shoal.observe.instrument`.
+        observers: Observers of the batches of all backends; add a `shoal.BatchObserver`.
+        tracing: Whether its requests have spans; `shoal.observe.instrument` turns them on.
 
     Raises:
         TypeError: A setting is unknown, or has the wrong type.
@@ -145,21 +142,21 @@ class App:
     ) -> Callable[[H], H]:
         """Declares a backend and an endpoint of the same name, as a decorator of the code.
 
-        The decorated code is returned unchanged. It is anything that `shoal.Batcher` takes; or a
-        class without init arguments, whose ``__call__`` is the handler; or a function decorated
-        with `shoal.batch`, whose options apply unless they are given here. It takes lists, or one
-        item at a time, and its annotations determine the form of a request's body; see
-        `shoal.http.requests.payload`. A generator handler answers with a stream; see
-        `shoal.http.requests.streaming`.
+        The decorated code is returned unchanged. It is a handler as for `shoal.Batcher`, or a class
+        without init arguments and with the handler as ``__call__``. It may also be a function
+        decorated with `shoal.batch`; options given here override those of the decorator. The code
+        takes lists, or one item at a time. Its annotations determine the form of a request's body
+        (`shoal.http.requests.payload`). A generator handler answers with a stream
+        (`shoal.http.requests.streaming`).
 
         Args:
             path: The endpoint's path. It may have parameters, as in Starlette:
-                ``/users/{id:int}``. The code takes them by `shoal.http.Path`; they are also
-                ``"path_params"`` in its request's metadata, and in a Starlette `Request`.
+                ``/users/{id:int}``. The code reads them in a ``decode`` function, from a Starlette
+                `Request`, or as ``"path_params"`` in its request's metadata.
             methods: The HTTP methods of the endpoint.
             name: The name in messages and metrics; the handler's name by default.
-            security: What it needs of its callers, as the option ``security`` of `HttpOptions`,
-                which counts by default; like `responses`, for the OpenAPI document.
+            security: The requirements for callers, in the form of the option ``security`` of
+                `HttpOptions`, which is the default. Like `responses`, it is documented in OpenAPI.
             responses: The statuses of the ``HTTPException`` that the code raises, with meanings.
             batch: Whether the code takes lists; by default its annotations say that. With False, a
                 list is one item, and ``max_ongoing_requests`` is 100, or 40 in threads.
@@ -198,7 +195,7 @@ class App:
         return self.endpoint(path, methods=("GET",), batch=False, **options)
 
     def post(self, path: str, **options: Any) -> Callable[[H], H]:
-        """Does the same by ``POST``."""
+        """Declares code that takes one request at a time, by ``POST``."""
         return self.endpoint(path, methods=("POST",), batch=False, **options)
 
     def backend(
@@ -262,7 +259,7 @@ class App:
         )
 
     def traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
-        """Declares how the requests of an endpoint are divided; see `Client.set_traffic`.
+        """Declares how the requests of an endpoint are divided, as `Client.set_traffic` does.
 
         Raises:
             NoSuchName: There is no such endpoint or backend.
@@ -281,7 +278,7 @@ class App:
         *,
         compare: Callable[[Any, Any], bool] | str | None = None,
     ) -> None:
-        """Declares shadow traffic; see `Client.shadow_traffic`.
+        """Declares shadow traffic, as `Client.shadow_traffic` does.
 
         Raises:
             NoSuchName: There is no such endpoint or backend.
@@ -298,7 +295,7 @@ class App:
         """Serves another ASGI application under a prefix, except at paths of endpoints.
 
         Args:
-            path: The prefix of its paths; ``"/"`` for all that nothing else answers.
+            path: The prefix of its paths; ``"/"`` for all paths that nothing else answers.
             app: The application.
             lifespan: Whether its lifespan is run within this one, after those of applications that
                 were mounted before; else the program opens it.
@@ -316,11 +313,11 @@ class App:
 
     @property
     def metrics(self) -> CollectorRegistry:
-        """What collects the metrics of ``/-/metrics``."""
+        """The registry of the metrics of ``/-/metrics``."""
         return self.own_pages.registry
 
     def openapi(self) -> dict[str, Any]:
-        """Returns the OpenAPI document as it is now, without a prefix; see `merged_openapi`."""
+        """Returns the current OpenAPI document, without a prefix; `merged_openapi` adds one."""
         return self.own_pages.document()
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
@@ -378,7 +375,7 @@ class App:
     async def answering(
         self, controller: Controller, *, is_complete: bool = True
     ) -> AsyncGenerator[None]:
-        """Serves a controller that is open already, after adding its own declarations to it.
+        """Serves an open controller, after adding the application's own declarations to it.
 
         Requests are answered from then on if that makes it complete.
 
@@ -405,7 +402,7 @@ class App:
         self._phase = "open"
 
     def begin_drain(self) -> None:
-        """Prepares the shutdown: not ready any more, and batches don't wait for other requests.
+        """Prepares the shutdown: the application is no longer ready, and batches start at once.
 
         Calls are still accepted, since a load balancer routes them here until it notices.
         """
@@ -415,7 +412,7 @@ class App:
             self.controller.drain()
 
     def count_refusal(self, status: int, took_s: float) -> None:
-        """Counts a request that this package's server has answered itself, in the metrics."""
+        """Counts a request in the metrics that this package's server has answered itself."""
         self._dispatcher.count_refusal(status, took_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
 """The code of declared endpoints: checks it, and makes a definition and a config of it.
 
-All that can be checked without running user code is checked at the line that declares it. The
-application creates the declared backends and endpoints when it opens its controller.
+Everything that can be checked without running user code is checked at the line that declares it.
+The application creates the declared backends and endpoints when it opens its controller.
 """
 
 from __future__ import annotations
@@ -31,45 +31,23 @@ _AT_ONCE: Final = ("max_ongoing_requests", "max_concurrent_queries", "max_concur
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """Code of an endpoint, and the config to serve it with.
-
-    Attributes:
-        name: Its default name.
-        definition: The code.
-        config: The backend's config.
-        signature: The signature of a call with one item.
-        streams: Whether its calls are answered by streams.
-        face: The batched function that the program can call as well; None if there is none.
-    """
+    """Code of an endpoint, and the config to serve it with."""
 
     name: str
     definition: Definition
     config: BackendConfig
     signature: Signature
     streams: bool
+    # The batched function that the program can call as well.
     face: Decorated | None = None
 
     def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
-        """Returns a context in which calls of the batched function use this batcher.
-
-        Raises:
-            RuntimeError: The function is open in this event loop already.
-        """
+        """Makes calls of the batched function use this batcher, in the context."""
         return nullcontext() if self.face is None else self.face.lent(batcher)
 
 
 def declared_on(target: Any, options: Mapping[str, Any], batch: bool | None = None) -> Declared:
-    """Checks the object that ``@app.endpoint`` decorates, and returns what it declares.
-
-    Args:
-        target: The object.
-        options: The options of its backend.
-        batch: Whether it takes lists; None for what its annotations say.
-
-    Raises:
-        TypeError: The object can't be batched, or an option is unknown or of a wrong type.
-        ValueError: An option is out of range.
-    """
+    """Checks what ``@app.endpoint`` decorates; without `batch` its annotations decide on lists."""
     if batch is False and (isinstance(target, Decorated) or "fill" in options):
         raise TypeError(f"{target!r} takes batches, so declare it by @app.endpoint without batch")
     if isinstance(target, Decorated):
@@ -122,7 +100,7 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
 
 
 def _takes_lists(config: BackendConfig) -> bool | None:
-    """Returns True if the code takes lists; None if it takes open batches."""
+    """Returns None if the code takes open batches."""
     return True if config.fill == "closed" else None
 
 
@@ -139,12 +117,8 @@ def _check_class(cls: type) -> None:
 
 
 def _check_annotations(handler: Any) -> None:
-    """Checks that the annotations can be read, since bodies are checked against them.
-
-    Raises:
-        TypeError: An annotation names something that does not exist at run time. The batcher would
-            ignore the annotation, and any body would be accepted.
-    """
+    """Raises TypeError for an annotation that names nothing at run time."""
+    # The batcher would ignore the annotation, and accept any body.
     for name, error in unreadable_annotations(handler).items():
         raise TypeError(
             f"the annotation of {name!r} of {handler!r} can't be read, so bodies could not be "

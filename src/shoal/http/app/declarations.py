@@ -1,7 +1,7 @@
 """The declarations of an application, and how they are applied to a controller.
 
 A controller that was restored from a state file may differ from the program, since its operator has
-changed things. So what it has already is left unchanged, and only what it lacks is created.
+changed it. Existing backends and endpoints are therefore left unchanged; the others are created.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ _log = logging.getLogger("shoal.server")
 
 @dataclass(frozen=True)
 class ShadowDeclaration:
-    """A declaration of shadow traffic."""
-
     backend: str
     proportion: float
     compare: Callable[[Any, Any], bool] | str | None
@@ -46,17 +44,7 @@ class ShadowDeclaration:
 
 @dataclass(kw_only=True)
 class EndpointDeclaration:
-    """A declaration of an endpoint.
-
-    Attributes:
-        name: Its name.
-        path: Its path; None if it is called by handles only.
-        methods: Its HTTP methods.
-        traffic: The share of each backend.
-        shadows: Its shadow traffic.
-        code: Its code, if it was declared together with that.
-        documented: What the program says of it to its callers.
-    """
+    """A declaration of an endpoint; without a path it is called by handles only."""
 
     name: str
     path: str | None
@@ -68,26 +56,13 @@ class EndpointDeclaration:
 
 
 class Declarations:
-    """The declarations of an application.
-
-    Attributes:
-        backends: Code and configs, by tag.
-        endpoints: The endpoints, by name.
-        loading: The tags of the backends that are not ready yet, while they are created.
-    """
-
     def __init__(self) -> None:
+        # Tags of backends that are not ready yet, while they are created.
         self.loading: list[str] = []
         self.backends: dict[str, tuple[Definition, BackendConfig]] = {}
         self.endpoints: dict[str, EndpointDeclaration] = {}
 
     def add_backend(self, tag: str, definition: Definition, config: BackendConfig) -> None:
-        """Declares a backend.
-
-        Raises:
-            NameTaken: The tag is taken.
-            ModuleNotFoundError: An option needs an extra that is not installed.
-        """
         if config.batching.get("cache") is not None:
             need("cache=", "cachetools", "cache")
         if config.placement == "ray":
@@ -97,7 +72,7 @@ class Declarations:
         self.backends[tag] = definition, config
 
     def add_file(self, file: AppFile) -> None:
-        """Declares what a file declares; its replicas import the code."""
+        """Declares the contents of a file; the replicas import the code."""
         for tag, one in file.backends.items():
             code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
             self.add_backend(tag, code, BackendConfig.of(one.config))
@@ -118,11 +93,6 @@ class Declarations:
             )
 
     def add_endpoint(self, endpoint: EndpointDeclaration) -> None:
-        """Declares an endpoint.
-
-        Raises:
-            NameTaken: The name is taken, or one of the methods at the path.
-        """
         there = self.endpoints.get(endpoint.name)
         if there is not None:
             raise NameTaken(
@@ -133,11 +103,7 @@ class Declarations:
         self.endpoints[endpoint.name] = endpoint
 
     def check_free(self, path: str | None, methods: tuple[str, ...]) -> None:
-        """Checks that no endpoint answers these methods at a path yet.
-
-        Raises:
-            NameTaken: One does.
-        """
+        """Checks that no endpoint answers these methods at a path yet."""
         for method in methods if path is not None else ():
             for there in self.endpoints.values():
                 if there.path is None or method not in there.methods:
@@ -146,15 +112,6 @@ class Declarations:
                     raise NameTaken(f"{method} {path} is declared already, as {there.name!r}")
 
     def checked_name(self, name: Any, path: str) -> str:
-        """Checks the name of a further endpoint.
-
-        Args:
-            name: The name.
-            path: The endpoint's path.
-
-        Raises:
-            ValueError: The name is malformed or taken.
-        """
         if not isinstance(name, str) or not is_tag(name):
             raise ValueError(
                 f'{name!r} can\'t name the endpoint {path}: {TAG_FORM}; give one with name="..."'
@@ -183,14 +140,7 @@ class Declarations:
         target: object,
         documented: Documented,
     ) -> None:
-        """Declares a backend and its endpoint, both of the same name.
-
-        Raises:
-            NameTaken: The name or the path is taken.
-            ValueError: The batched function is served already, or the parameters and the path
-                do not fit.
-            TypeError: JSON can't be checked against an annotation.
-        """
+        """Declares a backend and its endpoint, both of the same name."""
         from shoal.http.requests.queries import check_items
 
         for there in self.endpoints.values():
@@ -227,16 +177,8 @@ class Declarations:
         return Program(self.backends, comparisons)
 
     async def apply(self, controller: Controller, lending: ExitStack) -> None:
-        """Creates the declared backends and endpoints that the controller lacks.
-
-        Args:
-            controller: An open controller.
-            lending: Until it is closed, batched functions use the controller's batchers.
-
-        Raises:
-            NoSuchName: Code is given the handle of an endpoint that does not exist.
-            Exception: A backend or an endpoint failed; a note says which.
-        """
+        """Creates the declared backends and endpoints that the controller lacks."""
+        # Until `lending` is closed, batched functions use the controller's batchers.
         self._check_given(controller)
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
         self.loading = [tag for tag in self.backends if declared_backend(tag) in lacking]
@@ -249,7 +191,7 @@ class Declarations:
         controller.announce_endpoints(())
 
     def _check_given(self, controller: Controller) -> None:
-        """Checks that there are the endpoints whose handles code is given."""
+        """Checks that the endpoints exist whose handles code receives."""
         known = {**self.endpoints, **controller.endpoints}
         for tag, (definition, _) in self.backends.items():
             code = definition.target
@@ -264,11 +206,9 @@ class Declarations:
                     raise
 
     def _groups(self) -> Iterator[list[str]]:
-        """Yields groups of tags of backends that may start concurrently, in declaration order.
-
-        The backend of a batched function is a group by itself: code that is declared after it may
-        call that function when it starts.
-        """
+        """Yields groups of tags of backends that may start concurrently, in declaration order."""
+        # A batched function's backend is a group by itself: code that is declared after it may call
+        # that function when it starts.
         group: list[str] = []
         for tag in self.backends:
             code = self._code(tag)
@@ -287,12 +227,10 @@ class Declarations:
     async def _open_side_by_side(
         self, controller: Controller, lending: ExitStack, tags: list[str], lacking: set[str]
     ) -> None:
-        """Starts backends concurrently, with the outcome of starting one after the other.
-
-        They are added in their order. If one fails, those after it are cancelled, and those before
-        it are waited for. If several fail, the error of the first in order is raised, so the error
-        does not depend on how long each start takes; the others are logged.
-        """
+        """Starts backends concurrently, with the outcome of starting one after the other."""
+        # They are added in their order. If one fails, those after it are cancelled, and those
+        # before it are waited for. The error of the first in order is raised, so it does not depend
+        # on how long each start takes; the others are logged.
         turns = [anyio.Event() for _ in range(len(tags) + 1)]
         turns[0].set()
         scopes = [anyio.CancelScope() for _ in tags]

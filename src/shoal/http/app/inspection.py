@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 class Complaint(ValueError):
-    """A mistake in the declaration of a backend or an endpoint.
-
-    Attributes:
-        path: Where it was declared, such as ``("backends", tag, "code")``.
-    """
+    """A mistake in a declaration, at a path such as ``("backends", tag, "code")``."""
 
     def __init__(self, path: tuple[str, ...], message: str) -> None:
         super().__init__(message)
@@ -41,33 +37,20 @@ class Complaint(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class BackendPlan:
-    """A backend as it would run.
-
-    Attributes:
-        tag: Its tag.
-        code: Its import path, or the name of an object.
-        config: Its config.
-        takes: The code's input: ``"lists of up to 64 str"``, ``"one dict at a time"``; None if the
-            code was not inspected.
-        oddity: Options that are allowed but probably a mistake, or None.
-    """
+    """A backend as it would run."""
 
     tag: str
     code: str
     config: BackendConfig
+    # Such as "lists of up to 64 str"; None if the code was not inspected.
     takes: str | None = None
+    # Options that are allowed but probably a mistake.
     oddity: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that an application would run.
-
-    Attributes:
-        backends: Its backends.
-        endpoints: Its endpoints, as they are declared.
-        complaints: The mistakes in them.
-    """
+    """The backends and endpoints that an application would run, and the mistakes in them."""
 
     backends: tuple[BackendPlan, ...]
     endpoints: tuple[EndpointDeclaration, ...]
@@ -102,7 +85,7 @@ def _has_route(tag: str, declared: Declarations) -> bool:
 
 
 def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> BackendPlan:
-    """Returns the plan completed by the code; raises `Complaint` for the first mistake."""
+    """Completes a plan from the code; raises `Complaint` for the first mistake."""
     path, config = ("backends", plan.tag), plan.config
     if "python" in config.placed:
         return plan  # this interpreter may not be able to import the code

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
+from shoal.asgi.lifespan import AppLifespan
 from shoal.errors import NameTaken, NotAllowed, NotDurable
 from shoal.failures.exceptions import failure_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable, Iterable
     from contextlib import AbstractAsyncContextManager
 
-    from starlette.types import Receive, Send
+    from anyio.abc import TaskGroup
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from shoal.errors import LifespanFailed
 
 # They say what to change; where they were raised says nothing about that.
 _MISTAKES: Final = (NameTaken, NotAllowed, NotDurable)
@@ -21,12 +29,10 @@ _MISTAKES: Final = (NameTaken, NotAllowed, NotDurable)
 async def run_lifespan(
     lifespan: Callable[[], AbstractAsyncContextManager[None]], receive: Receive, send: Send
 ) -> None:
-    """Opens and closes an application at the messages of its server.
-
-    A failure is reported to the server with the user's frames, unless it is a mistake in what was
-    declared. It is not raised as well: servers would treat that as an application without support
-    for the protocol.
-    """
+    """Opens and closes an application at the messages of its server."""
+    # A failure is reported to the server with the user's frames, unless it is a mistake in a
+    # declaration. It is not raised as well: servers would treat that as an application without
+    # support for the protocol.
     await receive()
     stage = "startup"
     try:
@@ -42,3 +48,66 @@ async def run_lifespan(
         await send({"type": f"lifespan.{stage}.failed", "message": message})
     else:
         await send({"type": "lifespan.shutdown.complete"})
+
+
+_STOPS_WITHIN_S: Final = 10.0
+_log: Final = logging.getLogger("shoal.http")
+
+
+class Mounted:
+    """An application with a running lifespan, whose state is in the scopes of its requests."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._lifespan: AppLifespan | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._lifespan is not None:
+            # With what middleware has said of this request.
+            scope = {**scope, "state": {**scope.get("state", {}), **self._lifespan.state}}
+        await self.app(scope, receive, send)
+
+    async def start(self, tasks: TaskGroup) -> LifespanFailed | None:
+        """Returns why it failed to start, or None."""
+        self._lifespan = lifespan = AppLifespan(self.app)
+        tasks.start_soon(lifespan.run)
+        await lifespan.wait_started()
+        return lifespan.failure
+
+    async def stop(self) -> None:
+        """Stops it; logs a failure."""
+        lifespan, self._lifespan = self._lifespan, None
+        assert lifespan is not None
+        await lifespan.stop(_STOPS_WITHIN_S)
+        if lifespan.failure is not None:
+            failure = lifespan.failure
+            _log.error("a mounted application: %s", failure.details or failure)
+
+
+def unwrapped(app: ASGIApp) -> ASGIApp:
+    """Returns a mounted application as it was passed to `App.mount`."""
+    return app.app if isinstance(app, Mounted) else app
+
+
+@asynccontextmanager
+async def lifespans_of(apps: Iterable[ASGIApp]) -> AsyncGenerator[None]:
+    """Runs the lifespans of all `Mounted`; they start in order, and stop in reverse order."""
+    mounted = [app for app in apps if isinstance(app, Mounted)]
+    if not mounted:
+        yield
+        return
+    failure = None
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stopping:
+        stopping.callback(tasks.cancel_scope.cancel)
+        for app in mounted:
+            failure = await app.start(tasks)
+            if failure is not None:
+                break
+            stopping.push_async_callback(app.stop)
+        else:
+            yield
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        del failure  # its traceback holds this frame

@@ -5,10 +5,19 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from shoal.asgi.extensions import DISCONNECT, GUARDED
+from shoal.asgi.guard import BadRequest, RequestGuard
+from shoal.http.requests.problem import Problem
 
-    from starlette.types import ASGIApp
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from opentelemetry.trace import Tracer
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from shoal.http.app.traced import RequestTracer
+    from shoal.http.requests.dispatch import RouteDispatcher
+    from shoal.http.websocket.sockets import WebSockets
 
 T = TypeVar("T")
 
@@ -16,12 +25,7 @@ _DEEPEST: Final = 100
 
 
 def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: ASGIApp) -> ASGIApp:
-    """Puts middleware around an application, the first outermost.
-
-    Args:
-        given: Starlette's `Middleware`, or functions that take an application and return another.
-        app: The application.
-    """
+    """Puts Starlette's `Middleware`, or functions, around an application, the first outermost."""
     listed: list[Any] = list(given)
     for one in reversed(listed):
         cls = getattr(one, "cls", None)
@@ -31,16 +35,89 @@ def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: AS
 
 
 def within(app: Any, kind: type[T]) -> T | None:
-    """Returns the application of a type inside its middleware; None if there is none.
-
-    Middleware must keep the application that it wraps as its attribute ``app``, as Starlette's do.
-
-    Args:
-        app: An application, with or without middleware around it.
-        kind: The type to look for.
-    """
+    """Returns the application of a type inside its middleware; None if there is none."""
+    # Middleware must keep the application that it wraps as its attribute `app`, as Starlette's do.
     for _ in range(_DEEPEST):
         if app is None or isinstance(app, kind):
             return app
         app = getattr(app, "app", None)
     return None
+
+
+_MOST_ADDRESSES: Final = 16
+
+
+class AppGuard:
+    """An ASGI application that refuses requests for other hosts, and from other origins."""
+
+    def __init__(self, app: ASGIApp, dispatcher: RouteDispatcher, sockets: WebSockets) -> None:
+        self._app = app
+        self._dispatcher = dispatcher
+        self._sockets = sockets
+        options = self._options = dispatcher.settings
+        self.checks_all = bool(options.allowed_hosts or options.allowed_origins)
+        self._by_address: dict[Any, RequestGuard] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope)
+        if refusal is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await self._sockets.refuse(scope, send, Problem(refusal.status, "", str(refusal)))
+        else:
+            await self._dispatcher.answer_by(partial(_refuse, refusal), scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> BadRequest | None:
+        """Returns why a request is refused; None if it is not."""
+        if not {DISCONNECT, GUARDED}.isdisjoint(scope.get("extensions") or ()):
+            return None
+        try:
+            self._guard_of(scope).check_headers(scope.get("method", ""), scope.get("headers", ()))
+        except BadRequest as refused:
+            return refused
+        return None
+
+    def _guard_of(self, scope: Scope) -> RequestGuard:
+        host, port = scope.get("server") or ("", None)
+        guard = self._by_address.get(host)
+        if guard is None:
+            try:
+                guard = RequestGuard(self._options, (host, port))
+            except ValueError:  # a name, or the path of a UNIX socket
+                guard = RequestGuard(self._options, host)
+            if len(self._by_address) < _MOST_ADDRESSES:
+                self._by_address[host] = guard
+        return guard
+
+
+async def _refuse(refusal: BadRequest, _scope: Scope, _receive: Receive, _send: Send) -> None:
+    # Not at the start: it loads a client of HTTP.
+    from starlette.exceptions import HTTPException
+
+    raise HTTPException(refusal.status, str(refusal))
+
+
+class AppTracing:
+    """The tracing of an application's requests, which `shoal.observe.instrument` turns on."""
+
+    def __init__(
+        self, apps: Mapping[str, ASGIApp], path_of: Callable[[str, str], str | None]
+    ) -> None:
+        # The applications by the type of the scope, wrapped while tracing is on.
+        self.entered = apps
+        self.tracer: RequestTracer | None = None
+        self._path_of = path_of
+
+    def begin(self, tracer: Tracer) -> Callable[[], object]:
+        """Makes a span for each request from now on; returns a function that stops that."""
+        from shoal.http.app.traced import RequestTracer
+
+        untraced = self.entered
+        self.tracer = RequestTracer(tracer, self._path_of)
+        self.entered = {kind: self.tracer.around(app) for kind, app in untraced.items()}
+
+        def end() -> None:
+            self.entered, self.tracer = untraced, None
+
+        return end

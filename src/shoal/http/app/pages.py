@@ -6,29 +6,29 @@
                           the state of each endpoint
 ``/-/metrics``            the metrics, for Prometheus
 ``/-/routes``             the endpoints and mounted applications, and their paths
-``/-/openapi.json``       how to call the endpoints, by OpenAPI
+``/-/openapi.json``       how to call the endpoints, in OpenAPI
 ``/-/docs``               the same as a page, with its files
-``/-/dashboard``          what the server does, as a live page, with its files and its feed
-``/``                     what is served, if there is no endpoint or mounted application
+``/-/dashboard``          a live page about the server, with its files and its feed
+``/``                     an overview, if there is no endpoint or mounted application
 ========================  ==========================================================================
 
 The first four are for operators and their probes. Middleware wraps the others as it does the
-endpoints: most are for callers, and a dashboard that is public is so as far as the operator's
-middleware lets it be.
+endpoints: most are for callers, and the operator's middleware also limits who sees a public
+dashboard.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
 
 from shoal.asgi.connections import SERVER
-from shoal.http.app.mounted import unwrapped
-from shoal.http.app.served_endpoints import served_endpoints
+from shoal.http.app.lifespan import unwrapped
 from shoal.http.dashboard.dashboard import Dashboard
 from shoal.http.openapi.page import FILES, HTML, root_of
+from shoal.http.openapi.served import Documented, ServedEndpoint, text_of
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.protocol import spoken
 from shoal.http.requests.routing import Page
@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     from shoal.asgi.connections import CountedConnections
     from shoal.core.counters import BatcherStatistics
     from shoal.core.request_times import RequestTimes
-    from shoal.http.app.declarations import Declarations
-    from shoal.http.app.served_endpoints import Phase
+    from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.http.openapi.document import Document
-    from shoal.http.openapi.served import ServedEndpoint
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.protocol import HttpProtocol
@@ -65,17 +63,7 @@ _FRESH = ((b"cache-control", b"no-store"),)
 
 
 class Pages:
-    """The pages of an application.
-
-    Args:
-        mounts: The application's mounted applications.
-        declared: The application's declarations.
-        dispatcher: The dispatcher that counts answers and times streams; it has the settings.
-        now: Returns the application's phase, and its controller, or None if it has had none.
-
-    Attributes:
-        dashboard: The page of the dashboard.
-    """
+    """The pages of an application; `now` returns its phase, and its controller if there is one."""
 
     def __init__(
         self,
@@ -92,7 +80,6 @@ class Pages:
         self.dashboard = Dashboard(settings, lambda: now()[1])
 
     def add_to(self, table: PathTable[Route]) -> None:
-        """Adds the pages to a table of routes."""
         pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "healthz": self._answer_alive,
             "readyz": self._answer_ready,
@@ -112,7 +99,6 @@ class Pages:
             table.add("/", ("GET",), Page(self._answer_landing))
 
     def loading(self) -> list[str]:
-        """Returns the names of the backends that are not ready yet, while the application opens."""
         return [*self._declared.loading]
 
     def document(self) -> dict[str, Any]:
@@ -188,7 +174,6 @@ class Pages:
 
     @cached_property
     def registry(self) -> CollectorRegistry:
-        """What collects the metrics."""
         from prometheus_client import CollectorRegistry, ProcessCollector
 
         registry = CollectorRegistry()
@@ -258,7 +243,7 @@ class Pages:
         await exchange.answer(200, HTML, page.body, page.headers)
 
     def _paths(self) -> Mapping[str, Any]:
-        """Returns the operations of the OpenAPI document, by path; none if it is turned off."""
+        """Returns the operations of the OpenAPI document by path, or none if it is turned off."""
         if not self._settings.openapi:
             return {}
         paths: Mapping[str, Any] = self.document()["paths"]
@@ -304,7 +289,7 @@ def _route_of(endpoint: ServedEndpoint) -> dict[str, Any]:
 
 
 def _takes(endpoint: ServedEndpoint) -> str | None:
-    """Returns the kind of an endpoint's input; None if it is not known here."""
+    """Returns None if the kind of an endpoint's input is not known here."""
     if endpoint.decodes:
         return "request"
     if endpoint.signature is None:
@@ -335,3 +320,58 @@ def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
             # The text of an error is internal; its type is enough to find it in the log.
             state["failure"] = repr(failure) if debug else type(failure).__name__
     return state
+
+
+Phase = Literal["not open", "opening", "open", "draining", "closed"]
+"""The phase of an application's life."""
+
+_NOTHING: Final = Documented()
+
+
+def served_endpoints(
+    phase: Phase, controller: Controller | None, declared: Declarations
+) -> list[ServedEndpoint]:
+    if controller is None or phase not in ("open", "draining"):
+        return [_of_declaration(one) for one in declared.endpoints.values()]
+    return [
+        _of_endpoint(one, declared.endpoints.get(one.name)) for one in controller.endpoints.values()
+    ]
+
+
+def _of_declaration(declared: EndpointDeclaration) -> ServedEndpoint:
+    code = declared.code
+    return ServedEndpoint(
+        name=declared.name,
+        path=declared.path,
+        methods=declared.methods,
+        signature=None if code is None else code.signature,
+        streams=code is not None and code.streams,
+        priority_levels=1 if code is None else code.config.given().get("priority_levels", 1),
+        text="" if code is None else text_of(code.definition.target),
+        documented=declared.documented,
+        decodes=code is not None and code.config.decode is not None,
+        encodes=code is not None and code.config.encode is not None,
+    )
+
+
+def _of_endpoint(endpoint: Endpoint, declared: EndpointDeclaration | None) -> ServedEndpoint:
+    """Describes an endpoint by the first of its backends with known code."""
+    documented = _NOTHING if declared is None else declared.documented
+    for backend in endpoint.backends():
+        method_batcher = backend.method_batchers.get("__call__")
+        if method_batcher is not None:
+            return ServedEndpoint(
+                name=endpoint.name,
+                path=endpoint.route,
+                methods=endpoint.methods,
+                signature=method_batcher.batcher.signature,
+                streams=method_batcher.streams,
+                priority_levels=method_batcher.batcher.options.priority_levels,
+                text=text_of(backend.definition.target),
+                documented=documented,
+                decodes=backend.config.decode is not None,
+                encodes=backend.config.encode is not None,
+            )
+    return ServedEndpoint(
+        name=endpoint.name, path=endpoint.route, methods=endpoint.methods, documented=documented
+    )

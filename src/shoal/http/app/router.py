@@ -1,45 +1,170 @@
-"""Which part of an application answers a request: a page, an endpoint, or a mounted application."""
+"""Chooses what answers a request: a page, an endpoint, or a mounted application."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import logging
+from functools import cached_property, partial
+from importlib import import_module
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-from shoal.http.requests.endpoint_table import EndpointTable
+from typing_extensions import override
+
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.problem import not_open, starting
-from shoal.http.requests.protocol import spoken
+from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes, spoken
 from shoal.http.requests.routing import Found, Mounts, PathTable, ProblemRoute, Route
-from shoal.serving.names import RESERVED
+from shoal.serving.names import METHODS, RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 
     from starlette.types import Receive, Scope, Send
 
+    from shoal.asgi.http_options import HttpOptions
     from shoal.http.app.declarations import Declarations
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.websocket.sockets import WebSockets
     from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+
+_Way: TypeAlias = "tuple[str, str, Route]"
+_log: Final = logging.getLogger("shoal.http")
+
+
+class JsonProtocol(HttpProtocol):
+    """Shoal's own protocol: each endpoint is at its declared path."""
+
+    @override
+    def routes(self, controller: Controller, options: HttpOptions) -> ProtocolRoutes:
+        return _JsonRoutes(options)
+
+
+class _JsonRoutes(ProtocolRoutes):
+    def __init__(self, options: HttpOptions) -> None:
+        # Only with an endpoint: these load pydantic.
+        from shoal.http.requests.endpoint import EndpointRoute
+        from shoal.http.requests.json_codec import JsonCodec
+
+        self._route = partial(EndpointRoute, make_codec=JsonCodec, options=options)
+
+    @override
+    def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
+        if endpoint.route is not None:
+            route = self._route(endpoint)
+            for method in endpoint.methods:
+                yield endpoint.route, method, route
+
+
+class _Spoken:
+    """The routes of one protocol; its errors affect no other protocol."""
+
+    def __init__(self, routes: ProtocolRoutes) -> None:
+        self._routes = routes
+        self._last: dict[Endpoint | None, list[_Way]] = {}
+        self._has_told = False
+
+    def first(self, endpoints: Iterable[Endpoint]) -> Iterator[_Way]:
+        """Yields the routes of endpoints, then the others; raises the protocol's errors."""
+        self._last = {one: _checked(self._of(one)) for one in (*endpoints, None)}
+        return chain.from_iterable(self._last.values())
+
+    def current(self, endpoints: Iterable[Endpoint]) -> Iterator[_Way]:
+        """Yields the same, with the previous routes where the protocol fails."""
+        self._has_told = False
+        found: dict[Endpoint | None, list[_Way]] = {}
+        for endpoint in (*endpoints, None):
+            try:
+                found[endpoint] = _checked(self._of(endpoint))
+            except Exception as error:
+                self._tell(error)
+                found[endpoint] = self._last.get(endpoint, [])
+        self._last = found
+        return chain.from_iterable(found.values())
+
+    def elsewhere(self, path: str) -> Route | None:
+        try:
+            return self._routes.elsewhere(path)
+        except Exception as error:
+            self._tell(error)
+            return None
+
+    def _of(self, endpoint: Endpoint | None) -> Iterable[_Way]:
+        return self._routes.besides() if endpoint is None else self._routes.of(endpoint)
+
+    def _tell(self, error: Exception) -> None:
+        """Logs an error of the protocol, once until the endpoints change again."""
+        if not self._has_told:
+            self._has_told = True
+            name = type(self._routes).__qualname__
+            _log.error(
+                "the protocol of %s failed; its routes stay as they were", name, exc_info=error
+            )
+
+
+def _checked(ways: Iterable[_Way]) -> list[_Way]:
+    """Checks that a table can hold the routes."""
+    found = list(ways)
+    table = PathTable[Route]()
+    for path, method, route in found:
+        if not isinstance(cast("object", route), Route):
+            raise TypeError(f"a protocol's route at {path!r} is a Route, not {route!r}")
+        table.add(path, (method,), route)
+    return found
+
+
+class EndpointTable:
+    """The routes of one controller's endpoints, rebuilt when the endpoints change."""
+
+    # The first protocol with a route at a path wins, after Shoal's own. What a protocol raises for
+    # the existing endpoints is raised here.
+
+    def __init__(
+        self, controller: Controller, options: HttpOptions, protocols: Sequence[HttpProtocol] = ()
+    ) -> None:
+        self._controller = controller
+        self._options = options
+        self._spoken = (JsonProtocol(), *protocols)
+        self._has_others = bool(protocols)
+        self._registry = controller.registry
+        self._version = self._registry.version
+        self._routes = self._table_of(_Spoken.first)
+
+    def at(self, path: str, method: str) -> Found[Route] | None:
+        if self._registry.version != self._version:
+            self._version = self._registry.version
+            self._routes = self._table_of(_Spoken.current)
+        return self._routes.at(path, method)
+
+    def elsewhere(self, path: str) -> Found[Route] | None:
+        """Returns the refusing route of the protocol that a path without routes belongs to."""
+        for protocol in self._protocols if self._has_others else ():
+            route = protocol.elsewhere(path)
+            if route is not None:
+                return Found(dict.fromkeys(METHODS, route), {})
+        return None
+
+    @cached_property
+    def _protocols(self) -> list[_Spoken]:
+        return [_Spoken(one.routes(self._controller, self._options)) for one in self._spoken]
+
+    def _table_of(
+        self, ways_of: Callable[[_Spoken, Iterable[Endpoint]], Iterable[_Way]]
+    ) -> PathTable[Route]:
+        routes = PathTable[Route]()
+        endpoints = self._controller.endpoints.values()
+        for protocol in self._protocols if endpoints or self._has_others else ():
+            for path, method, route in ways_of(protocol, endpoints):
+                routes.add(path, (method,), route)
+        return routes
+
 
 PAGES: Final = f"{RESERVED}/"
 """What the paths of the application's own pages begin with."""
 
 
 class AppRouter:
-    """An ASGI application that passes each request on to the part that answers it.
-
-    The application's pages come first, then its endpoints, then what is mounted.
-
-    Args:
-        declared: The application's declarations.
-        dispatcher: What all requests to the application share.
-        sockets: Answers WebSockets.
-
-    Attributes:
-        mounts: The mounted applications.
-        pages: The routes of the application's own pages.
-        table: The routes of the endpoints; None while the application is not open.
-    """
+    """Passes each request to the part that answers it: pages, endpoints, then mounts."""
 
     def __init__(
         self, declared: Declarations, dispatcher: RouteDispatcher, sockets: WebSockets
@@ -55,7 +180,7 @@ class AppRouter:
         self._starting = ProblemRoute(starting(dispatcher.settings))
 
     def set_controller(self, controller: Controller | None) -> None:
-        """Sets the controller whose endpoints are called; None while the application is closed."""
+        """Sets the controller of the endpoints; None while the application is closed."""
         if controller is not None:
             self._dispatcher.begin()
         self.table = (
@@ -66,7 +191,6 @@ class AppRouter:
         self._sockets.set_controller(controller)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answers as an ASGI application."""
         root, path = split_path(scope) if scope.get("root_path") else ("", scope["path"])
         if scope["type"] == "http":
             found = self.at(path, scope["method"])
@@ -79,13 +203,12 @@ class AppRouter:
         return self._answer_besides(scope, receive, send, root, path)
 
     def at(self, path: str, method: str) -> Found[Route] | None:
-        """Returns the routes for a request; see `PathTable.at`."""
         if path.startswith(PAGES):  # not even for an endpoint at "/{any:path}"
             return self.pages.at(path, method)
         return (self.table or self._declared.routed_to(self._not_open)).at(path, method)
 
     async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request to an application that starts."""
+        """Answers a request to an application that is starting."""
         if scope["type"] == "http":
             found = Found[Route]({scope["method"]: self._starting}, {})
             await self._dispatcher.answer(scope, receive, send, found)
@@ -93,7 +216,7 @@ class AppRouter:
             await self._sockets.refuse(scope, send, starting(self._dispatcher.settings))
 
     def declared_path(self, path: str, method: str) -> str | None:
-        """Returns the declared path, with its parameters, that a request's path belongs to."""
+        """Returns the declared path, with its parameters, for a request's path."""
         found = self.at(path, method)
         return None if found is None or not found.path else found.path
 
@@ -109,3 +232,25 @@ class AppRouter:
             await self._dispatcher.answer_by(app, below, receive, send)
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
+
+
+_NEEDED_LATER: Final = (
+    "shoal.serving.backends.backend",
+    "shoal.replicas.local.task",
+    "shoal.http.requests.endpoint",
+    "shoal.http.requests.json_codec",
+    "shoal.observe.collector",
+    "shoal.observe.machine",
+    "shoal.http.openapi.document",
+    "shoal.http.openapi.viewer",
+    "shoal.http.openapi.landing",
+    "shoal.http.dashboard.page",
+    "shoal.http.dashboard.feed",
+)
+
+
+def load_the_rest() -> None:
+    """Takes about half as long as the start of an application without endpoints."""
+    # A server calls it in a thread, once clients can connect, so that no request waits for it.
+    for module in _NEEDED_LATER:
+        import_module(module)

@@ -1,6 +1,6 @@
 """Spans of the requests to an application, which continue the traces of their callers.
 
-The application's own pages have no spans, since they are fetched all the time and by machines.
+The application's own pages have no spans, since machines fetch them all the time.
 """
 
 from __future__ import annotations
@@ -31,19 +31,13 @@ _HTTP_METHODS: Final = frozenset({*METHODS, "HEAD", "OPTIONS", "CONNECT", "TRACE
 
 
 class RequestTracer:
-    """Makes a span for each request.
-
-    Args:
-        tracer: Makes the spans.
-        path_of: Returns the declared path for a request's path and method; None if there is none.
-    """
+    """Makes a span for each request; `path_of` returns its declared path, if there is one."""
 
     def __init__(self, tracer: Tracer, path_of: Callable[[str, str], str | None]) -> None:
         self._tracer = tracer
         self._path_of = path_of
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """Returns an ASGI application that makes the spans of another one."""
         return partial(self._answer, app)
 
     async def _answer(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,15 +82,7 @@ class RequestTracer:
     def _begun(
         self, headers: Iterable[tuple[bytes, bytes]], kind: str, method: str, path: str, below: str
     ) -> tuple[Span, Context]:
-        """Begins a span.
-
-        Args:
-            headers: The headers of the request.
-            kind: ``"http"`` or ``"websocket"``.
-            method: Its method.
-            path: Its path.
-            below: Its path below the mount point of the application.
-        """
+        """Begins a span; `below` is the path below the application's mount point."""
         context = context_of_caller(headers)
         known = method if method in _HTTP_METHODS else "_OTHER"
         name = "HTTP" if known == "_OTHER" else known
@@ -115,12 +101,7 @@ class RequestTracer:
 
 
 class _Answer:
-    """What becomes of a request that has a span.
-
-    Attributes:
-        status: The status of its answer; 0 until there is one.
-        error: The class of the error that has ended it; empty for none.
-    """
+    """The outcome of a request with a span: its status, and the class of its error."""
 
     __slots__ = ("_span", "error", "status")
 
@@ -130,7 +111,6 @@ class _Answer:
         self.error = ""
 
     def end(self) -> None:
-        """Ends the span."""
         span = self._span
         if not span.is_recording():
             return
@@ -145,13 +125,12 @@ class _Answer:
 
 
 def ids_of(span: Span) -> tuple[str, str]:
-    """Returns the ids of a span's trace and of itself, in hexadecimal."""
+    """Returns the ids of a span's trace and of the span, in hexadecimal."""
     context = span.get_span_context()
     return trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
 
 
 def _of_scope(scope: Scope) -> dict[str, AttributeValue]:
-    """Returns what a scope says beside the request line."""
     found: dict[str, AttributeValue] = {"url.scheme": scope["scheme"]}
     if "http_version" in scope:
         found["network.protocol.version"] = scope["http_version"]

@@ -1,1 +1,1 @@
-"""The page that shows a running server: its files, its feed, and who may see it."""
+"""The live page about a running server: its files, its feed, and who may see it."""

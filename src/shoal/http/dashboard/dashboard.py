@@ -1,9 +1,9 @@
-"""The dashboard: a page that shows what a running server does, and can't change anything.
+"""The dashboard: a read-only page that shows what a running server does.
 
-It is on the admin listener, for those who may use the admin API. At the application's own address
-it is where the operator wants it (``dashboard=True``); by default, only at a server of this package
-that listens at a loopback address or a UNIX socket, and only for requests that come from this
-machine as far as that can be seen, as for the admin API without a token.
+It is on the admin listener, for callers with access to the admin API. At the application's own
+address ``dashboard=True`` turns it on. By default it is there only at a server of this package that
+listens at a loopback address or a UNIX socket, and only for requests from this machine, as far as
+that can be seen, as for the admin API without a token.
 """
 
 from __future__ import annotations
@@ -52,16 +52,6 @@ _LOCAL: Final = Guard(None)
 
 
 class Dashboard:
-    """The page of one application.
-
-    Args:
-        settings: The application's settings.
-        controller: Returns the controller of the application; None if it has had none.
-
-    Attributes:
-        pages: What answers at each path of the page, wherever it may be seen.
-    """
-
     def __init__(self, settings: HttpOptions, controller: Callable[[], Controller | None]) -> None:
         self._settings = settings
         self._controller = controller
@@ -77,11 +67,7 @@ class Dashboard:
         controller.observers.add(self._failures, only_failures=True)
 
     def is_public_to(self, scope: Scope) -> bool:
-        """Returns whether a request to the application's own address may see it.
-
-        Args:
-            scope: The request's ASGI scope.
-        """
+        """Returns whether a request to the application's own address may see it."""
         if self._settings.dashboard is not None:
             return self._settings.dashboard
         if not scope.get("extensions", {}).get(DISCONNECT, {}).get("is_local", False):
@@ -93,7 +79,7 @@ class Dashboard:
         return True
 
     def public_pages(self) -> dict[str, Page]:
-        """Returns what answers at each path at the application's own address."""
+        """Returns the page for each path at the application's own address."""
         pages = {**self.pages, _FEED: Page(self._answer_public_feed)}
         return {path: Page(self._for_the_public(page)) for path, page in pages.items()}
 

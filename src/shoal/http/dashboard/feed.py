@@ -1,12 +1,12 @@
-"""The feed of the dashboard: server-sent events, each with what is new since the last one.
+"""The feed of the dashboard: server-sent events, each with the changes since the last one.
 
 Viewers share all work. They wait for the same moments, four a second. The first that wakes takes
-the sample and writes the message, which is the same for all that have seen the last one. There is
-no task for that, so nothing runs while nobody watches.
+the sample and writes the message, which is the same for all with the same last message. There is no
+task for that, so nothing runs while nobody watches.
 
-A viewer holds no messages: its next one is made when it has read the last one, of what is there
-then. So one that reads slowly skips, and one that does not read is disconnected after
-``send_timeout_s``, as every client is.
+A viewer holds no messages: its next one is made, from the current state, when it has read the last
+one. A viewer that reads slowly therefore skips, and one that does not read is disconnected after
+``send_timeout_s``, like every client.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from __future__ import annotations
 import math
 import secrets
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio
 import orjson
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
-from shoal.http.dashboard.state import state_of_server
 from shoal.http.requests.plain import one_line_json
 from shoal.http.requests.problem import Problem, Refused, not_open
+from shoal.observe.failures import name_of
 from shoal.observe.history import BatcherReading, BatchHistory, Sampler
 
 if TYPE_CHECKING:
@@ -31,7 +32,90 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
     from shoal.observe.failures import FailureLog
+    from shoal.serving.backends.backend import Backend
     from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+
+_MOST_REPLICAS = 64
+
+
+def state_of_server(
+    controller: Controller, failures: FailureLog, now: float, most: int
+) -> dict[str, Any]:
+    backends, endpoints = controller.backends, controller.endpoints
+    return {
+        "backends": [_backend(one) for one in islice(backends.values(), most)],
+        "endpoints": [_endpoint(one) for one in islice(endpoints.values(), most)],
+        "hidden": max(0, len(backends) - most) + max(0, len(endpoints) - most),
+        "failures": [
+            {
+                "age_s": round(now - one.at, 1),
+                "batcher": one.batcher,
+                "batch": one.batch,
+                "error": one.error,
+                "count": one.count,
+                "ids": one.ids,
+            }
+            for one in reversed(failures.kept)
+        ],
+    }
+
+
+def _backend(backend: Backend) -> dict[str, Any]:
+    status = backend.status()
+    failure = backend.failure or backend.supervisor.failures.last
+    return {
+        "name": status.tag,
+        "code": status.code,
+        "placement": status.placement,
+        "state": status.state,
+        "wanted": status.wanted,
+        "replicas": [
+            {
+                "name": replica.tag,
+                "state": replica.state,
+                "running": replica.ongoing,
+                "batches": replica.batches,
+                "memory_bytes": replica.memory_bytes,
+            }
+            for replica in status.replicas[:_MOST_REPLICAS]
+        ],
+        "queued": status.queued,
+        "running": backend.running,  # a replica counts an open batch as one request
+        "requests": status.requests,
+        "errors": status.errors,
+        "deaths": status.deaths,
+        "restarts": status.restarts,
+        # The text of an error is internal; its type is enough to find it in the log.
+        "failure": None if failure is None else name_of(failure),
+    }
+
+
+def _endpoint(endpoint: Endpoint) -> dict[str, Any]:
+    status = endpoint.status()
+    return {
+        "name": status.name,
+        "route": status.route,
+        "methods": status.methods,
+        "held": status.held,
+        "requests": status.requests,
+        "errors": status.errors,
+        "traffic": status.traffic,
+        "shadows": [
+            {
+                "backend": shadow.backend,
+                "proportion": shadow.proportion,
+                "compares": shadow.compare is not None,
+                "sent": shadow.sent,
+                "dropped": shadow.dropped,
+                "failed": shadow.failed,
+                "agreed": shadow.agreed,
+                "disagreed": shadow.disagreed,
+            }
+            for shadow in status.shadows
+        ],
+    }
+
 
 MOST_VIEWERS: Final = 16
 """How many may watch at once; further ones are refused."""
@@ -57,7 +141,7 @@ _HEADERS: Final = (
 
 
 class _Seen(NamedTuple):
-    """What a viewer has seen: the numbers of the last row, sample and state."""
+    """The numbers of the last row, sample and state that a viewer has seen."""
 
     row: int = 0
     sample: int = 0
@@ -65,14 +149,6 @@ class _Seen(NamedTuple):
 
 
 class Feed:
-    """Answers the viewers of one application.
-
-    Args:
-        settings: The application's settings.
-        controller: Returns the controller of the application; None if it has had none.
-        failures: The last failures.
-    """
-
     def __init__(
         self,
         settings: HttpOptions,
@@ -95,18 +171,9 @@ class Feed:
         self._run = secrets.token_hex(4)
 
     async def answer(self, exchange: Exchange, *, is_public: bool = False) -> None:
-        """Answers one viewer, until it leaves or the server drains.
-
-        An answer that has begun is not counted among the requests: it takes as long as somebody
-        looks, and who closes the page has not failed.
-
-        Args:
-            exchange: The viewer's request.
-            is_public: Whether it has come to the application's own address.
-
-        Raises:
-            Refused: The application is not open, or there are too many viewers.
-        """
+        """Answers one viewer, until it disconnects or the server drains."""
+        # A response that has begun is not counted among the requests: it takes as long as somebody
+        # looks, and closing the page is no failure.
         if self._controller() is None:
             raise Refused(not_open(self._settings))
         if self._viewers >= (MOST_PUBLIC if is_public else MOST_VIEWERS):
@@ -132,7 +199,7 @@ class Feed:
         exchange.status = 0
 
     def _controller(self) -> Controller | None:
-        """Returns the controller, unless it ends."""
+        """Returns the controller, unless it is shutting down."""
         controller = self._find()
         return None if controller is None or controller.is_draining else controller
 
@@ -151,7 +218,7 @@ class Feed:
             await anyio.sleep_until((math.floor(anyio.current_time() / FRAME_S) + 1) * FRAME_S)
 
     def _watch(self, controller: Controller | None) -> None:
-        """Observes the batches of a controller; None for those of none."""
+        """Observes the batches of a controller in place of the last one's."""
         if controller is self._watched:
             return
         if self._watched is not None:
@@ -189,7 +256,7 @@ class Feed:
         return frame
 
     def _step(self, controller: Controller, now: float) -> None:
-        """Makes the state of the server anew, and forgets batchers that are gone."""
+        """Makes a new state of the server, and forgets deleted batchers."""
         self._history.keep_only([one.name for one in self._sampler.latest])
         state = state_of_server(controller, self._failures, now, MOST_SHOWN)
         self._state = orjson.dumps(state)

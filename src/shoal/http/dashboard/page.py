@@ -19,11 +19,6 @@ _KEPT_S: Final = 3600  # how long browsers may keep the files of others, which r
 
 
 def dashboard_page(title: str) -> Sent:
-    """Returns the page.
-
-    Args:
-        title: The name of the application.
-    """
     text = (files("shoal.http.dashboard") / "static" / "index.html").read_text("utf-8")
     body = text.replace("{title}", html.escape(title)).encode("utf-8", "replace")
     return Sent(HTML, body, page_headers(_POLICY))

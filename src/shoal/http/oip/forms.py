@@ -1,4 +1,4 @@
-"""The forms of tensors, by the annotations of a model's items and results."""
+"""The forms of tensors, from the annotations of a model's items and results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from typing_extensions import ReadOnly, is_typeddict
 from shoal.batching.handlers.annotations import field_types
 from shoal.batching.handlers.array_types import is_array
 from shoal.batching.handlers.list_types import bare, is_unannotated
-from shoal.http.oip.datatypes import BYTES, DATATYPES
+from shoal.http.oip.tensor import BYTES, DATATYPES
 
 ANY: Final = "FP32"
 """The datatype that metadata tells where an annotation allows several."""
@@ -40,24 +40,19 @@ _BY_DTYPE: Final = {
 
 
 class Form(NamedTuple):
-    """The form of one row of a tensor.
+    """The form of one row of a tensor."""
 
-    Attributes:
-        datatype: The name of its datatype; None if there may be several.
-        dimensions: Its shape, with -1 for sizes that are not known; None if it may have several.
-    """
-
+    # None if there may be several.
     datatype: str | None = None
+    # With -1 for unknown sizes; None if the rank is unknown.
     dimensions: tuple[int, ...] | None = None
 
     def metadata(self, name: str) -> dict[str, Any]:
-        """Returns what a model's metadata says of a tensor of such rows."""
         dimensions = (-1,) if self.dimensions is None else self.dimensions
         return {"name": name, "datatype": self.datatype or ANY, "shape": [-1, *dimensions]}
 
 
 def form_of(annotation: Any) -> Form:
-    """Returns the form of an item, or of a result, of a type."""
     annotation = bare(annotation)
     if is_unannotated(annotation):
         return Form()
@@ -100,13 +95,13 @@ def fields_of(annotation: Any) -> dict[str, Any] | None:
 
 
 def is_mapping(annotation: Any) -> bool:
-    """Returns whether a type is a mapping whose names are not known."""
+    """Returns whether a type is a mapping with unknown names."""
     kind: Any = get_origin(bare(annotation)) or bare(annotation)
     return not is_typeddict(kind) and isinstance(kind, type) and issubclass(kind, Mapping)
 
 
 def datatype_of_dtype(dtype: Any) -> str | None:
-    """Returns the name of the datatype of an array's elements; None if the protocol has none."""
+    """Returns None if the protocol has no datatype for the dtype."""
     if dtype.kind in "OSU":
         return BYTES
     if dtype.name == "bfloat16":  # of the package ml_dtypes

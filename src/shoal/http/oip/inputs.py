@@ -28,9 +28,8 @@ from typing_extensions import override
 
 from shoal.batching.handlers.array_types import ArrayType, is_array
 from shoal.batching.handlers.list_types import is_unannotated
-from shoal.http.oip.datatypes import BF16, BYTES, widened
 from shoal.http.oip.forms import fields_of, form_of
-from shoal.http.oip.tensor import Tensor, malformed, not_fitting
+from shoal.http.oip.tensor import BF16, BYTES, Tensor, malformed, not_fitting, widened
 from shoal.http.requests.json_type import adapter_of, ending_early_validator, keys_of
 from shoal.http.requests.problem import Refused
 
@@ -45,14 +44,7 @@ MOST_ROWS: Final = 2**14
 
 
 class Inputs:
-    """Makes the items of one model.
-
-    Args:
-        signature: The signature of a call with one item.
-
-    Raises:
-        TypeError: Its items can't be made of tensors.
-    """
+    """Makes the items of one model; raises TypeError if they can't be made of tensors."""
 
     def __init__(self, signature: Signature) -> None:
         parameters = list(signature.parameters.values())
@@ -79,15 +71,10 @@ class Inputs:
             [self._only] = self._columns.values()
 
     def metadata(self) -> list[dict[str, Any]]:
-        """Returns what the model's metadata says of its inputs."""
         return [form_of(one).metadata(name) for name, one in self._annotations.items()]
 
     def items(self, given: Sequence[Tensor]) -> list[Any]:
-        """Returns the item of each row; a tuple, in order, if the code has several parameters.
-
-        Raises:
-            Refused: The tensors do not fit the code's parameters.
-        """
+        """Returns the item of each row; a tuple, in order, if the code has several parameters."""
         if self._only is not None and len(given) == 1:
             tensor = given[0]
             if tensor.shape[0] != 1:
@@ -118,25 +105,13 @@ class Inputs:
 
 
 class _Column(ABC):
-    """Makes the values of one parameter."""
+    """Makes the values of one parameter, one for each row."""
 
     @abstractmethod
-    def values(self, tensor: Tensor) -> list[Any]:
-        """Returns the value of each row.
-
-        Raises:
-            Refused: The tensor does not fit the parameter.
-        """
+    def values(self, tensor: Tensor) -> list[Any]: ...
 
 
 class _Values(_Column):
-    """Makes Python values.
-
-    Args:
-        annotation: Their type.
-        checks: Whether they are checked against it here.
-    """
-
     def __init__(self, annotation: Any, *, checks: bool = True) -> None:
         self._is_scalar = form_of(annotation).dimensions == ()
         checks = checks and not is_unannotated(annotation)
@@ -155,12 +130,6 @@ class _Values(_Column):
 
 
 class _ArrayValues(_Column):
-    """Makes numpy arrays.
-
-    Args:
-        annotation: Their type, which may have a dtype.
-    """
-
     def __init__(self, annotation: Any) -> None:
         self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
         self._arrays = ArrayType(annotation)
@@ -238,11 +207,7 @@ def _checked(validator: SchemaValidator, values: list[Any], what: str) -> list[A
 
 
 def _rows_of(tensors: Mapping[str, Tensor]) -> int:
-    """Returns the number of rows, which all tensors have; there is one at least.
-
-    Raises:
-        Refused: It is 0, or too large, or they have different ones.
-    """
+    """Returns the number of rows, which must be the same for all tensors."""
     counts = {tensor.shape[0] for tensor in tensors.values()}
     if len(counts) > 1:
         sizes = ", ".join(f"{name!r} has {one.shape[0]}" for name, one in tensors.items())

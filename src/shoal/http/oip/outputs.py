@@ -1,4 +1,4 @@
-"""Makes the answer to a request: tensors of the results of its rows, joined.
+"""Makes the response to a request: tensors of the results of its rows, joined.
 
 A result is a number, text, bytes, an array, or nested lists of them. A mapping, a model, a
 dataclass or a `TypedDict` has several outputs by name; other results are the output ``output``.
@@ -18,16 +18,15 @@ from pydantic import BaseModel
 from pydantic_core import from_json
 
 from shoal.batching.handlers.list_types import is_unannotated
-from shoal.http.oip.datatypes import BYTES, DATATYPES
 from shoal.http.oip.forms import Form, datatype_of_dtype, fields_of, form_of, is_mapping
-from shoal.http.oip.tensor import not_fitting
+from shoal.http.oip.tensor import BYTES, DATATYPES, not_fitting
 from shoal.http.requests.plain import encoded, whole_text
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
     from inspect import Signature
 
-    from shoal.http.oip.description import Description
+    from shoal.http.oip.request import Description
 
 OUTPUT: Final = "output"
 """The name of the only output of a model whose results have no names."""
@@ -43,12 +42,6 @@ _INT64: Final = DATATYPES["INT64"]
 
 
 class Outputs:
-    """Makes the answers of one model.
-
-    Args:
-        signature: The signature of a call with one item.
-    """
-
     def __init__(self, signature: Signature) -> None:
         result = signature.return_annotation
         if result is Parameter.empty or is_unannotated(result) or is_mapping(result):
@@ -59,35 +52,18 @@ class Outputs:
             self._forms = {name: form_of(annotation) for name, annotation in known.items()}
 
     def metadata(self) -> list[dict[str, Any]]:
-        """Returns what the model's metadata says of its outputs; nothing if that is not known."""
+        """Returns nothing if the outputs are not known."""
         return [form.metadata(name) for name, form in (self._forms or {}).items()]
 
     def check(self, wanted: Mapping[str, Any]) -> None:
-        """Checks that the model has all outputs that a request wants.
-
-        Raises:
-            Refused: It has not.
-        """
+        """Refuses a request for an output that the model does not have."""
         if self._forms is not None:
             _check_names(wanted, self._forms)
 
     def body(
         self, request: Description, results: list[Any], answer: dict[str, Any]
     ) -> tuple[int | None, bytes]:
-        """Returns the body of an answer.
-
-        Args:
-            request: The request.
-            results: The result of each row.
-            answer: What the answer has besides the outputs, which are added to it.
-
-        Returns:
-            The length of the JSON, if binary data follows it; and the body.
-
-        Raises:
-            Refused: An output is wanted that is not there, or can't be in JSON.
-            TypeError: The results can't be written as tensors.
-        """
+        """Returns the length of the JSON, if binary data follows it, and the body."""
         columns = _columns(results)
         forms = self._forms or _NONE
         wanted = request.outputs
@@ -146,11 +122,7 @@ def _check_names(wanted: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 
 
 def _columns(results: list[Any]) -> dict[str, list[Any]]:
-    """Returns the results of all rows, by the name of the output.
-
-    Raises:
-        TypeError: They do not have the same names.
-    """
+    """Returns the results of all rows, by the name of the output."""
     if type(results[0]) in _UNNAMED and (
         len(results) == 1 or _UNNAMED.issuperset(map(type, results))
     ):
@@ -180,20 +152,8 @@ def _named(result: Any) -> Mapping[Any, Any] | None:
 
 
 def _joined(values: list[Any], form: Form, *, is_plain: bool = False) -> tuple[str, list[int], Any]:
-    """Returns the tensor whose rows are these values.
-
-    Args:
-        values: The results of the rows.
-        form: Their form by the annotation.
-        is_plain: Whether they are values that JSON has.
-
-    Returns:
-        The name of its datatype; its shape; and its elements in row-major order: a list, or an
-        array.
-
-    Raises:
-        TypeError: They are no rows of one tensor.
-    """
+    """Returns the datatype, the shape and the elements (a list or an array) of joined rows."""
+    # `is_plain` says that the values are JSON's own.
     if len(values) == 1 and type(values[0]) in _LISTS and set(map(type, values[0])) == _FLOAT:
         return "FP64", [1, len(values[0])], list(values[0])  # as most are
     shape = [len(values)]

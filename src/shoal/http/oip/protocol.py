@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, over HTTP: each endpoint is a model of its name.
+"""The Open Inference Protocol, version 2, over HTTP: each endpoint is a model of the same name.
 
 ====================================  ======  ======================================================
 ``/v2``                               GET     the server
@@ -9,31 +9,145 @@
 ``/v2/models/NAME/infer``             POST    inference
 ====================================  ======  ======================================================
 
-A version of a model is a backend that the endpoint's traffic names, by its tag; a path with
-``/versions/VERSION`` after the name is about that one. Without a version the traffic chooses.
+A version of a model is a backend that the endpoint's traffic names, by its tag. A path with
+``/versions/VERSION`` after the name is about that version. Without one the traffic chooses.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+import orjson
 from typing_extensions import override
 
-from shoal.http.oip.description import Descriptions
-from shoal.http.oip.route import InferRoute, Page, ProtocolRoute, model_of, version_of
+from shoal.http.oip.inputs import Inputs
+from shoal.http.oip.outputs import Outputs
+from shoal.http.oip.request import (
+    BINARY,
+    HEADER_LENGTH,
+    Descriptions,
+    headers_of_call,
+    read_tensors,
+)
+from shoal.http.oip.tensor import not_fitting
+from shoal.http.requests.call import EndpointCall, EndpointCalls
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import Problem, Refused
 from shoal.http.requests.protocol import HttpProtocol, ProtocolRoutes
+from shoal.http.requests.routing import Route
+from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from inspect import Signature
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.routing import Route
     from shoal.serving.backends.backend import Backend
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
+
+
+class Model:
+    """How code is called in the protocol; raises TypeError if tensors don't suit it."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.inputs = Inputs(signature)
+        self.outputs = Outputs(signature)
+
+
+def model_of(batcher: MethodBatcher) -> Model:
+    """Raises `Refused` if tensors don't suit the batcher's code."""
+    try:
+        return batcher.made_by(Model)
+    except TypeError as error:
+        detail = f"It can't be called with tensors: {' '.join(str(error).split())}."
+        raise Refused(not_fitting(detail)) from None
+
+
+class ProtocolRoute(Route):
+    """A route with problems in the protocol's form: an object with an ``error``."""
+
+    protocol: ClassVar = "oip"
+
+    @override
+    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+        text = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
+        if "traceback" in problem.more:  # with debug=True only; its clients show the text alone
+            text = f"{text}\n{''.join(problem.more['traceback'])}"
+        return JSON, orjson.dumps({"error": text.encode("utf-8", "backslashreplace").decode()})
+
+
+class Page(ProtocolRoute):
+    """Responds with the status and the JSON that a function returns."""
+
+    def __init__(
+        self, tell: Callable[[Exchange], tuple[int, dict[str, Any]]], name: str = NO_ENDPOINT
+    ) -> None:
+        super().__init__(name)
+        self._tell = tell
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        status, told = self._tell(exchange)
+        await exchange.answer(status, JSON, orjson.dumps(told))
+
+
+def version_of(endpoint: Endpoint, version: str) -> Backend:
+    """Returns the backend that is a version of a model."""
+    backends = {one.tag: one for one in endpoint.backends()}
+    if version not in backends:
+        there = f"its versions are {', '.join(backends)}" if backends else "it has none yet"
+        detail = f"The model {endpoint.name!r} has no version {version!r}; {there}."
+        raise Refused(Problem(404, "not-found", "The path was not found", detail))
+    return backends[version]
+
+
+class InferRoute(ProtocolRoute):
+    """Answers requests for inference with calls of one endpoint, a call for each row."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        descriptions: Descriptions,
+        options: HttpOptions,
+        *,
+        has_version: bool,
+    ) -> None:
+        super().__init__(endpoint.name)
+        self._endpoint = endpoint
+        self._calls = EndpointCalls(endpoint, options)
+        self._descriptions = descriptions
+        self._has_version = has_version
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        with EndpointCall(self._calls, exchange) as call:
+            body = await exchange.body()
+            described, tensors = read_tensors(exchange, body, self._descriptions)
+            version: str | None = None
+            if self._has_version:
+                version = version_of(self._endpoint, exchange.scope["path_params"]["version"]).tag
+            found = await call.find(headers_of_call(exchange, described, version))
+            if call.streams:
+                detail = "It answers with a stream, which the protocol does not have."
+                raise Refused(not_fitting(detail))
+            model = model_of(found)
+            if described.outputs is not None:
+                model.outputs.check(described.outputs)
+            results = await call.results(model.inputs.items(tensors))
+            tag = found.batcher.name.partition("/")[0]  # a method's name may follow
+            given: dict[str, Any] = {"model_name": self.name, "model_version": tag}
+            if described.id is not None:
+                given["id"] = described.id
+            length, body = model.outputs.body(described, results, given)
+            if length is None:
+                await exchange.answer(200, JSON, body)
+            else:
+                await exchange.answer(200, BINARY, body, [(HEADER_LENGTH, b"%d" % length)])
+
 
 _EXTENSIONS: Final = ("binary_tensor_data",)
 _VERSION: Final = "/versions/{version}"
@@ -114,11 +228,7 @@ class _Routes(ProtocolRoutes):
 
 
 class _NotFound(ProtocolRoute):
-    """Answers at the paths that the protocol may have elsewhere.
-
-    Args:
-        problem: The answer.
-    """
+    """Answers at unknown paths of the protocol."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__()
@@ -144,7 +254,6 @@ _PATHS: Final = (
 
 
 def _not_there(path: str) -> Problem:
-    """Returns the problem of an unknown path."""
     first, *rest = path.removeprefix("/v2/").rstrip("/").split("/")
     is_of_models = first == "models"
     extension = rest[-1] if is_of_models and rest else first
@@ -159,11 +268,7 @@ def _not_found(detail: str) -> Problem:
 
 
 def _backends(endpoint: Endpoint, exchange: Exchange) -> list[Backend]:
-    """Returns the versions that a request is about.
-
-    Raises:
-        Refused: The model has no such version.
-    """
+    """Returns the versions that a request is about."""
     version: str | None = exchange.scope.get("path_params", {}).get("version")
     return endpoint.backends() if version is None else [version_of(endpoint, version)]
 

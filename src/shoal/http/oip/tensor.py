@@ -2,43 +2,105 @@
 
 A tensor in JSON has its elements flat, or nested as its shape says. All sizes are compared with
 each other before anything is made of them: the elements that a shape declares must be there. A
-dimension of 0 needs none, so it is counted as 1 where the lists of a shape are counted.
+dimension of 0 needs none, so it counts as 1 where the lists of a shape are counted.
 """
 
 from __future__ import annotations
 
 import math
+import struct
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from shoal.http.oip.datatypes import BYTES, DATATYPES, Datatype
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+BYTES: Final = "BYTES"
+"""The datatype of text and bytes, whose elements have a length each."""
+
+BF16: Final = "BF16"
+"""The upper half of a 32-bit float, which neither Python nor numpy has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Datatype:
+    """A datatype of tensors."""
+
+    name: str
+    # In bytes; 0 if each element has its own size.
+    size: int
+    # Of an element in `struct`; of the float that is read for a BF16.
+    code: str
+    # The Python types that an element in JSON may have.
+    kinds: frozenset[type]
+    element: type
+    low: float = 0
+    high: float = 1
+
+    @property
+    def numpy_name(self) -> str:
+        """The name of its array's dtype; of a 32-bit float for BF16."""
+        if self.code == "?":
+            return "?"
+        kind = "f" if self.element is float else "u" if self.low == 0 else "i"
+        return f"<{kind}{4 if self.name == BF16 else self.size}"
+
+    def values(self, data: memoryview) -> tuple[Any, ...]:
+        count = data.nbytes // self.size
+        data = widened(data) if self.name == BF16 else data
+        return struct.unpack(f"<{count}{self.code}", data)
+
+    def written(self, values: Sequence[Any]) -> bytes:
+        return struct.pack(f"<{len(values)}{self.code}", *values)
+
+
+def widened(data: memoryview) -> memoryview:
+    """Returns the 32-bit floats of BF16 elements, both as bytes."""
+    wide = bytearray(2 * data.nbytes)
+    wide[2::4] = data[0::2]
+    wide[3::4] = data[1::2]
+    return memoryview(wide)
+
+
+def _integer(bits: int, code: str, *, signed: bool) -> Datatype:
+    name = f"{'' if signed else 'U'}INT{bits}"
+    low = -(2 ** (bits - 1)) if signed else 0
+    return Datatype(name, bits // 8, code, frozenset({int}), int, low, low + 2**bits - 1)
+
+
+def _float(name: str, size: int, code: str, high: float) -> Datatype:
+    return Datatype(name, size, code, frozenset({int, float}), float, -high, high)
+
+
+_ALL: Final = (
+    Datatype("BOOL", 1, "?", frozenset({bool}), bool),
+    *[
+        _integer(bits, code.upper() if not signed else code, signed=signed)
+        for bits, code in ((8, "b"), (16, "h"), (32, "i"), (64, "q"))
+        for signed in (False, True)
+    ],
+    _float("FP16", 2, "e", 65504.0),
+    _float("FP32", 4, "f", (2 - 2**-23) * 2.0**127),
+    _float("FP64", 8, "d", (2 - 2**-52) * 2.0**1023),
+    _float(BF16, 2, "f", (2 - 2**-7) * 2.0**127),
+    Datatype(BYTES, 0, "", frozenset({str}), bytes),
+)
+
+DATATYPES: Final[Mapping[str, Datatype]] = {one.name: one for one in _ALL}
+"""All datatypes, by name."""
 
 
 class Tensor:
-    """The tensor of an input.
-
-    Args:
-        given: Its description.
-        most_elements: How many elements a request may have.
-
-    Attributes:
-        name: Its name.
-        datatype: Its datatype.
-        shape: Its shape, whose first dimension is the number of rows.
-        data: Its elements as bytes; None if they came as JSON, or if it is not `filled` yet.
-        size: The size of its elements as bytes, which follow the JSON; None if they are in it.
-
-    Raises:
-        Refused: It is malformed, or its data does not have its shape and its datatype.
-    """
+    """The tensor of an input; raises `Refused` if it is malformed."""
 
     # What most tensors do not have.
     _flat: list[Any] | None = None
+    # None for JSON, and before it is `filled`.
     data: memoryview | None = None
+    # Of the bytes that follow the JSON; None if the elements are in it.
     size: int | None = None
 
     def __init__(self, given: Mapping[str, Any], most_elements: int) -> None:
@@ -63,11 +125,7 @@ class Tensor:
             )
 
     def filled(self, data: memoryview) -> Tensor:
-        """Returns the tensor of the same description whose elements are some bytes.
-
-        Raises:
-            Refused: They are not as many elements as its shape has.
-        """
+        """Returns the tensor with the elements in `data`."""
         made = Tensor.__new__(Tensor)
         made.name, made.datatype, made.shape = self.name, self.datatype, self.shape
         made.size, made._count, made._most_elements = self.size, self._count, self._most_elements
@@ -78,11 +136,7 @@ class Tensor:
 
     @property
     def elements(self) -> list[Any]:
-        """Its elements as Python values, in row-major order; text of JSON as UTF-8.
-
-        Raises:
-            Refused: There are more than a request may have.
-        """
+        """Its elements as Python values, in row-major order; text of JSON as UTF-8."""
         if self._flat is None:
             assert self.data is not None
             if self.data.nbytes // self.datatype.size > self._most_elements:
@@ -95,11 +149,7 @@ class Tensor:
 
     @property
     def rows(self) -> list[Any]:
-        """Its rows as Python values: elements, or nested lists of them.
-
-        Raises:
-            Refused: As for `elements`.
-        """
+        """Its rows as Python values: elements, or nested lists of them."""
         shape = self.shape
         if len(shape) == 2 and shape[0] == 1:
             return [self._flat or self.elements]
@@ -112,11 +162,6 @@ class Tensor:
         return nested(self.elements, shape)
 
     def refuse(self, what: str) -> NoReturn:
-        """Refuses it.
-
-        Raises:
-            Refused: Always.
-        """
         raise Refused(malformed(f"The input {self.name!r} {what}."))
 
     def _size_in(self, given: Mapping[str, Any]) -> int | None:
@@ -176,7 +221,7 @@ class Tensor:
 
 
 def nested(flat: list[Any], shape: list[int]) -> list[Any]:
-    """Returns the rows of a tensor, whose elements are given in row-major order."""
+    """Returns the rows of elements in row-major order."""
     if not flat:
         return _empty(shape)
     for size in reversed(shape[1:]):
@@ -190,21 +235,15 @@ def _empty(shape: list[int]) -> list[Any]:
 
 
 def not_fitting(detail: str) -> Problem:
-    """Returns the problem of a request that does not fit its model."""
     return Problem(400, "invalid-item", "The request does not fit the model", detail)
 
 
 def malformed(detail: str) -> Problem:
-    """Returns the problem of a request that is not as the protocol has it."""
     return Problem(400, "malformed-request", "The request is malformed", detail)
 
 
 def check_supported(what: str, parameters: Mapping[str, Any]) -> None:
-    """Checks that parameters have none that would be ignored, and the answer be wrong.
-
-    Raises:
-        Refused: They have.
-    """
+    """Refuses parameters without which the response would be wrong."""
     if names := [one for one in _NOT_SUPPORTED if parameters.get(one) is not None]:
         name = min(names)
         raise Refused(malformed(f"{what} has the parameter {name}, which is not supported."))

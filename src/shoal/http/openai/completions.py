@@ -1,41 +1,275 @@
-"""``/v1/completions`` and ``/v1/chat/completions``: makes the calls, and answers with their texts.
+"""``/v1/completions`` and ``/v1/chat/completions``: makes the calls, and responds with their texts.
 
 Each text is a call of its own, which joins batches as any other. A call is cancelled as soon as its
-text has ended, so that it frees its place before the next step.
+text has ended, so that it frees its slot before the next step.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from collections import deque
+from contextlib import contextmanager
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Self
 
+import anyio
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import run_unless_left
-from shoal.http.openai.messages import OneText, SeveralTexts
+from shoal.errors import DeadlineExceeded, ItemTooLarge
+from shoal.http.openai.errors import refused, too_long
+from shoal.http.openai.messages import ChoiceMessages, NotText, OneText, SeveralTexts, text_of
 from shoal.http.openai.models import OpenAIRoute
-from shoal.http.openai.text_calls import MergedTexts, TextCall, gathered, refusing
 from shoal.http.requests.call import EndpointCall, unwatched
 from shoal.http.requests.endpoint import call_headers
 from shoal.http.requests.exchange import JSON
 from shoal.http.requests.problem import explained
 from shoal.http.requests.streaming import answer_with_stream
+from shoal.loops.this_loop import parking_of_this_loop
+from shoal.serving.endpoints.shadow import ComparedStream
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+    from types import TracebackType
+
+    from anyio.abc import TaskGroup
+
     from shoal.asgi.http_options import HttpOptions
-    from shoal.http.openai.text_job import TextJob
-    from shoal.http.openai.text_request import TextReader
+    from shoal.http.openai.messages import MessageForm
+    from shoal.http.openai.text import TextEnd
+    from shoal.http.openai.text_request import TextJob, TextReader
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.streaming import ItemStream
+    from shoal.serving.backends.method_batcher import MethodBatcher
+
+
+class TextCall:
+    """The call for one text."""
+
+    __slots__ = ("_batcher", "_job", "call", "end", "item")
+
+    def __init__(
+        self, job: TextJob, call: EndpointCall, batcher: MethodBatcher, item: Any, end: TextEnd
+    ) -> None:
+        self._job = job
+        self.call = call
+        self._batcher = batcher
+        self.item = item
+        self.end = end
+
+    def stream(self) -> ItemStream:
+        """Returns the stream of its pieces; of one piece if the model does not stream."""
+        if self.call.streams:
+            return self.call.stream(self.item)
+        return _OneResult(self.call, self.item)
+
+    async def collected(self) -> str:
+        """Makes the call; returns the whole text."""
+        if not self.call.streams:
+            result = await self.call.result(self.item)
+            return self.end.whole(text_of(result))
+        limit_s = self._job.exchange.settings.answer_timeout_s
+        if self._batcher.batcher.options.request_timeout_s is not None:
+            limit_s = None  # the call has a deadline
+        with anyio.move_on_after(limit_s):
+            return await self._read()
+        raise DeadlineExceeded(f"the text was not complete after {limit_s} s")
+
+    async def _read(self) -> str:
+        texts: list[str] = []
+        end = self.end
+        stream = self.call.stream(self.item)
+        results = None if isinstance(stream, ComparedStream) else stream
+        tick = self._job.times.clock(parking_of_this_loop().now)
+
+        def take(piece: Any) -> bool:
+            """Takes a piece in the handler's task, which saves a switch to this one."""
+            if type(piece) is not str:
+                return False
+            texts.append(end.take(piece))
+            tick()
+            if end.reason is not None and results is not None:
+                results.leave()
+            return True
+
+        async with stream:
+            if results is not None and not end.counts:
+                results.pass_on(take)
+            async for piece in stream:
+                for one in (piece, *stream.ready()):
+                    texts.append(end.take(text_of(one)))
+                    tick()
+                    if end.reason is not None:
+                        break
+                if end.reason is not None:
+                    break
+        texts.append(end.rest())
+        return text_of("".join(texts))
+
+
+async def _found_text(job: TextJob, call: EndpointCall, nth: int) -> TextCall:
+    batcher = await call.find(call_headers(job.exchange.headers))
+    return TextCall(job, call, batcher, *job.item(call, batcher, nth))
+
+
+class _OneResult:
+    """The result of a call as a stream of one item."""
+
+    def __init__(self, call: EndpointCall, item: Any) -> None:
+        self._call = call
+        self._item = item
+        self._is_read = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._is_read:
+            raise StopAsyncIteration
+        self._is_read = True
+        return await self._call.result(self._item)
+
+    def ready(self) -> list[Any]:
+        return []
+
+
+@contextmanager
+def refusing() -> Generator[None]:
+    """Raises errors that the client can fix as `Refused`."""
+    try:
+        yield
+    except ItemTooLarge as error:
+        raise too_long("The prompt", error) from None
+    except NotText:
+        raise refused("The model gives no texts, perhaps embeddings", param="model") from None
+
+
+async def gathered(job: TextJob) -> list[tuple[str, TextEnd]]:
+    """Makes the calls of all texts at once; the first failure cancels the others."""
+    found: dict[int, tuple[str, TextEnd]] = {}
+    failures: list[Exception] = []
+
+    async def run(nth: int) -> None:
+        try:
+            with EndpointCall(job.model.calls, job.exchange, unwatched) as call:
+                text = await _found_text(job, call, nth)
+                async with job.turn(call):
+                    with refusing():
+                        found[nth] = await text.collected(), text.end
+        except Exception as error:
+            failures.append(error)
+            tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        for nth in range(job.texts):
+            tasks.start_soon(run, nth)
+    try:
+        if failures:
+            raise failures[0]
+    finally:
+        failures.clear()  # their tracebacks hold this frame
+    return [found[nth] for nth in range(job.texts)]
+
+
+class MergedTexts:
+    """The messages of the pieces of several texts, in their order of arrival."""
+
+    def __init__(self, job: TextJob, form: MessageForm) -> None:
+        self.ends: list[TextEnd] = []
+        self._job = job
+        self._form = form
+        self._messages: deque[bytes] = deque()
+        self._failure: Exception | None = None
+        self._running = job.texts
+        self._changed = anyio.Event()
+        self._room = anyio.Event()
+
+    @cached_property
+    def _tasks(self) -> TaskGroup:
+        return anyio.create_task_group()
+
+    async def __aenter__(self) -> Self:
+        await self._tasks.__aenter__()
+        for nth in range(self._job.texts):
+            self._tasks.start_soon(self._run, nth)
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tasks.cancel_scope.cancel()
+        await self._tasks.__aexit__(None, None, None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        while not self._messages:
+            if self._failure is not None:
+                try:
+                    raise self._failure
+                finally:
+                    self._failure = None  # its traceback holds this frame
+            if not self._running:
+                raise StopAsyncIteration
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        return b"".join(self.ready())
+
+    def ready(self) -> list[Any]:
+        messages = list(self._messages)
+        self._messages.clear()
+        self._room.set()
+        return messages
+
+    async def _run(self, nth: int) -> None:
+        try:
+            with EndpointCall(self._job.model.calls, self._job.exchange, unwatched) as call:
+                text = await _found_text(self._job, call, nth)
+                async with self._job.turn(call):
+                    with refusing():
+                        await self._pass_on(text, nth)
+        except Exception as error:
+            self._failure = self._failure or error
+        self._running -= 1
+        self._changed.set()
+
+    async def _pass_on(self, text: TextCall, nth: int) -> None:
+        end, stream = text.end, text.stream()
+        self.ends.append(end)
+        messages = ChoiceMessages(self._form, nth, end, with_usage=self._job.with_usage)
+        tick = self._job.times.clock(parking_of_this_loop().now)
+        async with stream:
+            async for piece in stream:
+                message = messages.piece(piece)
+                tick()
+                if end.reason is not None:
+                    break  # the call ends first
+                await self._put(message)
+            else:
+                message = messages.ended()
+        await self._put(message)
+
+    async def _put(self, message: bytes) -> None:
+        """Adds a message, once the client has taken enough of the others."""
+        while len(self._messages) >= self._job.texts:
+            if self._room.is_set():
+                self._room = anyio.Event()
+            await self._room.wait()
+        if message:
+            self._messages.append(message)
+            self._changed.set()
 
 
 class TextRoute(OpenAIRoute):
-    """Answers requests for texts.
-
-    Args:
-        reader: Reads the bodies.
-        options: The options of the server.
-    """
-
     def __init__(self, reader: TextReader, options: HttpOptions) -> None:
         super().__init__()
         self._reader = reader

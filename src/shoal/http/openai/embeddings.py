@@ -42,18 +42,11 @@ class _Embeddings(TypedDict):
 
 @cache
 def _type() -> JsonType:
-    """Returns the type of the bodies, once for all applications: it takes milliseconds to build."""
+    # Once for all applications: it takes milliseconds to build.
     return JsonType(adapter_of(_Embeddings))
 
 
 class EmbeddingsRoute(OpenAIRoute):
-    """Answers requests for embeddings.
-
-    Args:
-        models: The models.
-        most_inputs: The most inputs of a request.
-    """
-
     def __init__(self, models: Models, most_inputs: int) -> None:
         super().__init__()
         self._models = models
@@ -105,11 +98,7 @@ _ANSWER: Final = (
 
 
 def _in_json(result: Any) -> bytes:
-    """Returns the JSON of a vector: a list of numbers.
-
-    Raises:
-        Refused: It is none, or has a number that is not finite.
-    """
+    """Raises `Refused` if a result is no vector, or has a number that is not finite."""
     _check_vector(result)
     written = encoded(result)
     if _IN_NULL in written:  # as which such a number is written; numbers have no letter n
@@ -118,11 +107,7 @@ def _in_json(result: Any) -> bytes:
 
 
 def _in_base64(result: Any) -> bytes:
-    """Returns the JSON of a vector: the base64 of its numbers, in 32 bits each.
-
-    Raises:
-        Refused: It is none, or has a number that is not finite.
-    """
+    """Returns the base64 of 32-bit floats; raises `Refused` as `_in_json` does."""
     try:
         numbers = array("f", _check_vector(result))
     except OverflowError:
@@ -139,11 +124,7 @@ def _not_finite() -> Refused:
 
 
 def _check_vector(result: Any) -> Sequence[Any]:
-    """Returns the numbers of a vector.
-
-    Raises:
-        Refused: It is none.
-    """
+    """Returns the numbers of a vector; raises `Refused` if it is none."""
     given: object = result.tolist() if hasattr(result, "tolist") else result
     if type(given) in _LISTS:
         values: Sequence[Any] = given  # type: ignore[assignment]  # a list or a tuple
@@ -157,7 +138,7 @@ def _check_vector(result: Any) -> Sequence[Any]:
 
 
 def _form(given: object) -> str:
-    """Returns a description of what is not a vector."""
+    """Describes a result that is not a vector."""
     shape: list[str] = []
     while type(given) in _LISTS:
         values: Sequence[Any] = given  # type: ignore[assignment]  # a list or a tuple

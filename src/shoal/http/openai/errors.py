@@ -29,35 +29,19 @@ _CODES: Final[Mapping[str, str]] = {
 def refused(
     message: str, *, param: str | None = None, code: str | None = None, status: int = 400
 ) -> Refused:
-    """Returns the error for a request that can't be answered as it is.
-
-    Args:
-        message: What is wrong, and what is wanted.
-        param: The parameter that is wrong; None if it is not one.
-        code: OpenAI's code; None for none.
-        status: The HTTP status.
-    """
+    """Returns the error for a request that can't be answered; `param` is the wrong parameter."""
     return Refused(Problem(status, "invalid-request", message, more={"param": param, "code": code}))
 
 
 def too_long(what: str, error: ItemTooLarge, *, param: str | None = None) -> Refused:
-    """Returns the error for an item that fits into no batch.
-
-    Args:
-        what: What is too long.
-        error: What the call raised.
-        param: The parameter that is too long; None if it is not one.
-    """
+    """Returns the error for an item that fits into no batch."""
     message = f"{what} is too long. {error.limit_exceeded}".rstrip()
     return refused(message, param=param, code="context_length_exceeded")
 
 
 def no_such_path(path: str) -> Refused | None:
-    """Returns the error for an unknown path; None if it is not one of the protocol.
-
-    Args:
-        path: The path. Some clients make it of a base URL with a slash too many, or without /v1.
-    """
+    """Returns the error for an unknown path; None if another protocol may have it."""
+    # Some clients build the path from a base URL with a slash too many, or without /v1.
     parts = [part for part in path.split("/") if part]
     is_ours = parts[:1] == ["v1"]
     while parts[:1] == ["v1"]:
@@ -90,7 +74,6 @@ def of_invalid_item(refusal: Refused) -> Refused:
 
 
 def error_json(problem: Problem) -> bytes:
-    """Returns the JSON object of a problem."""
     more = problem.more
     message = f"{problem.title}: {problem.detail}" if problem.detail else problem.title
     error: dict[str, Any] = {

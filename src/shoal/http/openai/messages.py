@@ -1,7 +1,7 @@
-"""The forms of the answers with texts: whole ones, and the messages of streams.
+"""The forms of the responses with texts: whole ones, and the messages of streams.
 
-All but the text of a message is the same for a whole stream, and is made once. So a token costs
-about what it costs in Shoal's own form.
+All but the text of a message is the same for a whole stream, and is made once. A token therefore
+costs about as much as in Shoal's own form.
 """
 
 from __future__ import annotations
@@ -24,21 +24,15 @@ if TYPE_CHECKING:
 
 
 class Parts(NamedTuple):
-    """What differs between the two kinds of answers.
-
-    Attributes:
-        id: What ids begin with.
-        object: The name of a whole answer's object.
-        chunk: The name of a message's object.
-        piece: What is before and after the JSON of a piece's text.
-        no_piece: What is there instead in the last message.
-        text: What is before and after the JSON of a whole text.
-    """
+    """The differences between the two kinds of responses."""
 
     id: bytes
     object: bytes
+    # The object of a message, as `object` of a whole response.
     chunk: bytes
+    # Before and after the JSON of a piece's text; as `text` for a whole text.
     piece: tuple[bytes, bytes]
+    # In its place in the last message.
     no_piece: bytes
     text: tuple[bytes, bytes]
 
@@ -71,30 +65,21 @@ _GOES_ON: Final = b',"logprobs":null,"finish_reason":null}]'
 
 
 class NotText(TypeError):
-    """A result of a model is not text; perhaps the client asks the wrong model."""
+    """A result of a model is not text; perhaps the client named the wrong model."""
 
     def __init__(self, result: object) -> None:
         super().__init__(f"the model gives no text, but results of {type(result).__name__}")
 
 
 def text_of(result: Any) -> str:
-    """Returns a result of a model, which must be text, without halves of surrogate pairs.
-
-    Raises:
-        NotText: It is not text.
-    """
+    """Returns a result without halves of surrogate pairs; raises `NotText` if it is not text."""
     if not isinstance(result, str):
         raise NotText(result)
     return whole_text(result)
 
 
 class AnswerForms:
-    """The forms of the answers of one model, to chats or to completions.
-
-    Args:
-        model: The name of the model.
-        chat: Whether chats are answered.
-    """
+    """The forms of the responses of one model, to chats or to completions."""
 
     def __init__(self, model: str, *, chat: bool) -> None:
         self._chat = chat
@@ -110,26 +95,12 @@ class AnswerForms:
         self._whole_of_one = head + choice.replace(b"%d", b"0") + _END
 
     def messages(self, request_id: bytes) -> MessageForm:
-        """Returns the form of the messages of a stream.
-
-        Args:
-            request_id: The id of the request: made by the server, or of safe characters.
-        """
+        """Returns the form of a stream's messages; the id has safe characters only."""
         return MessageForm(self._parts, self._head % (request_id, time.time()), chat=self._chat)
 
     def whole(
         self, request_id: bytes, texts: Sequence[tuple[str, TextEnd]], prompt_tokens: int
     ) -> bytes:
-        """Returns the body of a whole answer.
-
-        Args:
-            request_id: The id of the request.
-            texts: Each text, and its end.
-            prompt_tokens: The number of tokens of the prompts.
-
-        Raises:
-            TypeError: A text can't be written.
-        """
         if len(texts) == 1:
             return self.whole_of_one(request_id, *texts[0], prompt_tokens)
         choices: list[bytes] = []
@@ -142,7 +113,7 @@ class AnswerForms:
         return self._whole % (request_id, time.time(), b",".join(choices), *counts)
 
     def whole_of_one(self, request_id: bytes, text: str, end: TextEnd, prompt_tokens: int) -> bytes:
-        """Returns the body of a whole answer with one text, as most have; see `whole`."""
+        """Returns the body with one text, as most have."""
         tokens = end.tokens
         return self._whole_of_one % (
             request_id,
@@ -156,13 +127,7 @@ class AnswerForms:
 
 
 class MessageForm:
-    """What the messages of one stream have in common.
-
-    Attributes:
-        parts: What differs between chats and completions.
-        head: The beginning of each message's JSON.
-        chat: Whether a chat is answered.
-    """
+    """The common parts of the messages of one stream; `head` begins each message's JSON."""
 
     def __init__(self, parts: Parts, head: bytes, *, chat: bool) -> None:
         self.parts = parts
@@ -171,24 +136,11 @@ class MessageForm:
 
 
 def usage_json(prompt_tokens: int, tokens: int) -> bytes:
-    """Returns the JSON of the numbers of tokens."""
     return _USAGE % (prompt_tokens, tokens, prompt_tokens + tokens)
 
 
 class ChoiceMessages:
-    """The messages with the pieces of one text of a stream.
-
-    Args:
-        form: The form of the answer.
-        index: The index of the text among those of the answer.
-        end: Finds its end.
-        with_usage: Whether the stream ends with the numbers of tokens.
-
-    Attributes:
-        before: What is before the JSON of a piece's text.
-        after: What is after it.
-        end: As above.
-    """
+    """The messages with the pieces of one text of a stream."""
 
     __slots__ = ("_first", "_last", "after", "before", "end")
 
@@ -203,11 +155,7 @@ class ChoiceMessages:
         self._last = head + parts.no_piece + b',"logprobs":null,"finish_reason":"%b"}]' + tail
 
     def piece(self, piece: Any) -> bytes:
-        """Returns the message with a piece; with the first and the last one, if it is that piece.
-
-        Raises:
-            TypeError: The piece is no text.
-        """
+        """Returns the message with a piece, and with the first or the last message if due."""
         return self._message(self.end.take(text_of(piece)))
 
     def ended(self) -> bytes:
@@ -223,14 +171,7 @@ class ChoiceMessages:
 
 
 class _Events(StreamForm):
-    """The end and the errors of a stream.
-
-    Args:
-        form: The form of the answer.
-        ends: The ends of its texts.
-        prompt_tokens: Returns the number of tokens of the prompts.
-        with_usage: Whether the stream ends with the numbers of tokens.
-    """
+    """The end and the errors of a stream."""
 
     media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n"
@@ -250,7 +191,8 @@ class _Events(StreamForm):
         self._prompt_count: int | None = None
 
     def _count_prompt(self) -> int:
-        """Counts the tokens of the prompts once: first before the end, where it must not fail."""
+        """Counts the tokens of the prompts once."""
+        # First before the end of the stream, where it must not fail.
         if self._prompt_count is None:
             self._prompt_count = self._prompt_tokens()
         return self._prompt_count
@@ -273,14 +215,7 @@ class _Events(StreamForm):
 
 
 class OneText(_Events):
-    """The form of a stream with one text, whose items are its pieces.
-
-    Args:
-        form: The form of the answer.
-        end: Finds the end of the text.
-        prompt_tokens: Returns the number of tokens of the prompt.
-        with_usage: Whether the stream ends with the numbers of tokens.
-    """
+    """The form of a stream with one text, whose items are its pieces."""
 
     def __init__(
         self, form: MessageForm, end: TextEnd, prompt_tokens: Callable[[], int], *, with_usage: bool

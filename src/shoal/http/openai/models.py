@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import fields, is_dataclass
+from inspect import Parameter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args, get_origin
 
 import orjson
-from typing_extensions import override
+from pydantic import BaseModel, ValidationError
+from typing_extensions import is_typeddict, override
 
+from shoal.batching.handlers.annotations import field_types
 from shoal.http.openai.errors import PREFIX, error_json, no_such_path, refused
-from shoal.http.openai.items import ItemMaker
 from shoal.http.openai.messages import AnswerForms
 from shoal.http.openai.text import count_words
 from shoal.http.requests.call import EndpointCalls
 from shoal.http.requests.exchange import JSON, Counted
+from shoal.http.requests.json_type import adapter_of, as_written, finite_validator
+from shoal.http.requests.payload import fields_adapter
 from shoal.http.requests.routing import Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from inspect import Signature
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.http.requests.exchange import Exchange
@@ -29,28 +35,108 @@ if TYPE_CHECKING:
     ChatTemplate = Callable[[Sequence[Mapping[str, Any]]], str]
     TokenCount = Callable[[str], int]
 
+PROMPT_NAMES: Final = ("prompt", "text", "input")
+"""The names of a field for the prompt, the first one first."""
+
+_TEXT: Final = (str, Any, Parameter.empty)
+
+
+class ItemMaker:
+    """Makes the items of one handler; raises TypeError if that takes no text."""
+
+    def __init__(self, signature: Signature) -> None:
+        parameters = list(signature.parameters.values())
+        self._parameters = parameters if len(parameters) > 1 else None
+        annotation: Any = parameters[0].annotation if len(parameters) == 1 else None
+        self._parameter_type = annotation
+        # An item is the prompt itself.
+        self.is_plain = annotation in _TEXT
+        self.fields: frozenset[str] = frozenset()
+        self._prompt: str | None = None
+        # It takes the messages of a chat, without a template.
+        self.takes_messages = False
+        if self.is_plain:
+            return
+        if get_origin(annotation) is Annotated and get_args(annotation)[0] is str:
+            self._validator = finite_validator(adapter_of(annotation))
+            return
+        if self._parameters is None:
+            self.fields = _fields_of(annotation)
+        else:
+            self.fields = frozenset(one.name for one in self._parameters)
+        self._prompt = next((name for name in PROMPT_NAMES if name in self.fields), None)
+        self.takes_messages = "messages" in self.fields
+        if self._prompt is None and not self.takes_messages:
+            raise TypeError(f"{signature} takes no text: a str, or a field 'prompt' or 'messages'")
+        adapter = adapter_of(annotation) if self._parameters is None else fields_adapter(parameters)
+        self._validator = finite_validator(adapter)
+
+    def item(self, prompt: str | None, given: Mapping[str, Any]) -> Any:
+        """Returns a tuple for several parameters; `prompt` is None if the item takes messages."""
+        if self.is_plain:
+            return prompt
+        values: dict[str, Any] = {}
+        try:
+            if not self.fields:
+                return self._validator.validate_python(prompt)
+            values = {
+                name: value
+                for name in self.fields.intersection(given)
+                if (value := given[name]) is not None and name != "messages"
+            }
+            messages = given.get("messages") if self.takes_messages else None
+            if prompt is None or messages is not None:
+                values["messages"] = messages
+            elif self._prompt is None:
+                raise refused("The model takes messages only: use /v1/chat/completions")
+            else:
+                values[self._prompt] = prompt
+            made = self._validator.validate_python(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            loc = as_written(first["loc"], values if self.fields else prompt, first["type"])
+            where = self._name_of(loc[0] if loc else None, given)
+            where = ".".join([where, *(str(step) for step in loc[1:2])])
+            raise refused(f"{where}: {first['msg']}", param=where) from None
+        if self._parameters is None:
+            return made
+        return tuple(made.get(p.name, p.default) for p in self._parameters)
+
+    def _name_of(self, field: int | str | None, given: Mapping[str, Any]) -> str:
+        """Returns the name of the client's parameter for a field."""
+        if field is None or field == self._prompt:
+            return next((name for name in ("messages", "input") if name in given), "prompt")
+        if field == "max_tokens" and given.get("max_completion_tokens") is not None:
+            return "max_completion_tokens"
+        return str(field)
+
+    def limit(self, item: Any) -> int | None:
+        """Returns the ``max_tokens`` of an item, which may be a default."""
+        if "max_tokens" not in self.fields:
+            return None
+        limit: Any
+        if self._parameters is not None:
+            limit = item[[one.name for one in self._parameters].index("max_tokens")]
+        elif is_typeddict(self._parameter_type):
+            limit = item.get("max_tokens")
+        else:
+            limit = item.max_tokens
+        return limit if type(limit) is int and limit > 0 else None
+
+
+def _fields_of(annotation: Any) -> frozenset[str]:
+    kind = get_origin(annotation) or annotation
+    if is_typeddict(kind):
+        return frozenset(field_types(kind))
+    if not isinstance(kind, type):
+        return frozenset()
+    if is_dataclass(kind):
+        return frozenset(one.name for one in fields(kind) if one.init)
+    return frozenset(kind.model_fields) if issubclass(kind, BaseModel) else frozenset()
+
 
 class Model:
-    """A model: an endpoint that takes text.
-
-    Args:
-        name: Its name in the API.
-        endpoint: The endpoint.
-        options: The options of the server.
-        template: Makes a prompt of the messages of a chat.
-        count: Counts the tokens of a text; None if each piece of a stream is one.
-
-    Attributes:
-        name: As above.
-        count: As above.
-        prompt_count: Counts the tokens of a prompt, which are words if nothing counts them.
-        name_json: The name in JSON.
-        endpoint: As above.
-        calls: Makes the endpoint's calls.
-        counted: What its requests are counted under.
-        chats: The forms of its answers to chats.
-        completions: The forms of its answers to completions.
-    """
+    """A model: an endpoint that takes text."""
 
     def __init__(
         self,
@@ -62,6 +148,7 @@ class Model:
     ) -> None:
         self.name = name
         self._template = template
+        # None if each piece of a stream is one token.
         self.count = count
         self.prompt_count = count or count_words
         self.name_json = orjson.dumps(name)
@@ -72,23 +159,15 @@ class Model:
         self.completions = AnswerForms(name, chat=False)
 
     def maker(self, batcher: MethodBatcher) -> ItemMaker:
-        """Returns what makes the items of a batcher.
-
-        Raises:
-            Refused: Its handler takes no text.
-        """
+        """Raises `Refused` if the batcher's handler takes no text."""
         try:
             return batcher.made_by(ItemMaker)
         except TypeError:
             raise unknown(self.name) from None
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Returns the prompt of a chat, which the user's template makes.
-
-        Raises:
-            Refused: The template refuses the messages, or gives no text, which could fail a batch.
-            HTTPException: The template has chosen its own response.
-        """
+        """Returns the prompt of a chat, made by the user's template."""
+        # Raises `Refused` if the template fails, or gives no text, which could fail a batch.
         try:
             prompt: Any = self._template(messages)
         except Exception as error:
@@ -118,7 +197,6 @@ class Model:
 
 
 def unknown(name: str) -> Exception:
-    """Returns the error for a model that there is not."""
     return refused(
         f"The model {name!r} does not exist", param="model", code="model_not_found", status=404
     )
@@ -137,16 +215,9 @@ def _text_of(error: Exception) -> str:
 
 
 class Models:
-    """The models of one controller.
+    """The models of one controller."""
 
-    Args:
-        controller: The controller.
-        options: The options of the server.
-        names: The name of the endpoint of each model; None if all endpoints that take text are
-            models, by their own names.
-        template: Makes a prompt of the messages of a chat.
-        count: Counts the tokens of a text; None if each piece of a stream is one.
-    """
+    # `names` has the endpoint of each model; None makes all endpoints that take text models.
 
     def __init__(
         self,
@@ -164,11 +235,7 @@ class Models:
         self._models: dict[str, Model] = {}
 
     def of(self, name: str) -> Model:
-        """Returns the model of a name.
-
-        Raises:
-            Refused: There is none.
-        """
+        """Raises `Refused` for an unknown model."""
         endpoints = self._controller.endpoints
         model = self._models.get(name)
         if model is not None and endpoints.get(model.endpoint.name) is model.endpoint:
@@ -183,7 +250,7 @@ class Models:
         return model
 
     def __iter__(self) -> Iterator[Model]:
-        """Yields the models that can be asked for texts now."""
+        """Yields the models that take requests for texts now."""
         names = self._controller.endpoints if self._names is None else self._names
         for name in list(names):
             if self._names is None or self._names[name] in self._controller.endpoints:
@@ -193,7 +260,7 @@ class Models:
 
 
 class OpenAIRoute(Route):
-    """A route whose errors are OpenAI's."""
+    """A route with OpenAI's errors."""
 
     protocol: ClassVar = "openai"
 

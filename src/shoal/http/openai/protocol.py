@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 
 def chat_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the prompt of a chat where no template is given.
-
-    Each message is a line ``role: content``, and the prompt ends with ``assistant:``.
-
-    Args:
-        messages: The messages; ``content`` is text.
-    """
+    """Makes lines ``role: content``, then ``assistant:``, if no template is given."""
     lines = [f"{one['role']}: {one['content']}" for one in messages]
     lines.append("assistant:")
     return "\n".join(lines)
@@ -54,13 +48,13 @@ class OpenAI(HttpProtocol):
     its pieces; one of embeddings gives a vector.
 
     Args:
-        models: The name of the endpoint of each model, if not all endpoints are to be models, or
-            under other names.
+        models: The name of the endpoint of each model, if only some endpoints are models, or
+            if they have other names.
         chat_template: Makes a prompt from the messages of a chat: dicts with ``role`` and
-            ``content``, which is text, and what else the client sent. If it raises an
+            ``content``, which is text, and other keys of the client. If it raises an
             exception, the client gets its text with status 400. It is not used where the handler's
             record has a field ``messages``.
-        count_tokens: Returns the number of tokens of a text. Without it a piece of a stream is a
+        count_tokens: Returns the number of tokens of a text. By default a piece of a stream is a
             token, and in prompts and whole texts words and marks are counted.
         max_choices: The most texts of an answer: ``n`` for each prompt.
         max_messages: The most messages of a chat.
@@ -135,11 +129,7 @@ class _Routes(ProtocolRoutes):
 
 
 class _NotFound(OpenAIRoute):
-    """Answers at the paths that the protocol has elsewhere.
-
-    Args:
-        refusal: The answer.
-    """
+    """Answers at unknown paths of the protocol."""
 
     def __init__(self, refusal: Refused) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Where a text ends: at a stop sequence, or at its number of tokens.
+"""Finds where a text ends: at a stop sequence, or at its number of tokens.
 
-It holds for every model, also for one that knows neither. Stop sequences may lie across pieces, so
-the end of the text that may be the beginning of one is held back until the next piece.
+Both work for every model, even if it supports neither. A stop sequence may lie across pieces, so an
+end of the text that may begin one is held back until the next piece.
 """
 
 from __future__ import annotations
@@ -17,24 +17,15 @@ _WORD: Final = re.compile(r"\S+")
 
 
 def count_words(text: str) -> int:
-    """Returns the number of words of a text: its tokens, if no function counts them."""
+    """Counts tokens, if no other function does."""
     return len(text.split())
 
 
 class TextEnd:
-    """Finds the end of one text.
-
-    Args:
-        stops: The stop sequences; the text ends before the first one.
-        most: The most tokens of the text; None for any number.
-        count: Returns the number of tokens of a text; None if each piece is one token.
-
-    Attributes:
-        tokens: The number of tokens so far.
-        reason: Why the text has ended, ``"stop"`` or ``"length"``; None if it goes on.
-    """
+    """Finds the end of one text, which is before the first stop sequence."""
 
     # What most texts do not change.
+    # "stop" or "length" once the text has ended.
     reason: str | None = None
     tokens = 0
     _firsts: frozenset[str] = frozenset()
@@ -45,33 +36,31 @@ class TextEnd:
     ) -> None:
         self._stops = stops
         self._most = most
+        # None if each piece is one token.
         self._count = count
         if stops:
             self._firsts = frozenset(stop[0] for stop in stops)
 
     @property
     def counts(self) -> bool:
-        """Whether a function counts the tokens."""
         return self._count is not None
 
     @property
     def plain_below(self) -> float:
-        """While its number of tokens is below this, a piece that `is_clear` is one token.
-
-        It is taken as it is: `take` need not be called for it if `tokens` is increased.
-        """
+        """The number of tokens below which a piece that `is_clear` is one token."""
+        # Such a piece is taken as it is: `take` need not be called for it if `tokens` is increased.
         if self._count is not None:
             return 0
         return math.inf if self._most is None else self._most
 
     def is_clear(self, piece: str) -> bool:
-        """Returns whether no stop sequence can begin in a piece, or go on in it."""
+        """Returns whether no stop sequence can begin in a piece, or continue in it."""
         if not self._stops:
             return True
         return not self._held and self._firsts.isdisjoint(piece)
 
     def take(self, piece: str) -> str:
-        """Takes the next piece of the text; returns what is certain to be part of it."""
+        """Takes the next piece of the text; returns the part that is certain."""
         count, most = self._count, self._most
         tokens = self.tokens + (1 if count is None else count(piece))
         reason = None
@@ -95,7 +84,7 @@ class TextEnd:
         return text
 
     def whole(self, text: str) -> str:
-        """Takes a whole text, and no other; returns as much of it as is before its end."""
+        """Takes a whole text, and no other; returns the part before its end."""
         if self._count is None:
             self._count = count_words
         if not self._stops:
@@ -110,7 +99,7 @@ class TextEnd:
         return text + self.rest()
 
     def rest(self) -> str:
-        """Returns what was held back, since the model has ended the text."""
+        """Returns the text that was held back, since the model has ended the text."""
         rest, self._held = self._held, ""
         if self.reason is None:
             self.reason = "stop"
@@ -118,7 +107,7 @@ class TextEnd:
 
 
 def _beginning(text: str, tokens: int, count: Callable[[str], int]) -> str:
-    """Returns the longest beginning of a text that has so many tokens at most."""
+    """Returns the longest beginning of a text with at most `tokens` tokens."""
     if count is count_words:
         last = 0
         for nth, word in enumerate(_WORD.finditer(text)):
@@ -137,7 +126,7 @@ def _beginning(text: str, tokens: int, count: Callable[[str], int]) -> str:
 
 
 def _held_back(text: str, stops: Sequence[str]) -> int:
-    """Returns how long the longest end of a text is that a stop sequence begins with."""
+    """Returns the length of the longest end of a text that may begin a stop sequence."""
     longest = 0
     for stop in stops:
         at = text.find(stop[0], max(0, len(text) - len(stop) + 1))

@@ -1,27 +1,180 @@
 """The bodies of ``/v1/completions`` and ``/v1/chat/completions``.
 
-Parameters that no one knows are ignored. Those that would change what the answer means, and that
-are not kept here, are refused.
+Unknown parameters are ignored. Parameters that would change the meaning of the response, and that
+are not supported here, are refused.
 """
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, NotRequired
 
+import anyio
 from pydantic import ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from shoal.http.openai.errors import of_invalid_item, refused
-from shoal.http.openai.text_job import TextJob
+from shoal.http.openai.text import TextEnd, count_words
 from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from shoal.http.openai.models import Models
+    from shoal.http.openai.messages import MessageForm
+    from shoal.http.openai.models import Model, Models
+    from shoal.http.requests.call import EndpointCall
     from shoal.http.requests.exchange import Exchange
+    from shoal.observe.metrics import ItemTimes
+    from shoal.serving.backends.method_batcher import MethodBatcher
+
+# What the answers have no form for, whatever the model takes.
+_NEVER: Final = frozenset(
+    {
+        *("tools", "functions", "function_call", "tool_choice", "logprobs", "top_logprobs"),
+        *("audio", "modalities", "echo", "best_of", "web_search_options"),
+    }
+)
+# What a model may take itself.
+_BY_MODEL: Final = frozenset({"response_format", "logit_bias", "suffix", "prediction"})
+SPECIAL: Final = _NEVER | _BY_MODEL
+"""The names of the parameters."""
+
+
+def _changes_nothing(name: str, value: Any, n: int) -> bool:
+    """Returns whether a response without the parameter is what the client wants."""
+    if value is None:  # not given
+        return True
+    if name == "response_format":
+        return bool(value == {"type": "text"})
+    if name == "modalities":
+        return bool(value == ["text"])
+    if name in ("tool_choice", "function_call"):
+        return bool(value in ("none", "auto"))  # without tools
+    if name == "best_of":
+        return type(value) is int and value == n
+    # A number that says how many logprobs of a completion are wanted may be 0, and means some.
+    return value is False or value in ("", [], {}) or (name == "top_logprobs" and value == 0)
+
+
+def check_supported(given: Mapping[str, Any], n: int, fields: frozenset[str]) -> None:
+    """Refuses such parameters, unless the model takes them (`fields`) itself."""
+    for name in SPECIAL.intersection(given):
+        is_models = name in _BY_MODEL and name in fields
+        if not is_models and not _changes_nothing(name, given[name], n):
+            raise refused(
+                f"The parameter {name} is not supported here", param=name, code="unsupported"
+            )
+
+
+class TextJob:
+    """One request for texts, and the data that its calls share."""
+
+    # In `given`, null is as if the parameter were absent. `prompts` are empty for a chat, and
+    # `messages` None for a completion. `n` texts are for each prompt, `texts` in total.
+
+    __slots__ = (
+        *("_chat_prompt", "_given", "_messages", "_n", "_prompts", "_stops", "exchange", "forms"),
+        *("_turns", "model", "streams", "texts"),
+    )
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        model: Model,
+        given: Mapping[str, Any],
+        prompts: Sequence[str],
+        messages: Sequence[Mapping[str, Any]] | None,
+        stops: Sequence[str],
+        n: int,
+        texts: int,
+    ) -> None:
+        self.exchange = exchange
+        self.model = model
+        self.forms = model.completions if messages is None else model.chats
+        self.streams: bool = given.get("stream") or False
+        self.texts = texts
+        self._given = given
+        self._prompts = prompts
+        self._messages = messages
+        self._chat_prompt: str | None = None
+        self._n = n
+        self._stops = stops
+        self._turns: anyio.CapacityLimiter | None = None
+
+    @property
+    def with_usage(self) -> bool:
+        options = self._given.get("stream_options")
+        return options is not None and bool(options.get("include_usage"))
+
+    @property
+    def times(self) -> ItemTimes:
+        return self.exchange.item_times(self.model.endpoint.name)
+
+    @asynccontextmanager
+    async def turn(self, call: EndpointCall) -> AsyncGenerator[None]:
+        """Waits before one of several calls, so that no more are made than fit into the queue."""
+        if self._turns is None:
+            self._turns = anyio.CapacityLimiter(call.most_at_once)
+        is_first = self._turns.available_tokens > 0
+        async with self._turns:
+            if not is_first:
+                call.wait_for_room()
+            yield
+
+    def form(self) -> MessageForm:
+        return self.forms.messages(self.exchange.id)
+
+    def whole(self, texts: Sequence[tuple[str, TextEnd]]) -> bytes:
+        return self.forms.whole(self.exchange.id, texts, self.prompt_tokens())
+
+    def prompt_tokens(self) -> int:
+        """Returns the number of tokens of the prompts, once an item was made."""
+        return _tokens_of(self._counted(), self.model.prompt_count)
+
+    def _counted(self) -> Sequence[str]:
+        """Returns the texts that make up the prompts."""
+        if self._messages is None:
+            return self._prompts
+        if self._chat_prompt is not None:
+            return (self._chat_prompt,)
+        return [str(message["content"]) for message in self._messages]
+
+    def item(self, call: EndpointCall, batcher: MethodBatcher, nth: int = 0) -> tuple[Any, TextEnd]:
+        """Returns the item of the call for one of the texts, and the `TextEnd` of that text."""
+        model, given = self.model, self._given
+        maker = model.maker(batcher)
+        if not SPECIAL.isdisjoint(given):
+            check_supported(given, self._n, maker.fields)
+        which, sample = divmod(nth, self._n) if nth else (0, 0)
+        prompt: str | None
+        if self._messages is None:
+            prompt = self._prompts[which]
+        elif maker.takes_messages:
+            prompt = None
+        else:
+            if self._chat_prompt is None:
+                self._chat_prompt = model.prompt(self._messages)
+            prompt = self._chat_prompt
+        if sample and (seed := given.get("seed")) is not None:  # else all would be the same text
+            given = {**given, "seed": seed + sample}
+        item = maker.item(prompt, given)
+        count, most = model.count, given.get("max_tokens")
+        if most is None and maker.fields:
+            most = maker.limit(item)
+        if count is None and not call.streams:
+            count = count_words
+            if "max_tokens" in maker.fields:
+                most = None  # the model has counted its own tokens, which words are not
+        return item, TextEnd(self._stops, most, count)
+
+
+def _tokens_of(prompts: Sequence[str], count: Callable[[str], int]) -> int:
+    if len(prompts) == 1:
+        return count(prompts[0])
+    return sum([count(prompt) for prompt in prompts])
+
 
 MOST_STOPS: Final = 4
 LONGEST_STOP: Final = 256
@@ -69,19 +222,12 @@ class _Chat(_Text):
 
 @cache
 def _type(*, chat: bool) -> JsonType:
-    """Returns the type of the bodies, once for all applications: it takes milliseconds to build."""
+    # Once for all applications: it takes milliseconds to build.
     return JsonType(adapter_of(_Chat if chat else _Completion))
 
 
 class TextReader:
-    """Reads the bodies of one of the two paths.
-
-    Args:
-        models: The models.
-        chat: Whether that is the one for chats.
-        most_messages: The most messages of a chat.
-        most_choices: The most texts of an answer.
-    """
+    """Reads the bodies of one of the two paths."""
 
     def __init__(
         self, models: Models, *, chat: bool, most_messages: int, most_choices: int
@@ -93,11 +239,7 @@ class TextReader:
         self._type = _type(chat=chat)
 
     def read(self, exchange: Exchange, body: bytes) -> TextJob:
-        """Returns what a request asks for.
-
-        Raises:
-            Refused: It is malformed, or asks for too much, or for a model that there is not.
-        """
+        """Raises `Refused` if the body is malformed or asks for too much."""
         try:
             given: dict[str, Any] = self._type.parsed(exchange, body)
         except Refused as refusal:

@@ -1,6 +1,6 @@
-"""The description of an application for those who call it: OpenAPI, a page with it, and ``/``.
+"""The description of an application for its callers: OpenAPI, a page with it, and ``/``.
 
-`document` makes the OpenAPI document, of operations (`operations`), the schemas of items and
-results (`schemas`), the forms of requests (`inputs`) and of answers (`answers`, `problems`).
-`viewer` has the page on which it is read, and `landing` the page at ``/``.
+`document` makes the OpenAPI document, from the schemas of items and results (`schemas`), and the
+forms of requests (`inputs`) and of responses (`answers`, `problems`). `viewer` is the page that
+shows it, and `landing` the page at ``/``.
 """

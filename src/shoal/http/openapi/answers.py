@@ -1,14 +1,13 @@
-"""The answers of an endpoint, in OpenAPI's terms: results, streams and problems."""
+"""The responses of an endpoint, in OpenAPI's terms: results, streams and problems."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse
 
 from shoal.batching.handlers.array_types import is_array
 from shoal.http.openapi.inputs import BINARY, JSON
-from shoal.http.openapi.problems import MEANINGS, WITH_RETRY_AFTER, kinds_of
 from shoal.http.openapi.schemas import is_response, results_of
 from shoal.http.requests.arrays import NPY
 from shoal.http.requests.json_codec import BYTES, BYTES_TYPES, media_type_of
@@ -21,6 +20,93 @@ if TYPE_CHECKING:
     from shoal.http.openapi.inputs import Inputs
     from shoal.http.openapi.schemas import Schema, Schemas
     from shoal.http.openapi.served import ServedEndpoint
+
+
+class Kind(NamedTuple):
+    """The last part of a problem's type, and its title."""
+
+    name: str
+    title: str
+
+
+PROBLEMS: Final[dict[int, tuple[Kind, ...]]] = {
+    400: (
+        Kind("invalid-json", "The body is not JSON"),
+        Kind("invalid-msgpack", "The body is not MessagePack"),
+        Kind("invalid-form", "The form is not accepted"),
+        Kind("invalid-content-coding", "The body is not in its content coding"),
+        Kind("invalid-timeout", "The time limit is invalid"),
+        Kind("no-such-priority", "There is no such priority"),
+    ),
+    404: (
+        Kind("not-found", "The path was not found"),
+        Kind("no-such-method", "There is no such method"),
+    ),
+    405: (Kind("method-not-allowed", "The method is not allowed here"),),
+    406: (Kind("not-acceptable", "No form of the stream is accepted"),),
+    408: (Kind("slow-reader", "The stream was read too slowly"),),
+    413: (
+        Kind("body-too-large", "The body is too large"),
+        Kind("body-too-fragmented", "The body arrives in too many pieces"),
+        Kind("body-too-complex", "The body has too many elements"),
+        Kind("item-too-large", "The item is too large"),
+    ),
+    415: (
+        Kind("unsupported-media-type", "The media type is not supported"),
+        Kind("unsupported-content-coding", "The content coding is not supported"),
+    ),
+    422: (
+        Kind("invalid-item", "The body does not fit the endpoint"),
+        Kind("invalid-item", "The query does not fit the endpoint"),
+        Kind("invalid-item", "The body is not an array that the endpoint accepts"),
+    ),
+    500: (Kind("internal", "The call failed"),),
+    503: (
+        Kind("overloaded", "The endpoint is overloaded"),
+        Kind("closed", "The endpoint has stopped"),
+        Kind("unavailable", "The endpoint has no replica"),
+        Kind("replica-died", "The replica that ran the call died"),
+        Kind("not-open", "The endpoints are not open"),
+        Kind("too-many-incomplete-bodies", "Too many bodies are incomplete"),
+    ),
+    504: (
+        Kind("deadline-exceeded", "The call was not answered in time"),
+        Kind("handler-timeout", "The handler did not end in time"),
+    ),
+}
+"""The kinds of problems, by the status that each is answered with by default."""
+
+OVERLOADED: Final = PROBLEMS[503][0]
+"""The kind whose status is an option."""
+
+WITH_RETRY_AFTER: Final = frozenset({429, 503})
+"""The statuses whose answers say when to try again."""
+
+MEANINGS: Final = {
+    400: "The request is malformed.",
+    404: "There is no such path.",
+    405: "The path does not take this method. `Allow` says which it takes.",
+    406: "The answer has no form that `Accept` allows.",
+    408: "The request was sent, or the stream was read, too slowly.",
+    413: "The request is too large.",
+    415: "The body has a media type, or a content coding, that the endpoint does not take.",
+    422: "The request does not fit the endpoint.",
+    429: "The endpoint is overloaded. Try again later.",
+    500: "The call failed. The cause is in the server's log, under the request's id.",
+    503: "The endpoint can't take the call now. Try again later.",
+    504: "The call was not answered in time.",
+}
+"""What each status says."""
+
+
+def kinds_of(status: int, overload_status: int) -> tuple[Kind, ...]:
+    kinds = PROBLEMS.get(status, ())
+    if overload_status == 503:
+        return kinds
+    if status == overload_status:
+        return (*kinds, OVERLOADED)
+    return tuple(kind for kind in kinds if kind is not OVERLOADED)
+
 
 _MEDIA_TYPES: Final = (
     (JSONResponse, JSON),
@@ -53,12 +139,7 @@ _WITH_ALLOW: Final = {**_HEADERS, "Allow": {"$ref": "#/components/headers/Allow"
 
 
 class Problems:
-    """The answers with problems, which the endpoints share.
-
-    Args:
-        schemas: The schemas of the document, which are made.
-        options: The options of the server.
-    """
+    """The responses with problems, which the endpoints share; the schemas have been made."""
 
     def __init__(self, schemas: Schemas, options: HttpOptions) -> None:
         self.schema = schemas.problem()
@@ -66,12 +147,7 @@ class Problems:
         self.overload_status: int = options.overload_status
 
     def of(self, status: int, meaning: str = "") -> dict[str, Any]:
-        """Returns the answer with a status.
-
-        Args:
-            status: The status.
-            meaning: What it says; empty for the usual.
-        """
+        """Returns the response with a status; `meaning` replaces the usual description."""
         if meaning or status not in MEANINGS:
             return self._made(status, meaning or "A problem.", is_ours=False)
         name = f"Problem{status}"
@@ -100,13 +176,7 @@ class Problems:
 
 
 class Answers:
-    """The answers of one endpoint.
-
-    Args:
-        endpoint: The endpoint.
-        inputs: The forms of its items.
-        schemas: The schemas of the document; the endpoint's types are added to them.
-    """
+    """The responses of one endpoint, whose types are added to the schemas."""
 
     def __init__(self, endpoint: ServedEndpoint, inputs: Inputs, schemas: Schemas) -> None:
         self._endpoint = endpoint
@@ -131,7 +201,7 @@ class Answers:
             schemas.add_result((endpoint.name, "result"), Union[results])  # noqa: UP007 - a tuple
 
     def of(self, method: str, problems: Problems, *, is_secured: bool) -> dict[str, Any]:
-        """Returns the answers to requests with a method, by status, after the schemas were made."""
+        """Returns the responses by status; the schemas have been made."""
         found: dict[str, Any] = {"200": self._success(problems)}
         if self._endpoint.streams:
             text = "To a reconnection with `Last-Event-ID`: the stream is not made again."
@@ -207,10 +277,8 @@ def _media_type(response: Any) -> str:
 
 
 def _streams(item: Schema, problem: Schema) -> dict[str, Any]:
-    """Returns the forms of a stream of items.
-
-    The schemas are those of one message, as it was usual before OpenAPI 3.2 had its ``itemSchema``.
-    """
+    """Returns the forms of a stream of items."""
+    # The schemas are those of one message, as was usual before OpenAPI 3.2 had its itemSchema.
     events = [
         _event({"const": "message"}, item),
         _event({"const": "end"}, {"const": {}}),

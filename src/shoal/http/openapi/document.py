@@ -1,4 +1,4 @@
-"""The OpenAPI document of an application, made anew when its endpoints have changed.
+"""The OpenAPI document of an application, rebuilt when its endpoints have changed.
 
 Two endpoints whose paths differ only in the names or types of parameters, such as ``/{id:int}`` and
 ``/{name}``, are one path to OpenAPI. The first of them is described there; another one only if it
@@ -42,11 +42,7 @@ _COMMON: Final = {one["name"]: one for one in (_GIVEN_ID, _TIMEOUT)}
 
 
 class Document:
-    """The document of an application.
-
-    Args:
-        options: The options of the application.
-    """
+    """The document of an application, kept until the endpoints change."""
 
     def __init__(self, options: HttpOptions) -> None:
         self._options = options
@@ -55,12 +51,7 @@ class Document:
         self._body = b""
 
     def as_json(self, endpoints: Sequence[ServedEndpoint], root: str) -> bytes:
-        """Returns the document.
-
-        Args:
-            endpoints: The endpoints as they are.
-            root: The path at which the application is mounted, without a slash at its end.
-        """
+        """`root` is the path at which the application is mounted, without a slash at its end."""
         current = list(endpoints[:MOST_ENDPOINTS])
         if self._root != root or _facts(current) != _facts(self._endpoints):
             self._body = encoded(document_of(current, self._options, root))
@@ -71,7 +62,6 @@ class Document:
 def document_of(
     endpoints: Sequence[ServedEndpoint], options: HttpOptions, root: str = ""
 ) -> dict[str, Any]:
-    """Returns the document as a JSON object; see `Document.as_json`."""
     schemas = Schemas()
     reached = [one for one in endpoints if one.path is not None]
     described: list[_Described] = []
@@ -101,7 +91,7 @@ def document_of(
 
 
 class _Described:
-    """An endpoint with the forms of its requests and answers."""
+    """An endpoint with the forms of its requests and responses."""
 
     def __init__(
         self, endpoint: ServedEndpoint, inputs: Inputs, answers: Answers, options: HttpOptions
@@ -140,8 +130,6 @@ class _Described:
 
 
 class _Paths:
-    """The paths of a document."""
-
     def __init__(self) -> None:
         self.found: dict[str, dict[str, Any]] = {}
         self._same: dict[str, str] = {}

@@ -39,12 +39,7 @@ _ANY_BYTES: Final[dict[str, Any]] = {"application/octet-stream": {"schema": BINA
 
 
 class Inputs:
-    """The forms of the items of one endpoint.
-
-    Args:
-        endpoint: The endpoint.
-        schemas: The schemas of the document; the endpoint's types are added to them.
-    """
+    """The forms of the items of one endpoint, whose types are added to the schemas."""
 
     def __init__(self, endpoint: ServedEndpoint, schemas: Schemas) -> None:
         self._endpoint = endpoint
@@ -92,13 +87,12 @@ class Inputs:
             self._schemas.add((name, "query"), adapter_of(annotation) if is_whole else fields)
 
     def takes_body(self, method: str) -> bool:
-        """Returns whether requests with a method have a body."""
         if not self._is_known:
             return method not in ("GET", "HEAD", "OPTIONS")
         return bool(self._media_types) and takes_body(method, self._parameters)
 
     def body(self) -> dict[str, Any] | None:
-        """Returns the request body, after the schemas were made; None if there is none."""
+        """Returns the request body; the schemas have been made."""
         if self._endpoint.decodes:
             return {
                 "description": "A body that the endpoint's own function decodes.",
@@ -124,16 +118,11 @@ class Inputs:
         return {"required": True, "content": content}
 
     def parameters(self, *, is_in_query: bool) -> list[dict[str, Any]]:
-        """Returns the parameters, after the schemas were made; first those of the path.
-
-        Args:
-            is_in_query: Whether the item is in the query, since the request has no body.
-        """
+        """Returns the parameters, first those of the path; the schemas have been made."""
         of_path = list(path_parameters(self._endpoint.path or ""))
         return [*of_path, *self._query()] if is_in_query and self._is_known else of_path
 
     def _query(self) -> Iterator[dict[str, Any]]:
-        """Yields the parameters in the query of a request without a body."""
         if self._takes_query:
             yield {
                 "name": "query",
@@ -155,7 +144,6 @@ def path_of(route: str) -> str:
 
 
 def path_parameters(route: str) -> Iterator[dict[str, Any]]:
-    """Yields the parameters in a route."""
     for name, kind in _PARAMETER.findall(route):
         yield _parameter("path", name, _STEPS[kind or "str"], required=True)
 

@@ -17,15 +17,15 @@ _METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "
 def merged_openapi(
     outer: Mapping[str, Any], inner: Mapping[str, Any], prefix: str
 ) -> dict[str, Any]:
-    """Returns the document of an application together with that of one which is mounted in it.
+    """Merges the document of a mounted application into that of the application around it.
 
-    The outer one decides where both say something: its ``info``, ``servers``, and what it has at
-    the same path. Components and operations of the inner one that have a name of the outer one, and
-    are something else, get another name. What the inner one says of security for all its
-    operations is said of each.
+    The outer one wins where both say something: its ``info``, ``servers``, and operations at
+    the same path. Components and operations of the inner one with a name of the outer one, but
+    another content, get another name. Security requirements of the whole inner document are
+    repeated at each of its operations.
 
     Args:
-        outer: The document of the application around.
+        outer: The document of the outer application.
         inner: The document of the mounted application, as `shoal.App.openapi` returns it.
         prefix: The path that it is mounted at.
 
@@ -68,10 +68,8 @@ def merged_openapi(
 
 
 def _new_names(outer: _Components, inner: _Components, slug: str) -> dict[str, dict[str, str]]:
-    """Returns the new names of the inner components that are not the same as the outer ones.
-
-    One that refers to a component with a new name is not the same either.
-    """
+    """Returns new names for inner components that differ from outer ones of the same name."""
+    # A component that refers to a renamed one differs as well.
     names: dict[str, dict[str, str]] = {kind: {} for kind in inner}
     while True:
         renamed = _referring(inner, names)

@@ -20,7 +20,6 @@ from typing_extensions import override
 
 from shoal.batching.calls.stream import Mark
 from shoal.batching.handlers.array_types import is_array
-from shoal.http.openapi.problems import SCHEMA
 from shoal.http.requests.plain import encoded
 
 if TYPE_CHECKING:
@@ -38,8 +37,51 @@ _ARRAY_RESULT: Final = "shoal.ArrayResult"
 _PROBLEM: Final = "shoal.Problem"
 
 
+_ERROR: Final[dict[str, Any]] = {
+    "type": "object",
+    "required": ["loc", "msg", "type"],
+    "properties": {
+        "loc": {"type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer"}]}},
+        "msg": {"type": "string"},
+        "type": {"type": "string"},
+    },
+}
+
+_PROBLEM_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "title": "Problem",
+    "description": "Why a request failed, as of RFC 9457.",
+    "required": ["type", "title", "status", "instance"],
+    "properties": {
+        "type": {
+            "type": "string",
+            "description": "The kind of problem: a URN for programs to compare, or `about:blank`.",
+        },
+        "title": {"type": "string", "description": "The kind of problem, in words."},
+        "status": {"type": "integer", "minimum": 300, "maximum": 599},
+        "detail": {
+            "description": "What is wrong with this request: text, or any JSON that the code chose."
+        },
+        "instance": {
+            "type": "string",
+            "description": "The request's id, which is in the server's log.",
+        },
+        "errors": {
+            "type": "array",
+            "description": "Where the item does not fit.",
+            "items": _ERROR,
+        },
+        "traceback": {
+            "type": "array",
+            "description": "The traceback, if the server shows it.",
+            "items": {"type": "string"},
+        },
+    },
+}
+
+
 class _Generator(GenerateJsonSchema):
-    """Describes what has no schema as any JSON."""
+    """Describes a type without a schema as any JSON."""
 
     ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 - as pydantic has it
         *("skipped-choice", "non-serializable-default")
@@ -59,25 +101,18 @@ class _Generator(GenerateJsonSchema):
 
 
 class Schemas:
-    """The schemas of a document.
-
-    Attributes:
-        components: The schemas that have names.
-    """
-
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
         self._adapters: dict[Key, tuple[JsonSchemaMode, TypeAdapter[Any]]] = {}
         self._found: dict[Key, Schema] = {}
 
     def add(self, key: Key, adapter: TypeAdapter[Any]) -> None:
-        """Adds a type whose schema is wanted."""
         mode: JsonSchemaMode = "serialization" if key[1] == "result" else "validation"
         if _is_describable(adapter, mode):
             self._adapters[key] = mode, adapter
 
     def add_result(self, key: Key, annotation: Any) -> None:
-        """Adds the type of a result, whatever it is."""
+        """Adds the type of a result; one without a schema is any JSON."""
         if is_array(annotation):
             self._found[key] = self.array_result()
             return
@@ -97,7 +132,7 @@ class Schemas:
         self._found |= {key: one for (key, _), one in found.items()}
 
     def of(self, key: Key) -> Schema:
-        """Returns the schema of a type; that of any JSON if there is no other."""
+        """Returns the schema of a type, or of any JSON."""
         return self._found.get(key, {})
 
     def resolved(self, schema: Schema) -> Schema:
@@ -126,16 +161,14 @@ class Schemas:
         return dict(sorted(found.items()))
 
     def problem(self) -> Schema:
-        """Returns the schema of a problem."""
-        self.components[_PROBLEM] = SCHEMA
+        self.components[_PROBLEM] = _PROBLEM_SCHEMA
         return {"$ref": f"{_REF}{_PROBLEM}"}
 
     def array(self) -> Schema:
-        """Returns the schema of an array that is an item."""
         return self._nested(_ARRAY, {"type": "number"}, {"type": "boolean"})
 
     def array_result(self) -> Schema:
-        """Returns the schema of an array that is a result, whose numbers may not be finite."""
+        """Returns the schema of an array whose numbers may not be finite."""
         kinds = ("number", "boolean", "null")
         return self._nested(_ARRAY_RESULT, *({"type": kind} for kind in kinds))
 
@@ -150,11 +183,8 @@ class Schemas:
 
 
 def results_of(annotation: Any, *, streams: bool) -> tuple[Any, ...]:
-    """Returns the types that a call may return, or that the items of its stream may have.
-
-    What a handler puts in the place of a result is left out: exceptions, and the marks that end or
-    skip a step of a stream. If there is no annotation, it is `Any`.
-    """
+    """Returns the types that a call may return, or that the items of its stream may have."""
+    # Without exceptions, and the marks that end or skip a step of a stream.
     if streams:
         origin: Any = typing.get_origin(annotation)
         if inspect.isclass(origin) and issubclass(origin, (Iterator, AsyncIterator)):
@@ -168,7 +198,6 @@ def results_of(annotation: Any, *, streams: bool) -> tuple[Any, ...]:
 
 
 def is_response(annotation: Any) -> bool:
-    """Returns whether a type is a response, which code makes itself."""
     return inspect.isclass(annotation) and issubclass(annotation, Response)
 
 
@@ -204,7 +233,7 @@ def scalars(schemas: Schemas, schema: Schema) -> Iterator[tuple[str, Schema, boo
 
 
 def without_null(schema: Schema) -> Schema:
-    """Returns a schema of what may be null without that, since text has no null."""
+    """Returns a schema without the choice null, which text does not have."""
     choices = schema.get("anyOf")
     if not choices:
         return schema

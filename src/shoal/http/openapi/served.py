@@ -1,4 +1,4 @@
-"""What is known of a served endpoint, for those who are told how to call it."""
+"""The facts about a served endpoint that are documented for its callers."""
 
 from __future__ import annotations
 
@@ -22,28 +22,18 @@ LONGEST_TEXT: Final = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class Documented:
-    """What a program says of an endpoint beside its code.
+    """A program's documentation of an endpoint, beside its code."""
 
-    Attributes:
-        security: The requirements of which a caller must meet one; None for the application's.
-        responses: The statuses that the code itself answers with, by an ``HTTPException``, each
-            with its meaning.
-    """
-
+    # None for the application's.
     security: Sequence[Mapping[str, Sequence[str]]] | None = None
+    # Statuses of the code's HTTPExceptions, with their meanings.
     responses: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
 def documented_as(
     security: Any, responses: Mapping[int, str] | None, options: HttpOptions
 ) -> Documented:
-    """Checks what a program says of an endpoint.
-
-    Raises:
-        TypeError: It has the wrong form.
-        ValueError: It names a security scheme that the application has not, or a status that is
-            not an error's.
-    """
+    """Checks a program's documentation of an endpoint."""
     requirements = None
     if security is not None:
         requirements = checked_requirements("security", security)
@@ -64,24 +54,12 @@ def documented_as(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedEndpoint:
-    """An endpoint as its callers see it.
-
-    Attributes:
-        name: Its name.
-        path: Its path; None if it is called by handles only.
-        methods: Its HTTP methods.
-        signature: The signature of a call with one item; None if the code is not known yet.
-        streams: Whether its calls are answered by streams.
-        priority_levels: How many priority levels it has.
-        text: The code's documentation; empty if there is none, or none is known.
-        documented: What the program says of it.
-        decodes: Whether a function of its own makes items of requests.
-        encodes: Whether a function of its own makes responses of results.
-    """
+    """An endpoint as its callers see it."""
 
     name: str
     path: str | None
     methods: tuple[str, ...]
+    # Of a call with one item; None if the code is not known yet.
     signature: Signature | None = None
     streams: bool = False
     priority_levels: int = 1
@@ -92,7 +70,7 @@ class ServedEndpoint:
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """What must be equal for the endpoint to be described in the same way."""
+        """Two endpoints with equal facts are described in the same way."""
         # Not the signature itself: comparing those compares the code's defaults.
         return (
             *(self.name, self.path, self.methods, id(self.signature), self.streams),
@@ -101,11 +79,7 @@ class ServedEndpoint:
 
 
 def text_of(target: Any) -> str:
-    """Returns the documentation of a backend's code, without importing it.
-
-    Args:
-        target: A function, a class, another callable object, or an import path.
-    """
+    """Returns the documentation of a backend's code, without importing it."""
     if isinstance(target, str):
         module, _, name = target.partition(":")
         target = sys.modules.get(module)

@@ -1,4 +1,4 @@
-"""What a client accepts: the weighted lists of ``Accept`` and ``Accept-Encoding``."""
+"""The weighted media types of ``Accept``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIES: Final = (b"vary", b"accept")
 
 
 def weights(header: bytes) -> dict[bytes, float]:
-    """Returns the weight of each name in a header, from 0 to 1, without what can't be read."""
+    """Returns weights from 0 to 1 by name, without unreadable parts."""
     found: dict[bytes, float] = {}
     for media_range in header.lower().split(b","):
         name, *parameters = (part.strip() for part in media_range.split(b";"))
@@ -29,10 +29,6 @@ def weights(header: bytes) -> dict[bytes, float]:
 
 
 def prefers(accepted: Mapping[bytes, float], other: bytes, usual: bytes) -> bool:
-    """Returns whether a client asks for another media type than the usual one.
-
-    It does if it names that type, and does not rank it below the usual one. A range such as ``*/*``
-    does not ask for anything.
-    """
+    """Returns whether `other` is named, and not below `usual`; ``*/*`` names nothing."""
     weight = accepted.get(other, 0.0)
     return weight > 0 and weight >= accepted.get(usual, 0.0)

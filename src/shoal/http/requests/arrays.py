@@ -1,6 +1,6 @@
-"""Numpy arrays as items, from nested lists or the bytes of a ``.npy`` file; and as such a file.
+"""Numpy arrays as items, from nested lists or ``.npy`` files, and as results in ``.npy`` files.
 
-Such files are read by `shoal.core.npy`, which trusts no header.
+`shoal.core.npy` reads such files, and trusts no header.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_SCHEMAS: Final = frozenset({"metadata", "serialization", "default"})
 
 
 def as_npy(value: Any) -> bytes | None:
-    """Returns the bytes of a ``.npy`` file with an array, or a numpy scalar; None for others."""
+    """Returns a ``.npy`` file with an array or a numpy scalar; None for other values."""
     if not any(kind.__module__ == "numpy" for kind in type(value).__mro__):
         return None
     np: Any = importlib.import_module("numpy")  # installed: the value is its object
@@ -52,8 +52,6 @@ def as_npy(value: Any) -> bytes | None:
 
 
 class NpyForm(BodyForm):
-    """Reads ``.npy`` files."""
-
     media_type = NPY
     names = frozenset({NPY})
 
@@ -71,24 +69,13 @@ class NpyForm(BodyForm):
 
 
 def with_arrays(schema: Any, annotation: Any) -> Any:
-    """Returns a copy of pydantic's schema of a type that makes arrays of nested lists.
-
-    Pydantic's own schema of an array has no shape and no dtype, and takes no lists.
-
-    Args:
-        schema: The schema.
-        annotation: The type.
-    """
+    """Returns a copy of pydantic's schema that makes arrays of nested lists."""
+    # Pydantic's own schema of an array has no shape and no dtype, and takes no lists.
     return _changed(schema, arrays_in(annotation))
 
 
 def _changed(part: _Part, arrays: Iterator[Any]) -> Any:
-    """Returns a copy of a part of a schema.
-
-    Args:
-        part: The part.
-        arrays: The array types in the annotation that it was made from, in the same order.
-    """
+    """Takes from `arrays` in the order in which the annotation has its array types."""
     if isinstance(part, list):
         return [_changed(one, arrays) for one in part]
     if not isinstance(part, dict):
@@ -103,7 +90,6 @@ def _changed(part: _Part, arrays: Iterator[Any]) -> Any:
 
 
 def _of_record(part: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns a copy of a record's schema, whose fields have these annotations."""
     kind, found = part["type"], part.get("fields")
     if kind == "dataclass-args":
         listed: list[Any] = found or []

@@ -1,4 +1,4 @@
-"""The contract of the forms that a body may have besides JSON."""
+"""The contract of body forms besides JSON."""
 
 from __future__ import annotations
 
@@ -16,36 +16,19 @@ if TYPE_CHECKING:
 
 
 class BodyForm(ABC):
-    """Reads bodies of other media types than JSON, which are then checked against the same type.
-
-    Attributes:
-        media_type: The media type.
-        names: All media types by which clients know it.
-    """
+    """Reads bodies of another media type than JSON; the type of the item is the same."""
 
     media_type: ClassVar[bytes]
+    # All media types that clients use for it.
     names: frozenset[bytes]
 
     @abstractmethod
     def value(self, exchange: Exchange, body: bytes, costs: Costs) -> Any:
-        """Returns the value of a body.
-
-        Args:
-            exchange: The request.
-            body: Its body, without a content coding.
-            costs: The memory that elements take; ``max_json_elements`` limits how many there are.
-
-        Raises:
-            Refused: The body is malformed, or too large.
-        """
+        """Reads a body without content coding; raises `Refused` if malformed or too large."""
 
 
 class NotInstalled(BodyForm):
-    """Refuses bodies of a form whose package is not installed.
-
-    Args:
-        names: The media types of the form.
-    """
+    """Refuses bodies of a form if its package is not installed."""
 
     media_type = b""
 

@@ -1,8 +1,8 @@
-"""Calls of endpoints for clients of a network protocol: what stands between a codec and the engine.
+"""Calls of endpoints for clients of a network protocol: the layer between a codec and the engine.
 
-A call finds its backend by the endpoint's traffic, waits for one if there is none yet, has a time
-limit and a priority, is copied to shadow backends, is cancelled when its client leaves, and is
-counted. None of this depends on the protocol.
+A call finds its backend by the endpoint's traffic, and waits for one if there is none yet. It has a
+time limit and a priority, is copied to shadow backends, is cancelled when its client disconnects,
+and is counted. None of this depends on the protocol.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import anyio
+from starlette.datastructures import Headers
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import DeadlineExceeded, NoSuchName, NotOpen
 from shoal.failures.exceptions import is_cancellation
 from shoal.failures.hints import server_hint
-from shoal.http.requests.metadata import HttpMetadata
 from shoal.http.requests.problem import (
     Refused,
     explained,
@@ -36,38 +37,109 @@ from shoal.serving.endpoints.shadow import ComparedStream
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from starlette.types import Scope
+
     from shoal.asgi.http_options import HttpOptions
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
-    from shoal.http.requests.metadata import Caller
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
+
+
+class Caller(Protocol):
+    """The request that a call is made for."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def scope(self) -> Scope: ...
+
+    @property
+    def when_left(self) -> WhenLeft: ...
+
+
+class HttpMetadata(Mapping[str, Any]):
+    __slots__ = ("_caller", "_endpoint")
+
+    def __init__(self, endpoint: str, caller: Caller) -> None:
+        self._endpoint = endpoint
+        self._caller = caller
+
+    @property
+    def caller(self) -> Caller:
+        return self._caller
+
+    def __getitem__(self, key: str) -> Any:
+        match key:
+            case "endpoint":
+                return self._endpoint
+            case "context":
+                return "http"
+            case "request_id":
+                return self._caller.request_id
+            case "method" | "path":
+                return self._caller.scope[key]
+            case "path_params":
+                return self._caller.scope.get("path_params", {})
+            case "user" | "auth":
+                return self._caller.scope.get(key)
+            case "headers":
+                return Headers(scope=self._caller.scope)
+            case _:
+                return self._of_ray[key]
+
+    @property
+    def _of_ray(self) -> dict[str, str]:
+        headers = self._caller.scope["headers"]
+        return {_OF_RAY[name]: v.decode("latin-1") for name, v in headers if name in _OF_RAY}
+
+    @property
+    def user_context(self) -> Hashable:
+        """The part of a request that must be equal for calls to share a result."""
+        # The caller, by credentials in headers and by middleware's findings, and what handlers are
+        # likely to read.
+        scope = self._caller.scope
+        found_out = [scope.get("user"), scope.get("auth")]
+        return (
+            scope["method"],
+            tuple(sorted(scope.get("path_params", {}).items())),
+            tuple([pair for pair in scope["headers"] if pair[0] in _OF_USERS]),
+            *(one if one is None or one.__hash__ is not None else object() for one in found_out),
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*_KEYS, *self._of_ray))
+
+    def __len__(self) -> int:
+        return len(_KEYS) + len(self._of_ray)
+
+
+_OF_USERS: Final = (b"authorization", b"cookie", b"proxy-authorization", b"x-api-key")
+_KEYS: Final = (
+    *("endpoint", "context", "request_id", "method", "path", "path_params"),
+    *("headers", "user", "auth"),
+)
+_OF_RAY: Final = {b"x-serve-call-method": "method_name", b"x-serve-shard-key": "shard_key"}
+
 
 T = TypeVar("T")
 _log: Final = logging.getLogger("shoal.http")
 
 
 class CallHeaders(NamedTuple):
-    """What the headers of a request say about its call.
-
-    Attributes:
-        method: The method of the backend's code.
-        shard_key: Calls with equal keys go to the same backend; None for no key.
-        priority: The priority level, as text; None for the default.
-        cache_control: The client's directives about shared results; None for none.
-        timeout_s: How long the client waits for the call, in seconds; None for as long as it takes.
-        backend: The tag of the backend, which the endpoint's traffic must name; None for the one
-            that the traffic chooses.
-    """
+    """The parts of a request's headers that concern its call; None where they say nothing."""
 
     method: str = "__call__"
+    # Calls with equal keys go to the same backend.
     shard_key: str | None = None
     priority: bytes | None = None
     cache_control: bytes | None = None
     timeout_s: float | None = None
+    # A tag that the endpoint's traffic names, in place of the traffic's choice.
     backend: str | None = None
 
 
@@ -75,23 +147,13 @@ NO_CALL_HEADERS: Final = CallHeaders()
 
 
 class EndpointCalls:
-    """Makes the calls of one endpoint.
-
-    Attributes:
-        endpoint: The endpoint.
-        options: The options of the server.
-    """
-
     def __init__(self, endpoint: Endpoint, options: HttpOptions) -> None:
         self.endpoint = endpoint
         self.options = options
         self._has_hinted = False
 
     def failed(self, error: BaseException) -> None:
-        """Counts a call that failed, and logs a hint if its code was written for another loop.
-
-        Does nothing for an error that only refuses the request; see `is_failure`.
-        """
+        """Counts a failure (`is_failure`), and logs a hint about code for another event loop."""
         if not is_failure(error):
             return
         self.endpoint.errors += 1
@@ -104,22 +166,14 @@ class EndpointCalls:
 
 
 def unwatched(_callback: Callable[[], object] | None) -> None:
-    """Tells nothing: the task that waits for the call is cancelled when the client leaves."""
+    """Watches nothing: the task that awaits the call is cancelled when the client disconnects."""
 
 
 class EndpointCall:
-    """One call: first `find`, then `result`, `results` or `stream`, inside of its ``with`` block.
+    """One call: first `find`, then `result`, `results` or `stream`, in its ``with`` block."""
 
-    An exception that leaves the block is counted as a failed call if it `is_failure`.
-
-    Args:
-        calls: The calls of the endpoint.
-        caller: The client's request.
-        when_left: How to learn that the client has left; None for as the request tells.
-
-    Attributes:
-        streams: Whether it is answered by a stream; known after `find`.
-    """
+    # An exception that leaves the block counts as a failed call if it `is_failure`. `streams` is
+    # set by `find`.
 
     __slots__ = (
         *("_caller", "_calls", "_copies", "_entry", "_method_batcher", "_options", "_when_left"),
@@ -149,17 +203,7 @@ class EndpointCall:
         self._calls.failed(error)
 
     async def find(self, given: CallHeaders) -> MethodBatcher:
-        """Finds the batcher of the call; waits for traffic, or for a first replica.
-
-        Returns:
-            The batcher.
-
-        Raises:
-            Refused: The backend has no such method, there is no such priority, or the application
-                is not open in this event loop.
-            CallerLeft: The client left meanwhile.
-            Exception: The endpoint has no backend in time, or its batcher broke.
-        """
+        """Finds the batcher of the call; waits for traffic, or for a first replica."""
         endpoint = self._calls.endpoint
         try:
             backend = endpoint.backend_for(given.shard_key, given.backend)
@@ -199,12 +243,7 @@ class EndpointCall:
         return found
 
     async def prepared(self, item: Awaitable[T]) -> T:
-        """Awaits the item of the call, within its time limit.
-
-        Raises:
-            CallerLeft: The client left meanwhile.
-            DeadlineExceeded: It took longer than the call may.
-        """
+        """Awaits the item of the call, which shortens the time limit of the rest."""
         limit_s, began_at = self._options.timeout_s, anyio.current_time()
         with anyio.move_on_after(limit_s):
             found = await run_unless_left(self._when_left, lambda: item)
@@ -215,17 +254,11 @@ class EndpointCall:
         raise DeadlineExceeded(f"the request was not decoded within {limit_s} s")
 
     def result(self, item: Any) -> Awaitable[Any]:
-        """Makes a call with one result, which it returns once it is awaited.
-
-        Raises:
-            CallerLeft: The client left; the call was cancelled.
-            Exception: As for any call.
-        """
+        """Makes a call when the result is awaited."""
         result = self._entry.call(item, self._options, self._when_left)
         return self._compared(item, result) if self._calls.endpoint.shadows else result
 
     async def _compared(self, item: Any, result: Awaitable[Any]) -> Any:
-        """Awaits the result of a call, and gives it to its shadow copies."""
         self._begin_copies(item)
         found = await result
         if self._copies is not None:
@@ -233,21 +266,8 @@ class EndpointCall:
         return found
 
     async def results(self, items: list[Any]) -> list[Any]:
-        """Makes a call for each item, as `UnaryCall.map` does.
-
-        All are queued, or none is. More than the queue may hold are made in turns: each as many as
-        it has room for, once the last ones have ended.
-
-        Args:
-            items: The items; at least one.
-
-        Returns:
-            The results, in order.
-
-        Raises:
-            CallerLeft: The client left; all calls were cancelled.
-            Exception: As for any call. The first error of a call is raised after all have ended.
-        """
+        """Makes a call for each item. All or none are queued, in turns if there are too many."""
+        # The first error of a call is raised after all calls have ended.
         if len(items) == 1:
             return [await self.result(items[0])]
         copies: list[PrimaryAnswer | None] = []
@@ -267,7 +287,7 @@ class EndpointCall:
 
     @property
     def most_at_once(self) -> int:
-        """How many calls can be made at the same time, if there are no others."""
+        """The most calls that fit into an empty queue."""
         options = self._method_batcher.batcher.options
         most = options.max_queued_requests
         return sys.maxsize if most is None else max(most, options.max_batch_size)
@@ -287,30 +307,28 @@ class EndpointCall:
         return results
 
     def wait_for_room(self) -> None:
-        """Has the call wait for a place in a full queue, instead of being refused."""
+        """Makes the call wait for room in a full queue, where it would be refused."""
         self._options = self._options._replace(waits_for_room=True)
 
     def stream(self, item: Any) -> ResultStream[Any] | ComparedStream:
-        """Returns the stream of a call, which is made when the stream is entered."""
+        """Makes a call when the stream is entered."""
         if self._calls.endpoint.shadows:
             self._begin_copies(item)
         stream = self._entry.begin_stream_of(item, self._options)
         return stream if self._copies is None else ComparedStream(stream, self._copies)
 
     def explained(self, error: Exception) -> Problem:
-        """Returns the problem for an error after the answer has begun; counts and logs it."""
+        """Counts and logs an error after the response has begun; returns its problem."""
         self._calls.failed(error)
         return explained(
             error, self._calls.options, self._calls.endpoint.name, self._caller.request_id
         )
 
     def _begin_copies(self, item: Any) -> None:
-        """Begins the shadow copies of the call."""
         metadata = self._options.metadata
         self._copies = self._calls.endpoint.copied(self._method_batcher, item, metadata)
 
     async def _awaited(self, given: CallHeaders) -> MethodBatcher:
-        """Waits until the endpoint has traffic, or a replica has reported its methods."""
         limit_s = _shorter(self._calls.options.answer_timeout_s, given.timeout_s)
         key, tag = given.shard_key, given.backend
         wait = partial(self._calls.endpoint.routed, given.method, key, limit_s, tag)
@@ -323,18 +341,13 @@ class EndpointCall:
 
 
 def _shorter(limit_s: float | None, other_s: float | None) -> float | None:
-    """Returns the shorter of two time limits, where None is no limit."""
     if limit_s is None or other_s is None:
         return other_s if limit_s is None else limit_s
     return min(limit_s, other_s)
 
 
 def _priority(given: bytes, options: BatchOptions) -> int | None:
-    """Returns the chosen priority level; None for the default level.
-
-    Raises:
-        Refused: There is no such level.
-    """
+    """Returns None for the default level."""
     if options.priority_levels == 1:
         return None
     try:
@@ -344,6 +357,5 @@ def _priority(given: bytes, options: BatchOptions) -> int | None:
 
 
 def _may_share(cache_control: bytes) -> bool:
-    """Returns whether the client accepts a result that was made for another request."""
     directives = {one.strip().lower() for one in cache_control.split(b",")}
     return directives.isdisjoint((b"no-store", b"no-cache"))

@@ -1,10 +1,8 @@
-"""The seam between a protocol and the calls of endpoints.
+"""The contract between a protocol and the calls of endpoints.
 
-A codec reads the item of a request, writes an answer, writes the messages of a stream and its end,
-and writes a problem, all in the form of one protocol. What a call needs else, such as routing,
-deadlines and cancellation, is the same for all protocols; see `shoal.http.requests.call`. So a
-protocol is one module with a codec and the paths where it is spoken; see
-`shoal.http.requests.endpoint_table`.
+A codec reads the item of a request, writes a response, writes the messages of a stream and its end,
+and writes a problem, all in the form of one protocol. The rest of a call, such as routing,
+deadlines and cancellation, is the same for all protocols and lives in `shoal.http.requests.call`.
 """
 
 from __future__ import annotations
@@ -24,74 +22,50 @@ if TYPE_CHECKING:
 
 
 class StreamForm(ABC):
-    """The messages of one stream.
-
-    Attributes:
-        media_type: The media type of the answer.
-        heartbeat: A message that readers skip.
-        headers: Further headers of the answer.
-        start: What its body begins with, before the first message.
-        runs_users_code: Whether `item` may run code of the user's also for plain items.
-        is_over: Whether nothing is to follow the last item. Then the call is cancelled, if it has
-            not ended.
-        stops_reconnection: Whether a request for it that has a ``Last-Event-ID`` is answered with
-            204, which ends the reconnections of an `EventSource`.
-    """
+    """The messages of one stream."""
 
     media_type: bytes
+    # A message that readers skip.
     heartbeat: bytes
     headers: Sequence[tuple[bytes, bytes]] = ()
+    # Sent before the first message.
     start: bytes = b""
+    # Whether `item` may run the user's code even for plain items.
     runs_users_code: bool = False
+    # Nothing follows the last item: a call that has not ended is cancelled.
     is_over: bool = False
+    # A request with ``Last-Event-ID`` gets a 204, which ends the reconnections of an EventSource.
     stops_reconnection: bool = False
 
     def first_heartbeat(self) -> bytes:
-        """Returns the heartbeat that begins the answer, before any other message."""
         return self.heartbeat
 
     @abstractmethod
     def item(self, value: Any) -> bytes:
-        """Returns the message with an item; empty for none. Called once for each item.
-
-        Raises:
-            TypeError: The item can't be written.
-        """
+        """Returns the message of an item, possibly empty; called once for each item."""
 
     @abstractmethod
-    def end(self) -> bytes:
-        """Returns the message that the stream has ended."""
+    def end(self) -> bytes: ...
 
     @abstractmethod
-    def error(self, problem: Problem, request_id: str) -> bytes:
-        """Returns the message that the stream has failed."""
+    def error(self, problem: Problem, request_id: str) -> bytes: ...
 
 
 class Codec(ABC):
-    """Reads the requests, and writes the answers, of one endpoint's code in one protocol."""
+    """Reads the requests, and writes the responses, of one endpoint's code in one protocol."""
 
     @abstractmethod
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        """Returns the item of a request; a tuple, in order, if the code has several parameters.
-
-        Raises:
-            Refused: The request does not fit the code's parameters.
-        """
+        """Returns a tuple for several parameters; raises `Refused` if the request does not fit."""
 
     @abstractmethod
     async def answer(self, exchange: Exchange, result: Any) -> None:
-        """Answers a request with the result of its call.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time.
-            TypeError: The result can't be written.
-        """
+        """Raises TypeError if the result can't be written."""
 
     @abstractmethod
-    def stream(self, exchange: Exchange) -> StreamForm:
-        """Returns the form of a stream that answers a request."""
+    def stream(self, exchange: Exchange) -> StreamForm: ...
 
 
 def problem_json(problem: Problem, request_id: str) -> tuple[bytes, bytes]:
-    """Returns the media type and the body of a problem, as of RFC 9457."""
+    """Returns the media type and the body of a problem (RFC 9457)."""
     return PROBLEM_JSON, orjson.dumps(problem.members(request_id))

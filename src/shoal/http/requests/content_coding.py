@@ -1,7 +1,7 @@
 """Content codings of request bodies: gzip and deflate.
 
-A compressed body may be a bomb: a few bytes that become gigabytes. So decompression stops as soon
-as there is more than any body may have, or than a hundred times the compressed size.
+A compressed body may be a bomb: a few bytes that become gigabytes. Decompression therefore stops at
+the largest allowed body, and at a hundred times the compressed size.
 """
 
 from __future__ import annotations
@@ -27,17 +27,7 @@ _RAW_DEFLATE: Final = -zlib.MAX_WBITS
 
 
 def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> bytes:
-    """Returns the body of a request without its content coding.
-
-    Args:
-        headers: The request's headers.
-        body: Its body.
-        max_bytes: The largest body that a request may have.
-
-    Raises:
-        Refused: The coding is not known (415), the body is not in it (400), or becomes too large
-            (413).
-    """
+    """Returns a body without its content coding; raises `Refused` with 415, 400 or 413."""
     coding = headers.get(b"content-encoding", b"identity").strip().lower()
     if coding in (b"identity", b"") or not body:
         return body
@@ -57,14 +47,7 @@ def decoded(headers: Mapping[bytes, bytes], body: bytes, max_bytes: int) -> byte
 
 
 def _members(body: bytes, most: int, window_bits: int) -> bytes | None:
-    """Decompresses the members of a body, one after the other.
-
-    Returns:
-        The data; None if there is more than `most`.
-
-    Raises:
-        Refused: It is not in the coding's format.
-    """
+    """Decompresses the members of a body one after the other; None if larger than `most`."""
     pieces: list[bytes] = []
     left, at = most, 0
     for _ in range(_MOST_MEMBERS):

@@ -1,11 +1,11 @@
-"""Notices clients that leave, or do not read, on servers without the extension `DISCONNECT`.
+"""Notices disconnects and slow readers on servers without the extension `DISCONNECT`.
 
-ASGI tells an application by `receive` that a client has left, so somebody has to wait there while
-the call runs. A task or a cancel scope for each request costs several times what the call itself
-does, and nearly all calls end before their client could have left. So a request only registers.
-One task for all looks at the registry now and then, and starts a task that waits in `receive` for
-each request that it has seen before. While no request is registered it sleeps. Likewise it looks
-at how long answers have been on their way; see `Parking.limit`.
+ASGI reports a disconnect through `receive`, so a task has to wait there while the call runs. A task
+or a cancel scope for each request costs several times what the call itself costs, and nearly all
+calls end before their client could disconnect. A request therefore only registers. One task looks
+at the registry at intervals, and starts a task that waits in `receive` for each request that it has
+seen before. It sleeps while no request is registered. The same task ends overdue sends, whose
+deadlines come from `Parking.limit`.
 """
 
 from __future__ import annotations
@@ -39,27 +39,22 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class Watched(Protocol):
-    """A request whose client is watched; see `Exchange`."""
+    """A request whose client is watched."""
 
     receive: Receive
     has_left: bool
     listener: Listener | None
 
     @property
-    def request_id(self) -> str:
-        """Its id, for the log."""
-        ...
+    def request_id(self) -> str: ...
 
-    def stop_listening(self) -> None:
-        """Stops waiting for the client to leave, if a task does that."""
-        ...
+    def stop_listening(self) -> None: ...
 
 
 class Departures:
-    """The requests whose clients are watched; see `watching`.
+    """The requests whose clients are watched."""
 
-    Invariant: a request is in one of the registries or has a listener, or is not watched.
-    """
+    # Invariant: a watched request is in one of the registries, or has a listener.
 
     def __init__(self) -> None:
         self._parking: Parking | None = None  # while nothing is watched
@@ -71,12 +66,8 @@ class Departures:
         self._wake: anyio.Event | None = None  # while there are none
 
     def watch(self, exchange: Watched, callback: Callable[[], object] | None) -> None:
-        """Sets what is called once when a client leaves; None for nothing.
-
-        Args:
-            exchange: The client's request, whose body has been read.
-            callback: Called at once if it is known that the client has left. It must not raise.
-        """
+        """Sets the callback for a disconnect, which must not raise; None removes it."""
+        # The body must have been read. After a known disconnect the callback is called at once.
         if callback is None:
             if not (self._new.pop(exchange, None) or self._seen.pop(exchange, None)):
                 exchange.stop_listening()
@@ -87,7 +78,7 @@ class Departures:
             self._start_looking()
 
     def limit(self, limit_s: float) -> Limit:
-        """Returns a limit of the time, in seconds, that the calling task may be in a block."""
+        """Returns a time limit, in seconds, for a block of the calling task."""
         limit = None if self._parking is None else self._parking.limit(limit_s, self._limits)
         if limit is None:
             return anyio.move_on_after(limit_s)
@@ -101,11 +92,7 @@ class Departures:
 
     @asynccontextmanager
     async def watching(self) -> AsyncGenerator[None]:
-        """Watches the clients while the block runs.
-
-        Raises:
-            Exception: What the block raised, not in a group.
-        """
+        """Watches the clients while the block runs; raises its error outside of a group."""
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
             self._parking = parking_of_this_loop()
@@ -143,12 +130,7 @@ class Departures:
 
 
 class Listener:
-    """Waits in `receive` for one client.
-
-    Attributes:
-        scope: The scope of the wait.
-        ended: Set when it waits no more.
-    """
+    """A wait in `receive` for one client's disconnect."""
 
     __slots__ = ("ended", "scope")
 
@@ -159,11 +141,8 @@ class Listener:
 
 @holds_ctrl_c
 async def _listen(exchange: Watched, listener: Listener, callback: Callable[[], object]) -> None:
-    """Waits until a client disconnects.
-
-    A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
-    servers can't tell the two cases apart without writing.
-    """
+    # A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
+    # servers can't tell the two cases apart without writing.
     try:
         with listener.scope, _HOLDING:  # middleware may have put anything around `receive`
             while (await exchange.receive())["type"] != "http.disconnect":

@@ -1,4 +1,4 @@
-"""The dispatcher: answers one HTTP request by its route, and errors by problems."""
+"""The dispatcher: calls the route of an HTTP request, and turns errors into problems."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from shoal.core.request_times import LEFT, RequestTimes
 from shoal.errors import ShutDown
 from shoal.failures.held import holding
 from shoal.http.requests.departures import Departures
-from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.incomplete import IncompleteBodies
+from shoal.http.requests.exchange import Exchange, IncompleteBodies
 from shoal.http.requests.problem import (
     Refused,
     explained,
@@ -44,22 +43,10 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class RouteDispatcher:
-    """Calls the route of a request, turns errors into answers, and counts the requests.
-
-    Args:
-        settings: The options of the server.
-
-    Attributes:
-        settings: As above.
-        departures: Notices clients that leave, on servers that do not tell.
-        incomplete: Bounds what is held of incomplete bodies.
-        times: How long requests took.
-        streams: The times of streams.
-        now: The clock for the times of requests: the event loop's, unless that is a coarse one.
-        new_id: Returns an id: unique among processes that share a log, and cheap to make.
-    """
+    """Calls the route of a request, turns errors into responses, and counts the requests."""
 
     def __init__(self, settings: HttpOptions) -> None:
+        # The event loop's clock once it has begun, unless that is coarse.
         self.now: Callable[[], float] = perf_counter
         self.times = RequestTimes()
         self.streams = StreamTimes()
@@ -67,6 +54,7 @@ class RouteDispatcher:
         self.departures = Departures()
         self.incomplete = IncompleteBodies(settings)
         self._new_exchange = exchanges_of(settings)
+        # Ids are unique among processes that share a log, and cheap to make.
         form = secrets.token_hex(4).encode("ascii") + b"-%x"
         self.new_id: Callable[[], bytes] = map(form.__mod__, itertools.count(1)).__next__
 
@@ -76,7 +64,7 @@ class RouteDispatcher:
         self.now = perf_counter if parking.is_coarse else parking.now
 
     def keep_counts_of(self, endpoints: Iterable[str]) -> None:
-        """Forgets what was counted of other endpoints, which were deleted."""
+        """Drops the counts of deleted endpoints."""
         kept = {*endpoints, NO_ENDPOINT}
         self.times.keep(kept)
         self.streams.keep(kept)
@@ -90,15 +78,7 @@ class RouteDispatcher:
         found: Found[Route] | None,
         departures: Departures | None = None,
     ) -> None:
-        """Answers a request by its route, what that raises by a problem, and counts the request.
-
-        Args:
-            scope: The ASGI scope.
-            receive: The ASGI callable.
-            send: The ASGI callable.
-            found: The routes at the request's path; None if there are none.
-            departures: Watches the client if the server does not; None for its own.
-        """
+        """Answers a request; `departures` watches its client in place of the dispatcher's own."""
         route: Route | None = None
         if found is not None:
             route = found.routes.get(scope["method"])
@@ -125,20 +105,11 @@ class RouteDispatcher:
                 )
 
     def count_refusal(self, status: int, took_s: float) -> None:
-        """Counts a request that the server has answered itself.
-
-        Args:
-            status: The status of the answer.
-            took_s: How long the request took, in seconds.
-        """
+        """Counts a request that the server has answered itself."""
         self.times.count(NO_ENDPOINT, "other", status, took_s)
 
     async def _answer_failure(self, exchange: Exchange, route: Route, error: Exception) -> None:
-        """Answers a request that has failed by a problem, unless its client has left.
-
-        Raises:
-            Exception: It is too late for another answer; the server aborts the connection.
-        """
+        """Raises `error` if it is too late for another response."""
         try:
             if isinstance(error, CallerLeft):
                 if not exchange.is_cut_off:
@@ -162,7 +133,7 @@ class RouteDispatcher:
             del error  # its traceback holds this frame
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Calls an application; its `HTTPException` is answered as one of a route would be."""
+        """Calls an application, whose `HTTPException` becomes a problem."""
         has_begun = False
 
         async def begin(message: Message) -> None:
@@ -185,7 +156,6 @@ class RouteDispatcher:
 
 
 def exchanges_of(settings: HttpOptions) -> type[Exchange]:
-    """Returns the class of an application's exchanges."""
     if settings.server_timing == "never":
         return Exchange
     from shoal.http.requests.timed import TimedExchange
@@ -194,13 +164,7 @@ def exchanges_of(settings: HttpOptions) -> type[Exchange]:
 
 
 class _Refusal(Route):
-    """A route that refuses its requests: by a problem, or as a mounted application did.
-
-    Args:
-        refusal: What is raised.
-        other: A route for other methods at the path, in whose form the problem is; None for Shoal's
-            own form.
-    """
+    """Raises for its requests; problems have the form of the route `other`, if given."""
 
     def __init__(self, refusal: Exception, other: Route | None = None) -> None:
         super().__init__()
@@ -222,7 +186,7 @@ class _Refusal(Route):
 
 
 class _Methods(Route):
-    """Answers ``OPTIONS`` with the methods of a path; with none if it is about the server."""
+    """Answers ``OPTIONS``: without ``Allow`` if the request is about the server."""
 
     def __init__(self, routes: Mapping[str, Route] | None) -> None:
         super().__init__()
@@ -235,7 +199,6 @@ class _Methods(Route):
 
 
 def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
-    """Returns the route for a request whose method has no route of its own."""
     method = scope["method"]
     if routes is None:
         if method == "OPTIONS" and scope["path"] == "*":  # asks about the server as a whole
@@ -251,7 +214,6 @@ def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
 
 
 def _allowed(routes: Mapping[str, Route] | None) -> list[str]:
-    """Returns the methods that a path with these routes accepts."""
     methods = {"OPTIONS", *(routes or ())}
     if "GET" in methods:
         methods.add("HEAD")

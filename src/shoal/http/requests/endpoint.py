@@ -1,11 +1,11 @@
-"""The route of an endpoint: makes a call from a request, and answers with its result.
+"""The route of an endpoint: makes a call from a request, and responds with its result.
 
-``X-Serve-Call-Method`` names another method of the backend's code than ``__call__``, and requests
-with equal ``X-Serve-Shard-Key`` go to the same backend; both headers are Ray Serve's.
+``X-Serve-Call-Method`` names another method of the backend's code than ``__call__``. Requests with
+equal ``X-Serve-Shard-Key`` go to the same backend. Both headers are Ray Serve's.
 ``X-Request-Timeout`` shortens the time limit of the call.
 
 A backend may have functions of its own between HTTP and its code: ``decode`` makes the item of the
-request, and ``encode`` makes what is sent of the result.
+request, and ``encode`` makes the response, or the content, of the result.
 """
 
 from __future__ import annotations
@@ -41,14 +41,6 @@ if TYPE_CHECKING:
 
 
 class EndpointRoute(Route):
-    """Answers requests with calls of one endpoint.
-
-    Args:
-        endpoint: The endpoint.
-        make_codec: Makes the protocol's codec of the signature of a call with one item.
-        options: The options of the server.
-    """
-
     protocol: ClassVar = "json"
 
     def __init__(
@@ -83,7 +75,7 @@ class EndpointRoute(Route):
         converters: Converters,
         body: bytes,
     ) -> None:
-        """Answers a request by the functions of the backend."""
+        """Answers a request with the backend's ``decode`` and ``encode``."""
         body = decoded(exchange.headers, body, self._options.max_body_bytes)
         request = WholeRequest(exchange.scope, body)
         decode, encode = converters
@@ -128,13 +120,7 @@ class EndpointRoute(Route):
 
 
 async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: EndpointCall) -> Any:
-    """Returns the item of a request.
-
-    Raises:
-        Refused: The request is not what the function reads.
-        DeadlineExceeded: The function took longer than the call may.
-        Exception: The function raised this.
-    """
+    """Calls ``decode``; its usual errors about a malformed request become `Refused`."""
     try:
         item = decode(request)
         return await call.prepared(item) if isawaitable(item) else item
@@ -149,11 +135,6 @@ async def _decoded(decode: Callable[[Any], Any], request: WholeRequest, call: En
 
 
 def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
-    """Returns what a request's headers say about its call.
-
-    Raises:
-        Refused: A header can't be read.
-    """
     if headers.keys().isdisjoint(_OF_CALLS):
         return NO_CALL_HEADERS
     method = headers.get(b"x-serve-call-method")
@@ -169,11 +150,6 @@ def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
 
 
 def _timeout_s(given: bytes) -> float:
-    """Returns the seconds of ``X-Request-Timeout``.
-
-    Raises:
-        Refused: It is not a decimal number.
-    """
     if not _SECONDS.fullmatch(given):
         raise Refused(invalid_timeout())
     return float(given)

@@ -1,21 +1,22 @@
-"""One request and its answer, in plain ASGI messages.
+"""One request and its response, in plain ASGI messages.
 
 Starlette's `Request` and responses are not used here on purpose. On trio its streamed response
 cancels the task that closes the connection, so that connections leak, and its ``is_disconnected``
 is never true. Creating the objects costs as much as the batching does.
 
 Every send has a deadline. A client that does not read would otherwise block this task for ever,
-and everything that waits for it. A server with the extension `DISCONNECT` sees to that itself.
+and everything that waits for it. A server with the extension `DISCONNECT` limits sends itself.
 
-A body is bounded in bytes and in pieces while it is read, so nothing is kept that will be refused.
-The bound on pieces grows with the size so far: a body sent byte by byte would cost the server a
-message for each byte, while other clients, even on the slowest connection, send packets.
+A body is bounded in bytes and in pieces while it is read, so that no refused body is held. The
+bound on pieces grows with the size so far: a body sent byte by byte would cost the server a message
+for each byte, while other clients, even on the slowest connection, send packets.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -31,8 +32,40 @@ if TYPE_CHECKING:
     from shoal.asgi.http_options import HttpOptions
     from shoal.batching.calls.leaving import WhenLeft
     from shoal.http.requests.departures import Departures, Listener
-    from shoal.http.requests.incomplete import IncompleteBodies
     from shoal.observe.metrics import ItemTimes, StreamTimes
+
+
+class IncompleteBodies:
+    def __init__(self, options: HttpOptions) -> None:
+        self._most = options.max_incomplete_bytes
+        # For one connection: a quarter, but always one body.
+        self._most_of_one = max(self._most // 4, options.max_body_bytes)
+        self._retry_after = str(options.retry_after_s).encode("ascii")
+        self._held = 0
+        self._held_by: Counter[Any] = Counter()
+
+    def add(self, client: Any, size: int) -> None:
+        self._held += size
+        if client is not None:
+            self._held_by[client] += size
+        if self._held > self._most or self._held_by[client] > self._most_of_one:
+            raise Refused(
+                Problem(
+                    503,
+                    "too-many-incomplete-bodies",
+                    "Too many bodies are incomplete",
+                    "The server holds no more of them; send the request again.",
+                    ((b"retry-after", self._retry_after),),
+                )
+            )
+
+    def release(self, client: Any, size: int) -> None:
+        self._held -= size
+        if client is not None:
+            self._held_by[client] -= size
+            if not self._held_by[client]:
+                del self._held_by[client]
+
 
 JSON: Final = b"application/json"
 WITHOUT_BODY: Final = (204, 304)
@@ -44,28 +77,14 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 
 
 class Counted(NamedTuple):
-    """What requests are counted under whose route is not that of one endpoint.
-
-    Attributes:
-        name: The name of the endpoint that is called.
-        protocol: The protocol; one of `PROTOCOLS`.
-    """
+    """How the metrics count a request, if its route has no single endpoint."""
 
     name: str
     protocol: str
 
 
 class Dispatcher(Protocol):
-    """What all requests to an application share.
-
-    Attributes:
-        settings: The options of the server.
-        departures: Notices clients that leave, on servers that do not tell.
-        incomplete: Bounds what is held of incomplete bodies.
-        streams: The times of streams.
-        now: The clock for the times of requests.
-        new_id: Returns the id of a request whose client gave it none.
-    """
+    """The parts that all requests to an application share."""
 
     settings: HttpOptions
     departures: Departures
@@ -76,36 +95,18 @@ class Dispatcher(Protocol):
 
 
 class Exchange:
-    """One HTTP request, and the sending of its answer.
-
-    Args:
-        dispatcher: What all requests share.
-        scope: The ASGI scope.
-        receive: The ASGI callable for what the client sends.
-        send: The ASGI callable for the answer.
-        departures: Watches the client if the server does not; None for the dispatcher's.
-
-    Attributes:
-        scope: As above.
-        receive: As above.
-        began_at: When it came, on the dispatcher's clock.
-        counted: What the request is counted under, if not under its route.
-        method: The method of the request.
-        has_left: Whether `receive` has said that the client has left.
-        headers: The request's headers; the last one of those with the same name.
-        id: The client's ``X-Request-ID`` if it is well-formed, else a generated one.
-        listener: What has waited, or waits, for the client to leave; None before.
-        settings: The options of the server.
-        status: The status of the answer; 0 until it has begun. If it can't be completed, it is set
-            to what the request is to be counted by; and to 0 at the end if it is not to be counted.
-    """
+    """One HTTP request, and the sending of its response."""
 
     # Most requests change none of these; an attribute of the class costs them nothing.
+    # The status of the response; 0 until it has begun. A response that breaks off gets the status
+    # for the metrics, or 0 to stay uncounted.
     status = 0
     counted: Counted | None = None
+    # Whether `receive` has reported a disconnect.
     has_left = False
     listener: Listener | None = None
     _offered: Mapping[str, Any] | None = None
+    # In place of the dispatcher's.
     _departures: Departures | None = None
 
     def __init__(
@@ -136,83 +137,58 @@ class Exchange:
 
     @property
     def wants_no_body(self) -> bool:
-        """Whether only the headers of an answer are requested."""
         return self.method == "HEAD"
 
     @property
     def when_left(self) -> WhenLeft:
-        """Sets what is called once when the client leaves; at once if it has left already.
-
-        The body must have been read.
-        """
+        """Sets a callback for the disconnect, called once; the body must have been read."""
         if self._offered is None:
             return partial((self._departures or self._dispatcher.departures).watch, self)
         when_left: WhenLeft = self._offered["when_left"]
         return when_left
 
     def stop_listening(self) -> None:
-        """Stops waiting for the client to leave, if a task does that."""
         if self.listener is not None:
             self.listener.scope.cancel()
 
     @property
     def send_timeout_s(self) -> float:
-        """How long the client may take to accept one message, in seconds.
-
-        It is infinite if the server itself limits that.
-        """
+        """The seconds that the client has to accept one message; inf if the server limits it."""
         return self.settings.send_timeout_s if self._offered is None else math.inf
 
     @property
     def heartbeat(self) -> Callable[[float, bytes], object] | None:
-        """Makes the server send bytes whenever the answer was silent for some seconds.
-
-        None if the server does not offer that.
-        """
+        """Makes the server send bytes after some seconds of silence; None if it can't."""
         return None if self._offered is None else self._offered.get("heartbeat")
 
     @property
     def direct(self) -> tuple[Callable[[], bool], Callable[[bytes], object]] | None:
-        """Tells whether the client has room for a piece of the body; and sends one at once.
-
-        None if the server does not offer that, or if something is between it and this package that
-        may change the body.
-        """
+        """Functions of the server: whether the client has room, and to send a piece at once."""
+        # None if middleware, which may change the body, is between the server and this package.
         offered = self._offered
         if offered is None or "put" not in offered or offered["send"] != self._send:
             return None
         return offered["has_room"], offered["put"]
 
     def item_times(self, endpoint: str) -> ItemTimes:
-        """Returns where the times of streams of an endpoint are counted."""
         return self._dispatcher.streams.of(endpoint)
 
     @property
     def tells_of_disconnect(self) -> bool:
-        """Whether the server has the extension `DISCONNECT`."""
         return self._offered is not None
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether `CallerLeft` means that the server ends, and a last answer can still be sent."""
+        """Whether `CallerLeft` means that the server stops, and can still send a last response."""
         return self._offered is not None and self._offered.get("is_cut_off", bool)()
 
     @property
     def refused_with(self) -> int:
-        """The status that the server has answered with in place of the application; 0 for none."""
+        """The status that the server has sent in place of the application; 0 for none."""
         return 0 if self._offered is None else self._offered.get("refused_with", int)()
 
     async def body(self, most: int | None = None) -> bytes:
-        """Reads the whole body.
-
-        Args:
-            most: The largest body, in bytes; None for ``max_body_bytes``.
-
-        Raises:
-            Refused: The body is too large, or arrives in too many pieces, or too much is held of it
-                and others.
-            CallerLeft: The client disconnected before it had sent the whole body.
-        """
+        """Raises `Refused` for a large or fragmented body, or if too many are incomplete."""
         if most is None:
             most = self.settings.max_body_bytes
         declared = self.headers.get(b"content-length")
@@ -227,7 +203,6 @@ class Exchange:
         return body
 
     async def _body_in_pieces(self, message: Message, most: int) -> bytes:
-        """Reads the rest of a body that begins with a message."""
         incomplete, client = self._dispatcher.incomplete, self.scope.get("client")
         pieces: list[bytes] = []
         size = 0
@@ -259,7 +234,6 @@ class Exchange:
 
     @property
     def request_id(self) -> str:
-        """The id as text."""
         return self.id.decode("ascii")
 
     async def answer(
@@ -269,11 +243,7 @@ class Exchange:
         body: bytes,
         headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Sends a whole answer.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time.
-        """
+        """Sends a whole response; raises `CallerLeft` if the client is gone or does not read."""
         if status in WITHOUT_BODY:
             await self.answer_without_body(status, headers)
             return
@@ -299,42 +269,23 @@ class Exchange:
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
     ) -> None:
-        """Sends an answer that has no body.
-
-        Raises:
-            CallerLeft: As for `answer`.
-        """
         await self._deliver(self._begin(status, headers), _body(b"", more=False))
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Begins an answer whose body follows piece by piece.
-
-        Raises:
-            CallerLeft: As for `answer`.
-        """
         await self._deliver(self._begin(status, headers))
 
     async def piece(self, data: bytes) -> None:
-        """Sends one piece of the body; the caller sets the deadline.
-
-        Raises:
-            CallerLeft: The client has disconnected.
-        """
+        """Sends a piece of the body; the caller sets the deadline."""
         try:
             await self._send(_body(data, more=True))
         except OSError as error:
             raise CallerLeft("the connection was lost") from error
 
     async def end(self, data: bytes) -> None:
-        """Sends the last piece of the body.
-
-        Raises:
-            CallerLeft: As for `answer`.
-        """
         await self._deliver(_body(data, more=False))
 
     def gave_up(self) -> CallerLeft:
-        """Returns the error for a client that does not read its answer."""
+        """Returns the error for a client that does not read its response."""
         return CallerLeft(f"the client did not read for {self.send_timeout_s} s")
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
@@ -366,11 +317,7 @@ class Exchange:
 
 
 def split_path(scope: Scope) -> tuple[str, str]:
-    """Splits a request's path at the application's mount point.
-
-    Returns:
-        The prefix above it, empty if it is not mounted; and the path below it, from ``/`` on.
-    """
+    """Splits a path at the mount point; the prefix is empty if there is none."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     if not root:

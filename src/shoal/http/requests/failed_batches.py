@@ -1,7 +1,7 @@
-"""The log of failed batches: a line for each, with what failed and whose requests were in it.
+"""The log of failed batches: one line for each, with the error and the ids of its requests.
 
-Items and results are not logged. The traceback of a handler's error is, and the text of that error,
-which is the handler's own.
+Items and results are not logged. The traceback of a handler's error is, and so its text, which is
+the handler's own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.asgi.http_options import HttpOptions
     from shoal.core.batch import Batch
-    from shoal.core.events import BatchRecord
+    from shoal.core.events import BatchRecord, Observers
     from shoal.core.request import Request
 
 LOGGER: Final = "shoal.batches"
@@ -34,24 +34,16 @@ _log: Final = logging.getLogger(LOGGER)
 
 
 class _Failures:
-    """Requests of one batch that failed and were not logged yet.
-
-    Attributes:
-        error: The first error, as the handler raised it.
-        is_internal: Whether a caller learns nothing of one of the errors, so that the log must.
-        is_new: Whether the first error was not logged before.
-        count: How many failed.
-        ids: The ids of the first of them; ``-`` for one that did not come over HTTP.
-    """
+    """Requests of one batch that failed and were not logged yet."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
+        # Internal: no caller sees the cause, so the log must have it. New: not logged before.
         self.is_internal = self.is_new = False
         self.count = 0
         self.ids: list[str] = []
 
     def add(self, request: Request, error: Exception, *, is_internal: bool) -> None:
-        """Adds a request, and marks its error as logged."""
         original, is_new = marked_as_logged(error)
         if self.error is None or (is_internal and not self.is_internal):
             self.error, self.is_new = original, is_new
@@ -61,7 +53,6 @@ class _Failures:
             self.ids.append(id_of(request) or "-")
 
     def log(self, batcher: str, batch: int, size: int, more: Mapping[str, object]) -> None:
-        """Logs them in one line, with further members of its record."""
         name = type(self.error).__name__
         rest = self.count - len(self.ids)
         _log.log(
@@ -87,14 +78,10 @@ class _Failures:
 
 
 class FailedBatchLog(BatchObserver):
-    """Logs the batches in which a request failed, unless by a status that the code has chosen.
+    """Logs the batches in which a request failed, unless the code chose the status."""
 
-    A continuous batch runs for as long as its backend is open. So those of its requests that fail
-    at the same time are logged at once, in a line.
-
-    Args:
-        settings: The options of the application.
-    """
+    # A continuous batch runs as long as its backend is open, so its requests that fail together are
+    # logged at once, in one message.
 
     def __init__(self, settings: HttpOptions) -> None:
         self._settings = settings
@@ -136,6 +123,24 @@ class FailedBatchLog(BatchObserver):
 
 
 def _trace_of(trace: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the ids of a batch's trace and span."""
     parts = (trace or {}).get("traceparent", "").split("-")
     return {"trace_id": parts[1], "span_id": parts[2]} if len(parts) == 4 else {}
+
+
+class BatchObservers:
+    def __init__(self, settings: HttpOptions) -> None:
+        self._of_failed = FailedBatchLog(settings)
+        self._of_all: list[BatchObserver] = []
+        if settings.server_timing != "never":
+            from shoal.http.requests.timed import RequestTimer
+
+            self._of_all.append(RequestTimer())
+
+    def add_to(self, observers: Observers) -> None:
+        observers.add(self._of_failed, only_failures=True)
+        for one in self._of_all:
+            observers.add(one)
+
+    def remove_from(self, observers: Observers) -> None:
+        for one in (self._of_failed, *self._of_all):
+            observers.remove(one)

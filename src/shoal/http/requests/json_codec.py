@@ -1,9 +1,9 @@
-"""Shoal's own protocol: a result as one of these forms, streams as `stream_forms` has them.
+"""Shoal's own protocol: the forms of a result. `stream_forms` has those of a stream.
 
 ==============================  =================================================================
-the result is                   the answer is
+the result is                   the response is
 ==============================  =================================================================
-bytes                           these, as ``application/octet-stream`` or what `MediaType` says
+bytes                           these, as ``application/octet-stream`` or the given `MediaType`
 a numpy array                   a ``.npy`` file, if ``Accept`` asks for ``application/x-npy``
 anything                        MessagePack, if ``Accept`` asks for ``application/msgpack``
 anything                        JSON
@@ -86,7 +86,6 @@ class MediaType:
 
 
 def media_type_of(annotation: Any) -> bytes | None:
-    """Returns the media type that a handler's result is annotated with; None if there is none."""
     for one in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
         if isinstance(one, MediaType):
             return one.name.encode("ascii")
@@ -94,17 +93,7 @@ def media_type_of(annotation: Any) -> bytes | None:
 
 
 class JsonCodec(Codec):
-    """The codec of Shoal's own protocol.
-
-    Args:
-        signature: The signature of a call with one item.
-
-    Attributes:
-        takes: The kind of input, in one word, as in `Reader`.
-
-    Raises:
-        TypeError: JSON can't be checked against an annotation.
-    """
+    """Shoal's own protocol; the signature is that of a call with one item."""
 
     def __init__(self, signature: Signature) -> None:
         self._read, self.takes, _ = reader_for(signature)
@@ -139,7 +128,7 @@ class JsonCodec(Codec):
 
 
 async def _answer_with_response(exchange: Exchange, response: Response) -> None:
-    """Sends a response that a handler has returned: its status, headers and body."""
+    """Sends a Starlette response that a handler has returned."""
     body: Any = getattr(response, "body", None)
     status: Any = response.status_code
     if not isinstance(status, int) or not 200 <= status <= 599:
@@ -156,7 +145,7 @@ async def _answer_with_response(exchange: Exchange, response: Response) -> None:
 
 
 async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
-    """Has a response send itself, until it has ended or its client has left."""
+    """Lets a response send itself, until it has ended or its client has disconnected."""
     # From this version of ASGI on, Starlette's responses don't watch for the client's leaving.
     scope = {**exchange.scope, "asgi": _ASGI, "extensions": {}}
     pieces: Any = getattr(response, "body_iterator", None)
@@ -197,19 +186,7 @@ async def _answer_by_asgi(exchange: Exchange, response: Response) -> None:
 
 
 def written(value: Any, accept: bytes, media_type: bytes) -> tuple[bytes, bytes]:
-    """Writes a handler's result.
-
-    Args:
-        value: The result.
-        accept: The request's ``Accept``; empty if it has none.
-        media_type: The media type of bytes.
-
-    Returns:
-        The media type and the bytes.
-
-    Raises:
-        TypeError: The value can't be written.
-    """
+    """Returns the media type and the bytes of a result; raises TypeError if it has no form."""
     if type(value) is memoryview:
         value = of_memoryview(value)
     if type(value) in BYTES_TYPES:

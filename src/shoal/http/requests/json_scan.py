@@ -1,9 +1,9 @@
 """Bounds on the cost of JSON, checked before it is parsed.
 
 Parsing creates an object for each element, and validation another one. They may take a hundred
-bytes or more for two bytes of text. So the elements of a body are counted first, in a few passes
-that create no objects, and their estimated memory is compared with the body's size. The parsers
-themselves limit nesting: pydantic's to 200 levels, orjson to 1024.
+bytes or more for two bytes of text. The elements of a body are therefore counted first, in a few
+passes that create no objects, and their estimated memory is compared with the body's size. The
+parsers themselves limit nesting: pydantic's to 200 levels, orjson to 1024.
 """
 
 from __future__ import annotations
@@ -45,13 +45,7 @@ BYTES_PER_SCALAR: Final = 48
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """The memory that the parts of a parsed value take, in bytes, as measured.
-
-    Attributes:
-        per_list: For an array.
-        per_object: For an object.
-        per_key: For each of an object's keys.
-    """
+    """The measured memory, in bytes, of the parts of a parsed value."""
 
     per_list: int = 160
     per_object: int = 400
@@ -59,20 +53,9 @@ class Costs:
 
 
 def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
-    """Checks that a body does not have too many elements, and that its numbers can be read.
-
-    Args:
-        body: The body.
-        max_elements: How many values, keys and containers it may have. Their memory may be 12
-            times the body's size, plus 32 bytes for each permitted element, plus 1 MiB.
-        costs: The memory that they take.
-
-    Returns:
-        An upper bound of the number of elements.
-
-    Raises:
-        Refused: There are too many, or a number is not one in JSON, or is too large for a float.
-    """
+    """Checks the number of elements, and that all numbers can be read; returns an upper bound."""
+    # The memory of the elements may be 12 times the size of the body, plus 32 bytes for each
+    # permitted element, plus 1 MiB.
     names: Sequence[bytes] = ()
     if _CAPITAL_N in body or _CAPITAL_I in body:
         names = [name for name in _NO_NUMBERS if name in body]
@@ -98,13 +81,7 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
 
 
 def check_cost(body: bytes, max_elements: int, costs: Costs) -> int:
-    """Checks that a body does not have too many elements, for a parser that checks its numbers.
-
-    The arguments and the result are those of `check_json`.
-
-    Raises:
-        Refused: There are too many.
-    """
+    """Checks the number of elements only, for a parser that checks the numbers itself."""
     size = len(body)
     if size <= _SMALL and size <= max_elements:
         return size
@@ -125,7 +102,6 @@ def check_cost(body: bytes, max_elements: int, costs: Costs) -> int:
 
 
 def too_complex(max_elements: int) -> Refused:
-    """Returns the refusal of a body with too many elements."""
     return Refused(
         Problem(
             413,
@@ -139,7 +115,7 @@ def too_complex(max_elements: int) -> Refused:
 
 
 def encoding_flaw(body: bytes) -> str:
-    """Returns why a body that is not JSON is not even text in UTF-8; empty if it is."""
+    """Returns why a body is not text in UTF-8; empty if it is."""
     if body.startswith(codecs.BOM_UTF8):
         return "It begins with a byte order mark (BOM): send UTF-8 without one."
     wide = "UTF-32" if b"\0\0" in body[:4] else "UTF-16"
@@ -157,18 +133,12 @@ def encoding_flaw(body: bytes) -> str:
 
 
 def _without_strings(body: bytes) -> Iterator[bytes]:
-    """Yields the text without its strings, piece by piece."""
     for piece in _PIECES.finditer(body):
         yield _STRINGS.sub(b"", piece[0])
 
 
 def allowance_of(size: int, max_elements: int) -> int:
-    """Returns the memory that the elements of a body may take, in bytes.
-
-    Args:
-        size: The size of the body, in bytes.
-        max_elements: How many elements it may have.
-    """
+    """Returns the bytes of memory that the elements of a body of `size` bytes may take."""
     return _TIMES_ITS_SIZE * size + _FREE_BYTES + _FREE_BYTES_PER_ELEMENT * max_elements
 
 
@@ -202,5 +172,4 @@ def _is_too_large(number: bytes) -> bool:
 
 
 def not_json(detail: str) -> Refused:
-    """Returns the refusal of a body that is not JSON."""
     return Refused(Problem(400, "invalid-json", "The body is not JSON", detail))

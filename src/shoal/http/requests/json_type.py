@@ -1,11 +1,11 @@
 """Validation of JSON against a type, with bounds on the memory that a body may cost.
 
-A body of another form, such as MessagePack, is checked against the same type; see `BodyForm`.
+A body of another form, such as MessagePack, is checked against the same type (`BodyForm`).
 
 Two validators are built from pydantic's schema of the type, each with small changes. Both reject
 floats that are not finite: JSON has none, but pydantic accepts the *text* ``"Infinity"``. The one
 for large bodies also ends each container at its first error, since an error takes several times
-the memory of the element that it is about.
+the memory of its element.
 """
 
 from __future__ import annotations
@@ -49,16 +49,7 @@ _NO_SCHEMAS: Final = frozenset({"metadata", "serialization"})
 
 
 class JsonType:
-    """A type that JSON is validated against.
-
-    Args:
-        adapter: Pydantic's adapter of the type.
-        takes: The accepted bodies, for the message to a client that sends another one.
-        forms: The other forms that a body may have.
-
-    Attributes:
-        media_types: The media types that are accepted.
-    """
+    """A type that JSON is validated against; `takes` describes the accepted bodies to clients."""
 
     def __init__(
         self,
@@ -77,11 +68,6 @@ class JsonType:
         self._for_large: SchemaValidator | None = None
 
     def parsed(self, exchange: Exchange, body: bytes) -> Any:
-        """Returns the value of a body.
-
-        Raises:
-            Refused: The body is not a JSON value of the type.
-        """
         headers = exchange.headers
         if not body:
             detail = "The request has no body, and the item is in its body."
@@ -103,7 +89,7 @@ class JsonType:
             raise Refused(problem_of_validation(error, given, body)) from None
 
     def _form_of(self, exchange: Exchange, body: bytes) -> tuple[BodyForm | None, bytes]:
-        """Returns the form of a body, None for JSON; and the body without its content coding."""
+        """Returns the form, None for JSON, and the body without its content coding."""
         headers = exchange.headers
         given = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         form = self._forms.get(given)
@@ -124,11 +110,7 @@ class JsonType:
 
 
 def adapter_of(annotation: Any) -> TypeAdapter[Any]:
-    """Returns pydantic's adapter for an annotation.
-
-    Raises:
-        TypeError: JSON can't be checked against the annotation.
-    """
+    """Returns pydantic's adapter; raises TypeError if JSON can't be checked against the type."""
     are_there = has_arrays(annotation)
     try:
         adapter = _open_adapter(annotation) if are_there else TypeAdapter[Any](annotation)
@@ -145,7 +127,7 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
-    """Returns pydantic's adapter for an annotation with types that pydantic does not know."""
+    """Returns an adapter for an annotation with types that pydantic does not know."""
     if hasattr(annotation, "model_config") or hasattr(annotation, "__pydantic_config__"):
         return TypeAdapter(annotation)
     # An alias, since a record that has no configuration of its own can't be given one.
@@ -154,13 +136,13 @@ def _open_adapter(annotation: Any) -> TypeAdapter[Any]:
 
 
 def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
-    """Returns a validator of the type that rejects floats which are not finite."""
+    """Returns a validator that rejects floats which are not finite."""
     schema: Any = adapter.core_schema
     return SchemaValidator(_changed(schema, _make_finite), **_ANEW)
 
 
 def ending_early_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
-    """Returns a validator of the type that ends each container at its first error."""
+    """Returns a validator that ends each container at its first error."""
     schema: Any = adapter.core_schema
     return SchemaValidator(_changed(schema, _make_end_early), **_ANEW)
 
@@ -229,7 +211,7 @@ def _is_users(key: str, part: dict[str, Any]) -> bool:
 
 
 def keys_of(schema: Any) -> dict[str, list[str]]:
-    """Returns the keys of a record's fields; an alias comes before the field's own name."""
+    """Returns the keys of a record's fields; an alias precedes the field's own name."""
     return {name: _keys(name, field) for name, field in _fields_of(schema).items()}
 
 
@@ -278,13 +260,7 @@ def _check_media_type(media_type: bytes, takes: str) -> None:
 def problem_of_validation(
     error: ValidationError, value: Any = _UNKNOWN, body: bytes = b""
 ) -> Problem:
-    """Returns the problem of an item that does not fit.
-
-    Args:
-        error: The error of pydantic.
-        value: The value, if it is known.
-        body: The body, if it is JSON.
-    """
+    """Returns the problem of an item that does not fit; `body` is JSON, if given."""
     count = error.error_count()
     title = "The body does not fit the endpoint"
     if count > _MOST_ERRORS_SHOWN:
@@ -307,7 +283,7 @@ def problem_of_validation(
 
 
 def _read_again(body: bytes, elements: int) -> Any:
-    """Returns the value of a body that was refused, if it is small."""
+    """Returns the value of a refused body, if it is small."""
     if elements >= _LARGE:
         return _UNKNOWN
     try:
@@ -317,13 +293,8 @@ def _read_again(body: bytes, elements: int) -> Any:
 
 
 def as_written(loc: Location, value: Any, kind: str) -> Location:
-    """Returns the place of an error without the alternatives of a union, as in ``("stop", "str")``.
-
-    Args:
-        loc: The place, as pydantic has it.
-        value: The whole value.
-        kind: The kind of the error; the last step to what is missing is not in the value.
-    """
+    """Returns an error's place without the alternatives of a union, as in ``("stop", "str")``."""
+    # The last step of a "missing" error is not in the value.
     found: list[int | str] = []
     within: Any = value
     last = len(loc) - 1 if kind.startswith("missing") else None
@@ -344,7 +315,7 @@ def _has_key(value: object, name: int | str) -> bool:
 
 
 def _is_about_the_whole(loc: Location, kind: str) -> bool:
-    """Returns whether an error says that a value, which is a list, has a wrong type."""
+    """Returns whether an error says that a list should have been something else."""
     of_type = kind.endswith("_type") or kind in ("enum", "literal_error")
     return of_type and not any(isinstance(step, int) for step in loc)
 

@@ -1,8 +1,8 @@
-"""MessagePack: items from it, and results as it.
+"""MessagePack: items and results.
 
 A header of five bytes may declare an array of four billion elements, and arrays in arrays cost one
-byte each. So the structure of a body is walked first, which creates no objects: it is refused as
-soon as it declares more elements, or deeper nesting, than a body in JSON may have. The same
+byte each. The structure of a body is therefore walked first, which creates no objects. The body is
+refused as soon as it declares more elements, or deeper nesting, than JSON may have. The same
 estimate of memory as for JSON applies.
 """
 
@@ -60,12 +60,11 @@ _SCALARS: Final = re.compile(
 
 @cache
 def has_msgpack() -> bool:
-    """Returns whether the package is installed that reads and writes it."""
     return is_installed("ormsgpack")
 
 
 class MsgpackForm(BodyForm):
-    """Reads bodies in MessagePack, whose keys are text, and which have no extension types."""
+    """Reads MessagePack with text as keys, and without extension types."""
 
     media_type = MSGPACK
     names = frozenset({MSGPACK, b"application/x-msgpack", b"application/vnd.msgpack"})
@@ -82,11 +81,7 @@ class MsgpackForm(BodyForm):
 
 
 def packed(value: Any) -> bytes:
-    """Writes a result.
-
-    Raises:
-        TypeError: It can't be written, such as a number of more than 64 bits.
-    """
+    """Raises TypeError if the result can't be written, such as a number of more than 64 bits."""
     import ormsgpack
 
     options = ormsgpack.OPT_SERIALIZE_NUMPY | ormsgpack.OPT_NON_STR_KEYS
@@ -97,11 +92,7 @@ def packed(value: Any) -> bytes:
 
 
 def _check(body: bytes, max_elements: int, costs: Costs) -> None:
-    """Walks the elements of a body.
-
-    Raises:
-        Refused: It ends too early, or has something after its end, or too many elements or levels.
-    """
+    """Walks the elements of a body, and refuses malformed or too complex ones."""
     at, size = 0, len(body)
     allowance = allowance_of(size, max_elements)
     declared, cost = 1, 0

@@ -12,8 +12,8 @@ several parameters                          a JSON object with their names; thos
                                             be left out
 ==========================================  =====================================================
 
-Where JSON is accepted, so is MessagePack, if its package is installed. Everything else, such as
-headers, forms and files, is read by the endpoint's own ``decode`` function.
+Where JSON is accepted, so is MessagePack, if its package is installed. The endpoint's own
+``decode`` function reads everything else, such as headers, forms and files.
 
 A body is checked before its call is made, so that it can't fail other requests in its batch. The
 readers and their validators are built once, when the endpoint is declared.
@@ -56,30 +56,17 @@ if TYPE_CHECKING:
 
 
 class Reader(NamedTuple):
-    """How the items of a handler are made from bodies.
+    """How a handler's items are made from bodies; `takes` is one word for the list of routes."""
 
-    Attributes:
-        read: Returns the item of a request and its body: a tuple, in order, if the handler has
-            several parameters. Raises `Refused` if the request does not fit the parameters.
-        takes: The kind of input, in one word, for the list of routes.
-        media_types: The media types of the bodies; ``*/*`` for any.
-    """
-
+    # Returns a tuple for several parameters; raises `Refused` if the request does not fit.
     read: Callable[[Exchange, bytes], Any]
     takes: str
+    # ``*/*`` for any.
     media_types: Sequence[str] = ()
 
 
 def reader_for(signature: Signature) -> Reader:
-    """Returns the reader of a handler's items.
-
-    Args:
-        signature: The signature of a call with one item.
-
-    Raises:
-        TypeError: JSON can't be checked against an annotation, or an annotation of FastAPI would
-            not be obeyed.
-    """
+    """Raises TypeError for an annotation that JSON or this server can't honour."""
     parameters = list(signature.parameters.values())
     for parameter in parameters:
         _check_known(parameter)
@@ -136,11 +123,7 @@ def _msgpack_form() -> BodyForm:
 
 
 def fields_adapter(parameters: list[Parameter], name: str = "Body") -> TypeAdapter[Any]:
-    """Returns an adapter for an object that has a member for each parameter, and no others.
-
-    Raises:
-        TypeError: JSON can't be checked against an annotation.
-    """
+    """Returns an adapter for an object with a member for each parameter, and no others."""
     fields: dict[str, Any] = {}
     for parameter in parameters:
         annotation: Any = parameter.annotation

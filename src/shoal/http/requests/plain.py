@@ -1,9 +1,9 @@
-"""Values that the JSON and MessagePack libraries can write, from values that they can't.
+"""Converts values that the JSON and MessagePack libraries can't write into values that they can.
 
 orjson refuses a whole result for one text with half of a surrogate pair, one integer beyond 64
-bits, or one key of another type. Of numpy's times it writes NaT as a time of 1677 or 1970, or as
-what is no JSON. ormsgpack writes the bytes of an array as if they had the machine's order. Such
-values are replaced here; all others are left to the libraries, so they are written as always.
+bits, or one key of another type. It writes numpy's NaT as a time of 1677 or 1970, or as invalid
+JSON. ormsgpack writes the bytes of an array as if they had the machine's order. Such values are
+replaced here; all others are left to the libraries, so they are written as always.
 """
 
 from __future__ import annotations
@@ -40,15 +40,9 @@ _TIMES_WITHOUT_LENGTH: Final = frozenset({"Y", "M"})
 
 
 def encoded(value: Any) -> bytes:
-    """Writes a handler's result as JSON.
-
-    It accepts JSON types, with integers of any size, numpy arrays and scalars, pydantic models,
-    dataclasses, times, and all else that pydantic can serialize. A float that is not finite, and
-    numpy's NaT, become ``null``; half of a surrogate pair becomes U+FFFD.
-
-    Raises:
-        TypeError: The value can't be written.
-    """
+    """Writes a result as JSON; raises TypeError if pydantic can't serialize it either."""
+    # Integers may have any size. Floats that are not finite, and NaT, become null; half of a
+    # surrogate pair becomes U+FFFD.
     try:
         return orjson.dumps(value, None, _PLAIN)
     except orjson.JSONEncodeError:
@@ -56,7 +50,6 @@ def encoded(value: Any) -> bytes:
 
 
 def _encoded_with_others(value: Any) -> bytes:
-    """Does the same for a value that orjson does not write by itself."""
     # The first call finds what else is in it, without a call of Python code for each.
     others: list[Any] = []
     option = _PLAIN
@@ -77,13 +70,7 @@ def _encoded_with_others(value: Any) -> bytes:
 
 
 def one_line_json(text: bytes) -> bytes:
-    """Returns JSON with escapes for NEL, LINE SEPARATOR and PARAGRAPH SEPARATOR.
-
-    JSON may contain these, but `str.splitlines` and the readers that use it end a line there.
-
-    Args:
-        text: JSON on one line, in UTF-8.
-    """
+    """Escapes NEL, LINE SEPARATOR and PARAGRAPH SEPARATOR, where `str.splitlines` splits."""
     if not text.isascii():
         for separator, escape in _LINE_ENDS:
             text = text.replace(separator, escape)
@@ -91,7 +78,7 @@ def one_line_json(text: bytes) -> bytes:
 
 
 def whole_text(text: str) -> str:
-    """Returns a text with U+FFFD in the place of each half of a surrogate pair."""
+    """Returns a text with U+FFFD for each half of a surrogate pair."""
     if text.isascii():
         return text
     try:
@@ -102,7 +89,7 @@ def whole_text(text: str) -> str:
 
 
 def packable(value: Any) -> Any:
-    """Returns a value that ormsgpack writes correctly, whose bytes stay bytes."""
+    """Returns a value that ormsgpack writes correctly; bytes stay bytes."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _ALWAYS_PLAIN or kind is int or kind is bytes:
         return value
@@ -145,7 +132,7 @@ def _packable_of_numpy(value: Any) -> Any:
 
 
 def _are_numbers(values: list[Any]) -> bool:
-    """Returns whether all values are numbers of numpy, or arrays of such: no times, for example."""
+    """Returns whether all values are numpy's numbers, or arrays of numbers."""
     others = {kind for kind in set(map(type, values)) if not _is_number(kind)}
     return not others or (
         all(map(_is_of_numpy, others))
@@ -163,18 +150,14 @@ def _is_number(kind: Any) -> bool:
 
 
 def _jsonable(value: Any) -> Any:
-    """Returns a form of a value that JSON can represent.
-
-    Raises:
-        TypeError: There is none.
-    """
+    """Raises TypeError if JSON can't represent the value."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     return _form_of(kind)(value)
 
 
 @lru_cache(256)
 def _form_of(kind: Any) -> Callable[[Any], Any]:
-    """Returns what makes JSON of values of a type, since there may be many in a result."""
+    """Returns the converter for a type; cached, since a result may have many values."""
     responses: Any = sys.modules.get("starlette.responses")  # else nobody has made one
     if responses is not None and issubclass(kind, responses.Response):
         return _refuse_response
@@ -211,14 +194,13 @@ def _of_any(value: Any) -> Any:
 
 
 def _within_a_model(value: Any) -> Any:
-    """Returns the JSON value of a part of a model for which pydantic has none, as of an array."""
+    """Converts a part of a model that pydantic can't, such as an array."""
     if not hasattr(value, "tolist"):
         raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
     return from_json(encoded(value))
 
 
 def _of_numpy(value: Any) -> Any:
-    """Returns a form that JSON can represent of an array, or of an array scalar."""
     dtype = value.dtype
     if dtype.names:
         return _of_structure(value)
@@ -247,11 +229,7 @@ def _of_scalar(scalar: Any) -> Any:
 
 
 def _of_times(value: Any) -> Any:
-    """Returns what JSON has for times or durations, in an array of one dimension or alone.
-
-    Raises:
-        TypeError: They are months or years, which have no length.
-    """
+    """Raises TypeError for months and years, which have no fixed length."""
     np: Any = importlib.import_module("numpy")
     unit, count = np.datetime_data(value.dtype)
     if value.dtype.kind == "M":
@@ -279,18 +257,17 @@ def _fragment(value: Any) -> Any:
 
 @lru_cache(256)
 def _is_of_numpy(kind: Any) -> bool:
-    """Returns whether a type is that of an array or of an array scalar."""
     return any(base.__module__ == "numpy" for base in kind.__mro__) and hasattr(kind, "dtype")
 
 
 def _is_plain_number(value: Any) -> bool:
-    """Returns whether an array, or an array scalar, has numbers that both libraries have."""
+    """Returns whether both libraries can write the numbers of an array or scalar."""
     dtype = value.dtype
     return dtype.kind in "biuf" and dtype.itemsize <= 8 and not hasattr(value, "mask")
 
 
 def _repaired(value: Any) -> Any:
-    """Returns a value without what orjson refuses."""
+    """Returns a value without the parts that orjson refuses."""
     kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
     if kind in _ALWAYS_PLAIN:
         return value
@@ -328,11 +305,7 @@ def _key(key: Any) -> Any:
 
 
 def of_memoryview(view: memoryview) -> Any:
-    """Returns the bytes of a memoryview, or its elements in lists if they are no bytes.
-
-    Raises:
-        TypeError: Python can't read its elements.
-    """
+    """Returns bytes, or nested lists of other elements."""
     if view.format in _BYTE_FORMATS and view.ndim == 1:
         return bytes(view)
     try:

@@ -1,8 +1,8 @@
-"""Problems: the answers to requests that failed, and which error has which HTTP status.
+"""Problems: the responses to failed requests, and the HTTP status of each error.
 
-Answers follow RFC 9457 (``application/problem+json``). ``type`` is a URN that programs can compare.
-``instance`` is the request's id, which is in the log with the details. An error of a handler is
-internal: its text may contain anything, so it is sent only with `debug`.
+Responses follow RFC 9457 (``application/problem+json``). ``type`` is a URN that programs can
+compare. ``instance`` is the request's id, which is in the log with the details. An error of a
+handler is internal: its text may contain anything, so it is sent only with `debug`.
 """
 
 from __future__ import annotations
@@ -46,26 +46,19 @@ _log: Final = logging.getLogger("shoal.http")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The description of a failed request that is sent to its client.
-
-    Attributes:
-        status: The HTTP status.
-        kind: The last part of the problem's type; empty if the status describes it fully.
-        title: The description of this kind of problem.
-        detail: The description of this occurrence; empty for none.
-        headers: Headers of the answer.
-        more: Further members of the JSON object.
-    """
+    """The description of a failed request that is sent to its client."""
 
     status: int
+    # The last part of the problem's type; empty if the status describes it fully.
     kind: str
+    # For all problems of the kind; `detail` is about this occurrence.
     title: str
     detail: str = ""
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    # Further members of the JSON object.
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def members(self, request_id: str) -> dict[str, Any]:
-        """Returns the members of the problem's JSON object."""
         members = {
             "type": f"urn:shoal:problem:{self.kind}" if self.kind else "about:blank",
             "title": self.title,
@@ -79,7 +72,7 @@ class Problem:
         return members
 
     def in_a_message(self, request_id: str) -> dict[str, Any]:
-        """Returns the members, with ``Retry-After``, for a message that has no headers."""
+        """Returns the members, with ``Retry-After``, for a message without headers."""
         members = self.members(request_id)
         retry_after = dict(self.headers).get(b"retry-after", b"")
         if retry_after.isdigit() and len(retry_after) <= _MOST_DIGITS:
@@ -88,7 +81,7 @@ class Problem:
 
 
 class Refused(Exception):
-    """A request is to be answered with a problem, before or instead of a call."""
+    """Answers a request with a problem, before or in place of a call."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.title)
@@ -96,11 +89,9 @@ class Refused(Exception):
 
 
 def explained(error: Exception, settings: HttpOptions, endpoint: str, request_id: str) -> Problem:
-    """Returns the problem for an error, as `problem_of` does, and logs it if it is internal.
-
-    A failing handler fails a whole batch, each request with a copy of one error. The batch is
-    logged, in one line, and then these only for those who look for more.
-    """
+    """Returns the problem of an error; logs an internal one."""
+    # A failing handler fails a whole batch, each request with a copy of one error. The batch has
+    # its own log line, so all but the first of these are debug messages.
     problem = problem_of(error, settings)
     if problem.kind == "internal":
         # Not all protocols have a member for the id.
@@ -119,11 +110,7 @@ def explained(error: Exception, settings: HttpOptions, endpoint: str, request_id
 
 
 def marked_as_logged(error: BaseException) -> tuple[BaseException, bool]:
-    """Marks an error of which the callers of a batch get copies as logged.
-
-    Returns:
-        The original, and whether it was not marked before.
-    """
+    """Returns the original of an error, and whether it was not marked as logged before."""
     original = error.__cause__ or error
     # Bypasses the error's own __setattr__, which is user code and may raise.
     marks: dict[str, Any] = BaseException.__getattribute__(original, "__dict__")
@@ -133,26 +120,14 @@ def marked_as_logged(error: BaseException) -> tuple[BaseException, bool]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Returns whether an error is a failure of the server or its code.
-
-    It is none if it refuses the request: for what the client sent, or by the status of an
-    ``HTTPException`` that code has raised on purpose.
-    """
+    """Returns whether the server or its code failed, and not the request."""
+    # An HTTPException with a 4xx status refuses the request on purpose.
     if isinstance(error, Refused):
         return error.problem.status >= 500
     return not is_declined(error)
 
 
 def problem_of(error: Exception, settings: HttpOptions) -> Problem:
-    """Returns the problem for an error.
-
-    Args:
-        error: The error that was raised while the request was answered.
-        settings: The application's settings.
-
-    Returns:
-        The problem; its status is 500 for errors that are internal.
-    """
     retry = ((b"retry-after", str(settings.retry_after_s).encode("ascii")),)
     match error:
         case Refused():
@@ -237,7 +212,6 @@ def _of_http_exception(error: HTTPException) -> Problem:
 
 
 def _json_of(detail: object) -> bytes | None:
-    """Returns the JSON of the detail of an exception; None if it has none."""
     from shoal.http.requests.plain import encoded  # with pydantic, which endpoints load
 
     try:
@@ -249,17 +223,15 @@ def _json_of(detail: object) -> bytes | None:
 
 
 def _printable(text: str) -> str:
-    """Returns a text without lone surrogates, which UTF-8 can't have, as some file names do."""
+    """Replaces lone surrogates, which UTF-8 can't have, but some file names do."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def not_found() -> Problem:
-    """Returns the problem of a path without an endpoint."""
     return Problem(404, "not-found", "The path was not found", "No endpoint has this path.")
 
 
 def method_not_allowed(allowed: list[str]) -> Problem:
-    """Returns the problem of a method that the path's endpoints don't accept."""
     names = ", ".join(allowed)
     return Problem(
         405,
@@ -271,12 +243,11 @@ def method_not_allowed(allowed: list[str]) -> Problem:
 
 
 def method_unknown() -> Problem:
-    """Returns the problem of a method that HTTP does not have."""
     return Problem(501, "method-unknown", "The method is not known here")
 
 
 def not_open(settings: HttpOptions) -> Problem:
-    """Returns the problem of a call to an application whose lifespan has not been entered."""
+    """Returns the problem of a call before the application's lifespan was entered."""
     return Problem(
         503,
         "not-open",
@@ -289,14 +260,14 @@ def not_open(settings: HttpOptions) -> Problem:
 
 
 def ended(retry_after_s: int) -> Problem:
-    """Returns the problem of a request whose server ends before the answer."""
+    """Returns the problem of a request that a shutdown has cut off."""
     retry = ((b"retry-after", str(retry_after_s).encode("ascii")),)
     detail = "The server has ended before its answer. The call may be retried."
     return Problem(503, "closed", "The server has ended", detail, retry)
 
 
 def starting(settings: HttpOptions) -> Problem:
-    """Returns the problem of a request to an application that loads its models."""
+    """Returns the problem of a request while the application loads its models."""
     return Problem(
         503,
         "not-open",
@@ -307,17 +278,13 @@ def starting(settings: HttpOptions) -> Problem:
 
 
 def no_such_method() -> Problem:
-    """Returns the problem of a request for a method that the backend's code does not have.
-
-    It does not list the existing methods, since clients need not know them.
-    """
+    # Does not list the existing methods, since clients need not know them.
     return Problem(
         404, "no-such-method", "There is no such method", "No method has the name in the header."
     )
 
 
 def invalid_timeout() -> Problem:
-    """Returns the problem of a request whose time limit is not a number of seconds."""
     return Problem(
         400,
         "invalid-timeout",
@@ -327,7 +294,6 @@ def invalid_timeout() -> Problem:
 
 
 def no_such_priority(levels: int) -> Problem:
-    """Returns the problem of a request whose priority is not one of the endpoint's levels."""
     return Problem(
         400,
         "no-such-priority",
@@ -337,7 +303,6 @@ def no_such_priority(levels: int) -> Problem:
 
 
 def too_large(max_bytes: int) -> Refused:
-    """Returns the refusal of a body of more bytes than that."""
     return Refused(
         Problem(
             413,

@@ -1,7 +1,7 @@
-"""A protocol in which endpoints are called: its routes, beside Shoal's own at each endpoint's path.
+"""The contract of a protocol: its routes, beside Shoal's own at each endpoint's path.
 
-An `App` speaks the protocols that its ``protocols`` name, or that are given there as objects. A
-protocol of this package has a room of its own, with a codec and the routes where it is spoken.
+An `App` speaks the protocols in its option ``protocols``, as names or as objects. Each protocol of
+this package has a folder of its own, with a codec and its routes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ProtocolRoutes(ABC):
         """Yields the path, the method and the route of each way to call an endpoint."""
 
     def besides(self) -> Iterable[tuple[str, str, Route]]:
-        """Yields the routes that belong to no endpoint, such as one that lists them."""
+        """Yields the routes that belong to no endpoint, such as a list of models."""
         return ()
 
     def elsewhere(self, path: str) -> Route | None:
@@ -65,7 +65,7 @@ class HttpProtocol(ABC):
 
 
 def spoken(given: Sequence[str | HttpProtocol]) -> list[HttpProtocol]:
-    """Returns protocols that are given by name or as objects, and were checked."""
+    """Returns the protocol objects; names were checked before."""
     return [_named(one) if isinstance(one, str) else one for one in given]
 
 

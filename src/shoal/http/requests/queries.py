@@ -6,7 +6,7 @@ A GET has no body, so its arguments are in the query: text by name.
 the item is annotated as                    the item is
 ==========================================  =====================================================
 ``bytes``, a Starlette ``Request``          the same as with a body
-nothing, or ``Any``                         the whole query, a dict: see `shoal.serving.query`
+nothing, or ``Any``                         the whole query, a dict (`shoal.serving.query`)
 a model, a dataclass or a dict              made from the whole query
 any other type                              made from the text with the parameter's name
 several parameters                          each made from the text with its name
@@ -44,29 +44,19 @@ WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
 
 
 def takes_body(method: str, parameters: Sequence[Parameter]) -> bool:
-    """Returns whether a request with a method has its item in its body, even if that is empty."""
+    """Returns whether requests with a method have their item in the body, even an empty one."""
     kinds = [parameter.annotation for parameter in parameters]
     only_body = kinds in ([], [bytes], [Request]) or any(map(has_arrays, kinds))
     return only_body or method in WITH_BODY
 
 
 class QueryReader:
-    """Makes the items of the calls of one handler from queries.
-
-    Args:
-        signature: The signature of a call with one item.
-    """
-
     def __init__(self, signature: Signature) -> None:
         self._parameters = list(signature.parameters.values())
         self._takes_query = takes_query(signature)
 
     def item(self, exchange: Exchange) -> Any:
-        """Returns the item; a tuple, in order, if the handler has several parameters.
-
-        Raises:
-            Refused: The query does not fit the handler's parameters.
-        """
+        """Returns a tuple for several parameters; raises `Refused` if the query does not fit."""
         query = Query.of(exchange.scope.get("query_string", b""))
         if self._takes_query:
             return query
@@ -123,16 +113,7 @@ def is_record(annotation: Any) -> bool:
 
 
 def check_items(signature: Signature, path: str) -> None:
-    """Checks that the items of an endpoint can be read from its requests.
-
-    Args:
-        signature: The signature of a call with one item.
-        path: The path of the endpoint.
-
-    Raises:
-        TypeError: There is no reader for an annotation.
-        ValueError: A parameter has the name of one of the path, but would come from the body.
-    """
+    """Checks that an endpoint's items can be read, and that the path takes no name from them."""
     reader_for(signature)
     for name in parameter_names(path):
         same = signature.parameters.get(name)

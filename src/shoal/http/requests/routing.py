@@ -1,9 +1,9 @@
 """Routing: a table of paths, and prefixes of mounted applications.
 
 One look-up finds a route at a path without parameters. A path may have parameters, as in Starlette:
-``/users/{id:int}``; such paths are tried in the order in which they were added, after the others,
-until one has a route for the request's method. The application's routes take precedence over
-mounted applications.
+``/users/{id:int}``. Such paths come after the others, in the order of their declaration, until one
+has a route for the request's method. The application's routes take precedence over mounted
+applications.
 """
 
 from __future__ import annotations
@@ -33,12 +33,7 @@ R = TypeVar("R")
 
 
 class Route(ABC):
-    """Answers the requests with one method at a path.
-
-    Attributes:
-        name: The name that its requests are counted under.
-        protocol: The protocol that they are counted under; one of `PROTOCOLS`.
-    """
+    """Answers the requests with one method at a path; counted under its name and protocol."""
 
     protocol: ClassVar[str] = "other"
 
@@ -47,15 +42,10 @@ class Route(ABC):
 
     @abstractmethod
     async def answer(self, exchange: Exchange) -> None:
-        """Answers one request.
-
-        Raises:
-            CallerLeft: The client is gone, or did not read in time; its calls were cancelled.
-            Exception: The request failed.
-        """
+        """Raises `CallerLeft` if the client is gone, or did not read in time."""
 
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
-        """Returns the media type and the body of the answer to a request that failed."""
+        """Returns the media type and the body of the response to a failed request."""
         return problem_json(problem, request_id)
 
 
@@ -72,8 +62,6 @@ class Page(Route):
 
 
 class ProblemRoute(Route):
-    """Answers with a problem, as while the application is not open."""
-
     def __init__(self, problem: Problem) -> None:
         super().__init__()
         self._problem = problem
@@ -84,13 +72,7 @@ class ProblemRoute(Route):
 
 
 class Found(NamedTuple, Generic[R]):
-    """What a table has at a path.
-
-    Attributes:
-        routes: The routes, by method.
-        params: The values of the path's parameters.
-        path: The path as it was declared; empty if the routes are of several or of none.
-    """
+    """The routes at a path, by method; `path` is as declared, or empty for several or none."""
 
     routes: Mapping[str, R]
     params: Mapping[str, Any]
@@ -98,15 +80,7 @@ class Found(NamedTuple, Generic[R]):
 
 
 class _Pattern(NamedTuple, Generic[R]):
-    """A path with parameters.
-
-    Attributes:
-        regex: What it matches.
-        convertors: Make the values of its parameters.
-        longest: How many characters a request's path may have.
-        routes: Its routes, by method.
-        path: The path as it was declared.
-    """
+    """A path with parameters; `longest` bounds the length of a matching path."""
 
     regex: re.Pattern[str]
     convertors: Mapping[str, Convertor[Any]]
@@ -120,11 +94,9 @@ _PARAMETER: Final = re.compile(r"{[^{}:]*(?::([^{}]*))?}")
 
 
 def _is_ambiguous(path: str) -> bool:
-    """Returns whether the same text may be divided between a path's parameters in several ways.
-
-    Then a long text takes a regular expression a time that grows with the square of its length, or
-    more. Parameters that a slash divides are not ambiguous, unless one may have slashes itself.
-    """
+    """Returns whether a path's parameters may divide the same text in several ways."""
+    # Then a regular expression takes quadratic time or more for a long text. Parameters divided by
+    # a slash are not ambiguous, unless one may contain slashes.
     kinds = [found[1] for found in _PARAMETER.finditer(path)]
     if len(kinds) > 1 and "path" in kinds:
         return True
@@ -132,7 +104,7 @@ def _is_ambiguous(path: str) -> bool:
 
 
 class PathTable(Generic[R]):
-    """Routes by path and method; the first that is added for both counts."""
+    """Routes by path and method; the first of two with the same wins."""
 
     def __init__(self) -> None:
         self._plain: dict[str, Found[R]] = {}
@@ -140,7 +112,6 @@ class PathTable(Generic[R]):
         self._patterns: list[_Pattern[R]] = []
 
     def add(self, path: str, methods: tuple[str, ...], route: R) -> None:
-        """Adds a route at a path."""
         routes = self._by_path.get(path)
         if routes is None:
             routes = self._by_path[path] = {}
@@ -156,15 +127,7 @@ class PathTable(Generic[R]):
             routes.setdefault(method, route)
 
     def at(self, path: str, method: str) -> Found[R] | None:
-        """Returns the routes of the first path that matches and has a route for a method.
-
-        Args:
-            path: The path of a request.
-            method: Its method.
-
-        Returns:
-            The routes; if none is for the method, those of all paths that match; None if none does.
-        """
+        """Returns the first match with a route for the method, else all matching routes."""
         found = self._plain.get(path)
         if not self._patterns or (found is not None and method in found.routes):
             return found
@@ -190,11 +153,7 @@ class PathTable(Generic[R]):
 
 
 class Mounts:
-    """Mounted applications.
-
-    Attributes:
-        by_prefix: The applications by prefix, in the order in which they were mounted.
-    """
+    """Mounted applications, by prefix, in the order of mounting."""
 
     def __init__(self) -> None:
         self.by_prefix: dict[str, ASGIApp] = {}
@@ -202,12 +161,7 @@ class Mounts:
         self._by_length: list[tuple[str, ASGIApp]] = []
 
     def add(self, prefix: str, app: ASGIApp) -> None:
-        """Mounts an application under a prefix, which has no slash at its end.
-
-        Raises:
-            TypeError: It is no application.
-            ValueError: The prefix is taken.
-        """
+        """Raises TypeError for other objects, ValueError if the prefix is taken."""
         if not callable(getattr(app, "app", app)):
             raise TypeError(f"mount() takes an ASGI application, not {app!r}")
         if prefix in self.by_prefix:
@@ -216,7 +170,6 @@ class Mounts:
         self._by_length = sorted(self.by_prefix.items(), key=lambda item: -len(item[0]))
 
     def at(self, path: str) -> tuple[str, ASGIApp] | None:
-        """Returns the mounted application for a path, with its prefix; None if there is none."""
         for prefix, app in self._by_length:
             if path == prefix or path.startswith(f"{prefix}/"):
                 return prefix, app

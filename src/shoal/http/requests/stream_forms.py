@@ -1,22 +1,21 @@
-"""The forms of a stream in Shoal's own protocol, and which of them a client accepts.
+"""The forms of a stream in Shoal's own protocol, and the choice of one by ``Accept``.
 
 ==========================  ====================================================================
-``text/event-stream``       server-sent events, for browsers and all that waits for each item
+``text/event-stream``       server-sent events, for browsers and clients that read each item
 ``application/x-ndjson``    a line of JSON for each item, for programs
-``application/json``        one array of all items, for clients that know nothing of streams
+``application/json``        one array of all items, for clients without support for streams
 ==========================  ====================================================================
 
-The first two have three distinct messages: an item, the end, an error. A stream that ends without
-one of the last two is incomplete, and its reader can tell. Server-sent events have names for that
+The first two have three distinct messages: an item, the end, an error. A stream without one of the
+last two is incomplete, and its reader can tell. Server-sent events have names for that
 (``event: end``, ``event: error``; items are unnamed). JSON lines have no names, so each line is an
 object whose only key is the type of message; with bare items no value could mark the end. An array
-has its closing bracket as the mark of the end: what ends without it is not JSON, so no client takes
-it for the whole.
+ends with its closing bracket. Without it the body is not JSON, so no client takes it for complete.
 
 A browser's `EventSource` reconnects when its response ends, whatever the reason. It then sends the
-last id as ``Last-Event-ID``, and that is answered with 204: it stops, and the handler does not run
-again. So events have ids, as does a heartbeat before the first of them. Only a response to ``GET``
-has ids, since `EventSource` uses no other method.
+last id as ``Last-Event-ID``, which gets a 204: it stops, and the handler does not run again. Events
+therefore have ids, as does a heartbeat before the first of them. Only a response to ``GET`` has
+ids, since `EventSource` uses no other method.
 """
 
 from __future__ import annotations
@@ -42,8 +41,6 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 class _Accepted(StreamForm):
-    """A form that was chosen by ``Accept``."""
-
     headers = (VARIES,)
 
 
@@ -69,11 +66,7 @@ class _Framed(_Accepted):
 
 
 class ServerSentEvents(_Framed):
-    """Server-sent events without ids.
-
-    Args:
-        last: The last event of a stream that has not failed.
-    """
+    """Server-sent events without ids; `last` ends a stream that has not failed."""
 
     media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n"
@@ -87,11 +80,7 @@ class ServerSentEvents(_Framed):
 
 
 class NumberedEvents(_Accepted):
-    """Server-sent events of one stream with ids, as browsers read them by `EventSource`.
-
-    Args:
-        last: The last event of a stream that has not failed.
-    """
+    """Server-sent events of one stream with ids, for a browser's `EventSource`."""
 
     media_type = b"text/event-stream; charset=utf-8"
     heartbeat = b":\n"
@@ -139,7 +128,7 @@ class JsonLines(_Framed):
 
 
 class JsonArray(_Accepted):
-    """One JSON array of the items of one stream; one that has failed lacks its end."""
+    """One JSON array of all items; a failed stream lacks the closing bracket."""
 
     media_type = b"application/json"
     heartbeat = b"\n"
@@ -182,11 +171,7 @@ _BY_DEFAULT: Final = b"text/event-stream"
 
 
 def form_for(exchange: Exchange) -> StreamForm:
-    """Returns the form of the stream that answers a request.
-
-    Raises:
-        Refused: The client accepts none.
-    """
+    """Returns the form of the stream; raises `Refused` if the client accepts none."""
     media_type = accepted(exchange.headers.get(b"accept", b""))
     if media_type is None:
         raise Refused(_not_acceptable())
@@ -194,11 +179,7 @@ def form_for(exchange: Exchange) -> StreamForm:
 
 
 def accepted(accept: bytes) -> bytes | None:
-    """Returns the media type of the form that a client accepts most; None if it accepts none.
-
-    Args:
-        accept: The request's ``Accept`` header; empty if it has none.
-    """
+    """Returns the media type that a client prefers; None if it accepts none."""
     if not accept or accept == b"*/*":
         return _BY_DEFAULT
     given = weights(accept)

@@ -1,8 +1,8 @@
 """Streams of results over HTTP.
 
-The answer begins with the first item, so that a call which fails before has an error status. But it
-begins no later than the first heartbeat, so that the client gets a sign of life. The form of the
-messages is the codec's; see `shoal.http.requests.codec`.
+The response begins with the first item, so that a call which fails before has an error status. It
+begins no later than the first heartbeat, so that the client gets a sign of life. The codec gives
+the form of the messages (`shoal.http.requests.codec`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAIN: Final = frozenset({str, int, float, bool, NoneType})
 
 
 class ItemStream(Protocol):
-    """The results of a call that are answered with; see `ResultStream`."""
+    """The results of a call, such as a `ResultStream`."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -47,7 +47,7 @@ class ItemStream(Protocol):
     def __aiter__(self) -> Self: ...
     async def __anext__(self) -> Any: ...
     def ready(self) -> list[Any]:
-        """Returns the items that are there already, without waiting; they are not read again."""
+        """Takes the items that are there already, without waiting."""
         ...
 
 
@@ -60,22 +60,8 @@ async def answer_with_stream(
     times: ItemTimes | None = None,
     encode: Callable[[Any], Any] | None = None,
 ) -> None:
-    """Makes a call and sends its items as they are produced.
-
-    Args:
-        exchange: The request to answer; its body has been read.
-        stream: The stream of the call, not yet started.
-        form: The form of its messages.
-        explain: Returns the problem for an error in mid-stream, and logs it.
-        heartbeat_s: How long the answer may be silent, in seconds.
-        times: Where the times of its items are counted; None for nowhere.
-        encode: Makes what is sent of an item; None for the item itself.
-
-    Raises:
-        CallerLeft: The client is gone, or did not read in time; the call was cancelled. Or the
-            server has cut off the call before its answer had begun.
-        Exception: The call failed before its answer had begun.
-    """
+    """Makes a call and sends its items; raises its errors until the response has begun."""
+    # `explain` returns and logs the problem of an error in mid-stream. `encode` converts each item.
     if exchange.wants_no_body:
         await exchange.answer_without_body(200, _headers(form))
         return
@@ -104,13 +90,7 @@ async def answer_with_stream(
 
 
 class _Messages:
-    """The messages of a stream's items, each of which is counted.
-
-    Attributes:
-        form: Their form.
-        encode: Makes what is sent of an item; None for the item itself.
-        tick: Counts an item.
-    """
+    """Makes and counts the messages of a stream's items."""
 
     __slots__ = ("encode", "form", "tick")
 
@@ -122,7 +102,6 @@ class _Messages:
         self.tick = times.clock(parking_of_this_loop().now)
 
     def of(self, item: Any) -> bytes:
-        """Returns the message of an item."""
         message = self.form.item(item if self.encode is None else self.encode(item))
         self.tick()
         return message
@@ -131,7 +110,7 @@ class _Messages:
 async def _send_items(
     exchange: Exchange, stream: ItemStream, messages: _Messages, heartbeat_s: float
 ) -> bytes:
-    """Sends the items of a stream; returns what is to be sent once the call has ended."""
+    """Sends the items of a stream; returns the message to send once the call has ended."""
     async with stream:
         return await _relay(exchange, stream, messages, heartbeat_s)
 
@@ -139,12 +118,9 @@ async def _send_items(
 async def _relay(
     exchange: Exchange, stream: ItemStream, messages: _Messages, heartbeat_s: float
 ) -> bytes:
-    """Sends the items of a stream, with heartbeats between them, until the stream is over.
-
-    Returns:
-        The last message, if it ends the stream before the call has ended. It is sent after that, so
-        that no client can hold up the end of its call.
-    """
+    """Sends the items, with heartbeats between them; returns the last message, or none."""
+    # A message that ends the stream before its call is sent after the call, so that no client can
+    # hold up the end of its call.
     form = messages.form
     pending: bytes | None = None
     while True:
@@ -182,11 +158,7 @@ async def _relay(
 
 
 async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Messages) -> bytes:
-    """Sends the items of a stream; those that are there already are sent together.
-
-    Returns:
-        As `_relay`.
-    """
+    """Sends the rest; the items that are there already are sent together."""
     _let_the_handler_send(exchange, stream, messages)
     form = messages.form
     async for item in stream:
@@ -210,11 +182,9 @@ async def _relay_rest(exchange: Exchange, stream: ItemStream, messages: _Message
 
 
 def _let_the_handler_send(exchange: Exchange, stream: ItemStream, messages: _Messages) -> None:
-    """Has the handler's task send the plain items for which the client has room.
-
-    That costs half as much as a switch to the stream's task for each. It is possible where nothing
-    is between this and the server.
-    """
+    """Makes the handler's task send the plain items for which the client has room."""
+    # That costs half as much as a switch to the stream's task for each item. It is possible where
+    # no middleware is between this and the server.
     direct = exchange.direct
     runs_users_code = messages.form.runs_users_code or messages.encode is not None
     if direct is None or runs_users_code or not isinstance(stream, ResultStream):

@@ -1,7 +1,7 @@
-"""``Server-Timing``: an answer says how long its request waited and ran.
+"""``Server-Timing``: a response says how long its request waited and ran.
 
-An application that never says so has neither the exchanges nor the observer of this module, so it
-costs nothing then.
+An application with ``server_timing="never"`` uses neither the exchanges nor the observer of this
+module, so it pays nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from typing_extensions import override
 
 from shoal.core.events import BatchObserver
+from shoal.http.requests.call import HttpMetadata
 from shoal.http.requests.exchange import WITHOUT_BODY, Exchange
-from shoal.http.requests.metadata import HttpMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,18 +27,11 @@ ASKED: Final = b"x-server-timing"
 
 
 class TimedExchange(Exchange):
-    """An exchange whose answer may say how long its request waited and ran.
+    """A request of several items has several calls; the longest of their times count."""
 
-    A request of several items has several calls; the longest of their times count.
-
-    Attributes:
-        queue_s: How long it waited for a worker slot, in seconds; None before it runs.
-        wait_s: How long it waited for others to fill its batch, in seconds.
-        ran_from: When it began to run, on the event loop's clock.
-        run_s: How long the handler had it, in seconds; 0 before it has ended.
-    """
-
+    # Until a worker slot was free; None before it runs.
     queue_s: float | None = None
+    # Waiting for others to fill the batch; the start, on the loop's clock; in the handler.
     wait_s = ran_from = run_s = 0.0
 
     @override
@@ -58,7 +51,7 @@ class TimedExchange(Exchange):
         return super()._begin(status, [*headers, *self._timing()])
 
     def _timing(self) -> list[tuple[bytes, bytes]]:
-        """Returns the header; nothing if it was not asked for, or no batch had the request."""
+        """Returns no header if it was not asked for, or no batch had the request."""
         if self.queue_s is None:
             return []
         if self.settings.server_timing == "asked" and self.headers.get(ASKED) != b"1":
@@ -71,7 +64,7 @@ class TimedExchange(Exchange):
 
 
 class RequestTimer(BatchObserver):
-    """Tells exchanges how long their requests waited and ran."""
+    """Sets the times of exchanges."""
 
     @override
     def batch_began(self, batcher: str, batch: Batch, now: float) -> None:

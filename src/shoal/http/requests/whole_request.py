@@ -3,9 +3,9 @@
 Only data is sent: the method, the URL, the headers, the client, the path parameters and the body.
 Access to other attributes in that process, such as the application, raises an error.
 
-A form costs its parser more than its size says: it looks at each parameter of a header several
-times, so a part whose header has thousands of semicolons takes milliseconds, and so does a text of
-many short fields. Both are bounded before a parser sees the body, by searches that take no time.
+A form costs its parser more than its size says: the parser looks at each parameter of a header
+several times, so a part with thousands of semicolons in a header takes milliseconds. A text of many
+short fields is as slow. Both are bounded before a parser sees the body, with fast searches.
 """
 
 from __future__ import annotations
@@ -31,14 +31,10 @@ _URL_ENCODED: Final = b"application/x-www-form-urlencoded"
 
 
 class WholeRequest(Request):
-    """A request with its whole body.
+    """A request with its whole body; raises `Refused` for a form that costs too much to read."""
 
-    Its ``is_disconnected()`` is always false: a disconnect cancels the call, which the handler sees
-    in ``current_batch().requests``.
-
-    Raises:
-        Refused: The body is a form that would cost too much to read.
-    """
+    # Its is_disconnected() is always false: a disconnect cancels the call, which the handler sees
+    # in current_batch().requests.
 
     def __init__(self, scope: Scope, body: bytes) -> None:
         for name, value in scope["headers"]:
@@ -81,7 +77,7 @@ def _unavailable(name: str) -> Any:
 
 
 class RequestFromElsewhere(Request):
-    """The request as it arrives in another process."""
+    """The request in another process."""
 
     def __init__(self, scope: Scope, body: bytes) -> None:
         super().__init__(scope, _receive_of(body))
@@ -98,12 +94,7 @@ class RequestFromElsewhere(Request):
 
 
 def check_form(content_type: bytes, body: bytes) -> None:
-    """Checks what a form would cost to read; another body is not looked at.
-
-    Raises:
-        Refused: A header of a part has too many parameters, the headers of all parts are too large,
-            or the form has too many fields.
-    """
+    """Checks the cost of reading a form; ignores other bodies."""
     media_type = content_type.partition(b";")[0].strip().lower()
     if media_type == _URL_ENCODED and body.count(b"&") + body.count(b";") >= _MOST_FIELDS:
         raise _too_complex(f"it has more than {_MOST_FIELDS} fields")

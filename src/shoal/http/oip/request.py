@@ -1,4 +1,4 @@
-"""What the JSON of a request describes: its inputs, the outputs that it wants, and its options.
+"""The JSON of a request: its inputs, the outputs that it wants, and its options.
 
 Clients that send binary data often send the same JSON with each request, so it is read once.
 """
@@ -12,13 +12,17 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from shoal.http.oip.tensor import Tensor, check_supported, malformed
+from shoal.http.requests.content_coding import decoded
+from shoal.http.requests.endpoint import call_headers
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_scan import Costs, check_cost, check_json, encoding_flaw
-from shoal.http.requests.problem import Refused
+from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.http.requests.problem import Problem
+    from shoal.http.requests.call import CallHeaders
+    from shoal.http.requests.exchange import Exchange
 
 # Of inputs, and of outputs.
 _MOST_TENSORS: Final = 256
@@ -80,28 +84,14 @@ _VALIDATOR: Final = TypeAdapter(_Request).validator
 
 
 class Description:
-    """What the JSON of a request describes.
-
-    Args:
-        given: The JSON.
-        most_elements: How many elements it may have.
-
-    Attributes:
-        inputs: Its inputs. Those whose elements follow the JSON are not filled.
-        has_binary: Whether there are such.
-        id: Its id; None if it has none.
-        parameters: Its parameters.
-        outputs: Whether each wanted output is to be binary, by name; None if all are wanted.
-        is_binary: Whether an output is binary that does not say so itself.
-
-    Raises:
-        Refused: It is malformed.
-    """
+    """The contents of a request's JSON; inputs with binary data are not filled yet."""
 
     # What most requests do not say.
     has_binary: bool = False
     id: str | None = None
+    # Whether outputs are binary that do not say so themselves.
     is_binary: bool = False
+    # Whether each wanted output is binary; None if all outputs are wanted.
     outputs: Mapping[str, bool] | None = None
     parameters: Mapping[str, Any] = _NONE
 
@@ -145,22 +135,14 @@ class Description:
 
 
 class Descriptions:
-    """Reads descriptions, and keeps those that other requests may have as well.
-
-    Args:
-        max_elements: How many elements the JSON of a request may have.
-    """
+    """Reads descriptions, and keeps those that other requests are likely to send."""
 
     def __init__(self, max_elements: int) -> None:
         self._max_elements = max_elements
         self._kept: dict[bytes, Description] = {}
 
     def of(self, head: bytes) -> Description:
-        """Returns what the JSON in front of binary data describes.
-
-        Raises:
-            Refused: It is malformed, or has too many elements.
-        """
+        """Reads the JSON in front of binary data."""
         found = self._kept.get(head)
         if found is not None:
             return found
@@ -172,11 +154,7 @@ class Descriptions:
         return made
 
     def read(self, head: bytes) -> Description:
-        """Returns what JSON describes that other requests are not likely to have.
-
-        Raises:
-            Refused: As for `of`.
-        """
+        """Reads JSON that other requests are not likely to send."""
         return Description(self._parsed(head), self._max_elements)
 
     def _parsed(self, head: bytes) -> dict[str, Any]:
@@ -202,3 +180,92 @@ def _of_validation(error: ValidationError, head: bytes) -> Problem:
     if first["type"] == "json_invalid" and (flaw := encoding_flaw(head)):
         return malformed(flaw)
     return malformed(f"{where}: {first['msg']}." if where else f"{first['msg']}.")
+
+
+BINARY: Final = b"application/octet-stream"
+"""The media type of JSON with binary data after it."""
+
+HEADER_LENGTH: Final = b"inference-header-content-length"
+"""The name of the header with the length of the JSON in front of binary data."""
+
+_MICROSECONDS: Final = 1e-6
+_MEDIA_TYPES: Final = frozenset({JSON, BINARY})
+
+
+def read_tensors(
+    exchange: Exchange, body: bytes, descriptions: Descriptions
+) -> tuple[Description, list[Tensor]]:
+    headers = exchange.headers
+    if headers.get(b"content-type") not in _MEDIA_TYPES:
+        _check_media_type(headers)
+    if b"content-encoding" in headers:
+        body = decoded(headers, body, exchange.settings.max_body_bytes)
+    declared = headers.get(HEADER_LENGTH)
+    if declared is None:
+        described, end = descriptions.read(body), len(body)
+    else:
+        end = _header_length(declared, len(body))
+        described = descriptions.of(body[:end])
+    tensors = described.inputs
+    if declared is not None or described.has_binary:
+        tensors = _filled(tensors, memoryview(body)[end:])
+    return described, tensors
+
+
+def _filled(inputs: list[Tensor], rest: memoryview) -> list[Tensor]:
+    """Returns inputs with the elements that follow the JSON."""
+    if len(inputs) == 1 and inputs[0].size == rest.nbytes:
+        return [inputs[0].filled(rest)]
+    tensors: list[Tensor] = []
+    at = 0
+    for tensor in inputs:
+        if (size := tensor.size) is None:
+            tensors.append(tensor)
+            continue
+        start, at = at, at + size
+        if at > rest.nbytes:
+            tensor.refuse(f"has {size} bytes, but only {rest.nbytes - start} are left")
+        tensors.append(tensor.filled(rest[start:at]))
+    if at < rest.nbytes:
+        raise Refused(malformed(f"{rest.nbytes - at} bytes belong to no input."))
+    return tensors
+
+
+def headers_of_call(exchange: Exchange, described: Description, version: str | None) -> CallHeaders:
+    """Returns the call's options in a request's headers and parameters."""
+    headers = call_headers(exchange.headers)
+    if version is not None:
+        headers = headers._replace(backend=version)
+    if parameters := described.parameters:
+        if priority := parameters.get("priority"):  # 0 is the default
+            headers = headers._replace(priority=b"%d" % priority)
+        if timeout := parameters.get("timeout"):  # as well
+            headers = headers._replace(timeout_s=timeout * _MICROSECONDS)
+    return headers
+
+
+def _header_length(given: bytes, size: int) -> int:
+    length = int(given) if given.isdigit() and len(given) <= 19 else size + 1
+    if length > size:
+        raise Refused(
+            malformed(f"Inference-Header-Content-Length must be a number up to {size}, the body's.")
+        )
+    return length
+
+
+def _check_media_type(headers: Mapping[bytes, bytes]) -> None:
+    """Refuses requests that a web page of another origin can send without being asked."""
+    # Clients of the protocol send JSON, application/octet-stream, or no type. Without a type only
+    # the header Origin shows that a page sends it.
+    given = headers.get(b"content-type", b"")
+    if not given and b"origin" not in headers:
+        return
+    if given.partition(b";")[0].strip().lower() not in _MEDIA_TYPES:
+        raise Refused(
+            Problem(
+                415,
+                "unsupported-media-type",
+                "The media type is not supported",
+                "Send application/json, or application/octet-stream with binary data.",
+            )
+        )
