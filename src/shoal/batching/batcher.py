@@ -18,11 +18,9 @@ import anyio.lowlevel
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.current import refuse_own_handler
 from shoal.batching.handlers.binding import not_of_a_batch
-from shoal.batching.handlers.handler import Fill, Handler
+from shoal.batching.handlers.handler import Fill, Handler, model_handler
 from shoal.batching.handlers.own_context import stack_of
-from shoal.batching.model import BatchableModel, model_handler
-from shoal.batching.options.checks import checked_options
-from shoal.batching.options.functions import held_as_handler
+from shoal.batching.options import checked_options, held_as_handler
 from shoal.batching.session import Session
 from shoal.core.counters import ClosingCounts, Counters
 from shoal.errors import BatcherClosed, NotOpen
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
+    from shoal.batching.calls.stream import Answer, BatchableModel, ListAnswer, ListSteps, N, Steps
     from shoal.batching.open.batch import OpenBatch
     from shoal.batching.running.slots import Room
     from shoal.core.batch import Batch

@@ -34,7 +34,7 @@ from shoal.batching.current import waiting_batches
 from shoal.batching.handlers.own_context import HoldLog
 from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
-from shoal.batching.options.functions import manager_of, refuse_change
+from shoal.batching.options import manager_of, refuse_change
 from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.run import UnaryRun
 from shoal.batching.running.slots import SlotParts

@@ -1,4 +1,4 @@
-"""Streams: several results for one call, through a bounded buffer.
+"""Streams: several results for one call, through a bounded buffer; and the types of results.
 
 The shared state is a `StreamBuffer`: the worker slot that runs the handler puts items in, one
 reader takes them out, and either can leave. `ResultStream` is the reader's interface to it. The
@@ -14,7 +14,19 @@ import warnings
 import weakref
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+)
 
 import anyio
 import anyio.lowlevel
@@ -23,16 +35,99 @@ from shoal.core.request import State
 from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from types import TracebackType
 
     from shoal.batching.calls.intake import Intake
     from shoal.batching.stream_buffer import StreamBuffer
     from shoal.core.request import Request
 
+
+P = ParamSpec("P")
+MYPY = False
+"""Whether mypy reads this, which takes it as True."""
+
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
+N = TypeVar("N")
+N_co = TypeVar("N_co", covariant=True)
+
+
+class Results(Protocol[R_co]):
+    """One result for each item: a list, tuple, array, or anything sized and indexable."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> R_co: ...
+
+
+class ResultList(Protocol[R, N_co]):
+    """A list of results and exceptions."""
+
+    # The methods and their order matter. `__contains__` makes pyright match an exception class with
+    # `Exception` before R. `append` makes mypy refuse an R that is wider than the elements, such as
+    # `object` for `int | str`. `__len__` makes it refuse a generic handler, for which it finds no
+    # R. A handler that is refused here is treated as one that returns `Results`.
+
+    if not MYPY:
+
+        def __contains__(self, element: R, /) -> bool: ...
+
+    def __getitem__(self, index: SupportsIndex, /) -> R | Exception: ...
+
+    def __len__(self) -> N_co: ...
+
+    def append(self, element: R, /) -> None: ...
+
+
+class SlotList(Protocol[R, N_co]):
+    """A list of slots, with the methods of `ResultList` for the same reasons."""
+
+    if not MYPY:
+
+        def __contains__(self, element: R, /) -> bool: ...
+
+    def __getitem__(self, index: SupportsIndex, /) -> Slot[R] | Exception: ...
+
+    def __len__(self) -> N_co: ...
+
+    def append(self, element: R, /) -> None: ...
+
+
+Answer: TypeAlias = "Awaitable[Results[R]] | Results[R]"
+"""What a unary handler returns when it is called."""
+
+ListAnswer: TypeAlias = "Awaitable[ResultList[R, N]] | ResultList[R, N]"
+"""The same for a list, in which exceptions are no results."""
+
+Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration | StopAsyncIteration]"
+"""The values in a slot that end its stream."""
+
+Slot: TypeAlias = "R | Ended | Literal[Mark.SKIP]"
+"""What one slot of a step may hold, besides an exception."""
+
+Steps: TypeAlias = "AsyncIterator[Results[R]] | Iterator[Results[R]]"
+"""What a generator handler returns: steps, each with one slot for each request."""
+
+ListSteps: TypeAlias = "AsyncIterator[SlotList[R, N]] | Iterator[SlotList[R, N]]"
+"""The same for lists, in which marks and exceptions are no results."""
+
 
 _ALIVE: Final = (State.RUNNING, State.QUEUED, State.PARKED)
+
+
+class BatchableModel(Protocol[P, R_co]):
+    """What `Batcher.over` takes: a method for one call, and one for a batch."""
+
+    @property
+    def run(self) -> Callable[P, Any]:
+        """The method whose parameters a call has; it is never called."""
+        ...
+
+    @property
+    def run_batch(self) -> Callable[..., Answer[R_co]]:
+        """Takes a list for each parameter of ``run`` and returns one result for each call."""
+        ...
 
 
 class Mark(Enum):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from shoal.batching.calls.result_types import Answer, ListAnswer, ListSteps, N, Steps
+    from shoal.batching.calls.stream import Answer, ListAnswer, ListSteps, N, Steps
     from shoal.batching.decorator.overloads import (
         BatchedGeneratorMethod,
         BatchedMethod,

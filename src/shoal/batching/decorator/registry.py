@@ -32,7 +32,7 @@ from shoal.batching.batcher import Batcher
 from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_context
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
-from shoal.batching.options.checks import checked_options
+from shoal.batching.options import checked_options
 from shoal.errors import NotOpen
 from shoal.loops.event_loop import EventLoop, not_open_here
 

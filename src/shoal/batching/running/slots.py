@@ -272,7 +272,7 @@ class Slots(ABC, Generic[RunT]):
 
     async def _run(self, batch: Batch, scope: Scope) -> float | None:
         """Runs a batch; returns when it ended, in seconds, or None if `scope` was cancelled."""
-        # The caller calls `_report_idle` before and after it, but need not between the batches that a
+        # The caller calls `_report_idle` before and after it, but need not between batches that a
         # slot runs in a row. If this raises, it has called it.
         run = self.run  # with the options with which the batch was filled
         if self._former.awaits_change:

@@ -30,7 +30,7 @@ from shoal.core.forming.deadlines import Overdue, PressureTracker
 from shoal.core.forming.regathering import WORTH_S, Regathering
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, distinguishes_requests, policy_of
-from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.rule import SizeOrWait
 from shoal.core.policy import Dispatch
 from shoal.core.queue import ArrivalQueue, is_worth_a_sweep
 from shoal.core.request import Request, State

@@ -9,8 +9,7 @@ from shoal.core.options.records import SAME
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked, rank_of
-from shoal.core.policies.rule import Guarded
-from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.rule import Guarded, SizeOrWait
 from shoal.core.policies.sizing import sizing_of, window_of
 from shoal.core.policy import BatchPolicy
 

@@ -17,8 +17,7 @@ import anyio
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.handlers.array_types import array_check
-from shoal.batching.options.checks import checked_options
-from shoal.batching.options.functions import refuse_change
+from shoal.batching.options import checked_options, refuse_change
 from shoal.serving.replica_set.pool import PoolRoom
 
 if TYPE_CHECKING:
