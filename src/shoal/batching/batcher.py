@@ -71,7 +71,7 @@ class Batcher(Generic[C_co]):
             takes requests between its steps for as long as the batcher is open. For both it is an
             async function of an `OpenBatch`.
         streams: Whether an open or continuous handler answers calls with streams.
-        room: Tells when the handler can take another batch; None for whenever a slot is free.
+        room: The capacity of the handler; None if it takes a batch whenever a slot is free.
         observers: The observers of its batches, if batchers share them; None for its own.
         **options: As in `BatchOptions`.
 
@@ -80,7 +80,7 @@ class Batcher(Generic[C_co]):
         observers: The observers of its batches; add a `BatchObserver`.
 
     Raises:
-        TypeError: The handler is no function of a list, or an option is unknown or of a wrong type.
+        TypeError: The handler is not a function of a list; or an option is unknown or mistyped.
         ValueError: An option is out of its range.
     """
 
@@ -182,7 +182,7 @@ class Batcher(Generic[C_co]):
         await self.serve(lambda: task_status.started(self.call))
 
     async def serve(self, on_open: Callable[[], object]) -> None:
-        """Does the same as `run`, and calls a function as soon as calls are accepted."""
+        """Serves calls like `run`; calls a function as soon as calls are accepted."""
         await self._new_session().run(on_open)
 
     def begin(self, tasks: TaskGroup, on_broken: Callable[[], object] | None = None) -> None:
@@ -224,15 +224,15 @@ class Batcher(Generic[C_co]):
         """Stops accepting calls, runs the queued requests, and waits until all have ended.
 
         After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and
-        handlers are cancelled. One that can't be, in a thread or under a shield, can answer for
-        10 s more; then its callers fail. Idempotent. From its own handler, it does not wait.
+        handlers are cancelled. A handler in a thread or under a shield can still answer for 10 s;
+        then its callers fail. Idempotent. Called by its own handler, it does not wait.
 
         Args:
             drop_queued: Whether queued requests fail at once, so that only running ones are
                 answered; None for the value of ``drop_queued_on_shutdown``.
 
         Returns:
-            How those requests ended that were in it when closing began; `statistics` has totals.
+            The outcomes of the requests in it when closing began; `statistics` has totals.
 
         Cancellation: closing continues without the caller.
         """
@@ -308,7 +308,7 @@ class Batcher(Generic[C_co]):
     def drain(self) -> None:
         """Stops waiting for batches to fill, for good: a free slot takes what is queued.
 
-        Calls are still accepted. A server does this first when it shuts down. With
+        Calls are still accepted. A server that shuts down does this first. With
         ``drop_queued_on_shutdown`` the queued requests fail with `BatcherClosed`.
 
         Raises:
@@ -327,7 +327,7 @@ class Batcher(Generic[C_co]):
         ``graceful_shutdown_timeout_s`` and ``drop_queued_on_shutdown``; for continuous batches all options do.
 
         Args:
-            **changes: As in `BatchOptions`; options that are not named stay as they are.
+            **changes: As in `BatchOptions`; options that you omit keep their values.
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.

@@ -78,7 +78,7 @@ def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
         A function that returns the cost of one item.
 
     Raises:
-        TypeError: `fn` is no function.
+        TypeError: `fn` is not a function.
     """
     if not callable(fn):
         raise TypeError(f"of_list() takes a function of a list of items, not {fn!r}")

@@ -39,7 +39,7 @@ class Wait(NamedTuple):
     """The decision to wait until the time `until` (None for no limit) or for `wake_at` requests.
 
     The slot asks again at that time, or as soon as `wake_at` requests are queued. With a `wake_at`
-    of 0 it is `BatchPolicy.add` that tells when the slot must ask again.
+    of 0, `BatchPolicy.add` decides when the slot must ask again.
     """
 
     until: float | None
@@ -98,8 +98,8 @@ class BatchPolicy(ABC):
     def put_back(self, requests: Sequence[Request]) -> None:
         """Puts requests of the last `take` back to their old positions.
 
-        It is called when some callers of the batch have left meanwhile. The others are put back, in
-        order, and the slot decides again.
+        It is called if some callers of the batch have left since. The other requests are put back,
+        in order, and the slot decides again.
         """
 
     @abstractmethod

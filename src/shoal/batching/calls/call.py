@@ -60,9 +60,9 @@ class UnaryCall(Generic[P, R]):
         ItemTooLarge: The item costs more than ``max_batch_size``.
         DeadlineExceeded: The call's deadline, ``request_timeout_s`` or queue timeout has passed.
         HandlerTimeout: The handler ran for too long.
-        WrongBatchSize: The handler returned another number of results than it was given items.
-        Exception: What the handler raised, or returned as this call's result; or what a function of
-            one item, such as ``bucket_by``, raised.
+        WrongBatchSize: The handler returned more or fewer results than items.
+        Exception: An error that the handler raised, or returned as this call's result; or the error
+            of a function of one item, such as ``bucket_by``.
 
     Cancellation: a request that the handler does not have yet never reaches it; otherwise its
     result is dropped. Other calls of the batch are not affected. Checkpoint: always.
@@ -138,16 +138,16 @@ class UnaryCall(Generic[P, R]):
 
         Args:
             *columns: The items; for a handler with several parameters one iterable for each.
-            return_exceptions: Whether errors of calls are returned in their places of the list
-                instead of being raised, also those of calls that were refused.
+            return_exceptions: Whether errors of calls, including refused ones, are returned in
+                their places of the list instead of being raised.
 
         Returns:
             The results, in the order of the items.
 
         Raises:
-            Overloaded: The queue has no room for all; then none was made, and no request was shed.
+            Overloaded: The queue has no room for all calls; then none is made, and none is shed.
             ValueError: The columns have different lengths.
-            Exception: As for a single call: the first in the order of the items, after all ended.
+            Exception: The first error in the order of the items, after all calls have ended.
 
         Cancellation: all of the calls are dropped. Checkpoint: always.
         """
@@ -158,7 +158,7 @@ class UnaryCall(Generic[P, R]):
     def options(self, **options: Unpack[CallKeywords]) -> UnaryCall[P, R]:
         """Returns the same call with other options: ``call.options(timeout_s=0.5)(item)``.
 
-        Options that are not named, or None, stay as they are.
+        Options that you omit, or pass as None, keep their values.
 
         Args:
             **options: ``timeout_s``: how long the call may take from when it is made, in seconds.
@@ -274,12 +274,12 @@ def retrying(
         An async function with the parameters of `call`.
 
     Raises:
-        TypeError: `call` is no async function, or a time is no number.
+        TypeError: `call` is not an async function, or a time is not a number.
         ValueError: A time is out of its range.
 
-    Raises (from the call): the last `Overloaded` when no try is left; what `call` raises.
+    Raises (from the call): the last `Overloaded` when no try is left; the errors of `call`.
 
-    Cancellation: as of `call`; between two tries nothing is queued. Checkpoint: always.
+    Cancellation: as for `call`; between two tries nothing is queued. Checkpoint: always.
     """
     _refuse_streams(call)
     max_time_s = seconds("max_time_s", max_time_s)

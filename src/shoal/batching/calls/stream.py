@@ -98,7 +98,7 @@ Answer: TypeAlias = "Awaitable[Results[R]] | Results[R]"
 """What a unary handler returns when it is called."""
 
 ListAnswer: TypeAlias = "Awaitable[ResultList[R, N]] | ResultList[R, N]"
-"""The same for a list, in which exceptions are no results."""
+"""What a unary handler returns if it is a list, in which exceptions are not results."""
 
 Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration | StopAsyncIteration]"
 """The values in a slot that end its stream."""
@@ -110,7 +110,7 @@ Steps: TypeAlias = "AsyncIterator[Results[R]] | Iterator[Results[R]]"
 """What a generator handler returns: steps, each with one slot for each request."""
 
 ListSteps: TypeAlias = "AsyncIterator[SlotList[R, N]] | Iterator[SlotList[R, N]]"
-"""The same for lists, in which marks and exceptions are no results."""
+"""Steps that are lists, in which marks and exceptions are not results."""
 
 
 _ALIVE: Final = (State.RUNNING, State.QUEUED, State.PARKED)
@@ -159,9 +159,9 @@ class ResultStream(Generic[R_co]):
     `aclose`. Otherwise its request is dropped when Python collects the stream, with a
     `ResourceWarning`; CPython does that as soon as nothing refers to it.
 
-    Raises (from the iteration, after the items that came before):
-        The handler's own exception, or the one that it yielded in this stream's slot.
-        WrongBatchSize: A step had another number of slots than the batch has requests.
+    Raises (from the iteration, after the earlier items):
+        The handler's own exception, or an exception that it yielded in this stream's slot.
+        WrongBatchSize: A step had more or fewer slots than the batch has requests.
         SlowReader: This reader blocked its batch for too long.
         HandlerTimeout: The handler ran for too long.
         DeadlineExceeded: The call's deadline passed.
@@ -172,7 +172,7 @@ class ResultStream(Generic[R_co]):
         TypeError: The arguments don't fit the handler's parameters.
         Overloaded: The queue is full.
         ItemTooLarge: The item costs more than ``max_batch_size``.
-        Exception: What a function of one item, such as ``bucket_by``, raised.
+        Exception: The error of a function of one item, such as ``bucket_by``.
         DeadlineExceeded: The call's deadline had passed before it was made.
 
     Cancellation: a cancelled wait for an item loses no item, and inside ``async with`` reading can
@@ -271,7 +271,7 @@ class ResultStream(Generic[R_co]):
         raise StopAsyncIteration
 
     def ready(self) -> list[R_co]:
-        """Returns the items that are there already, without waiting; they are not read again."""
+        """Removes and returns the buffered items, without waiting."""
         request = self._request
         if request is None:
             return []
@@ -283,9 +283,9 @@ class ResultStream(Generic[R_co]):
         return items
 
     def pass_on(self, take: Callable[[R_co], bool]) -> None:
-        """Has each item that the reader waits for offered to a function first.
+        """Offers each item that the reader waits for to a function first.
 
-        So a reader that only passes items on is not switched to for each of them.
+        A reader that only forwards items then needs no task switch for each of them.
 
         Args:
             take: Takes an item at once, in no task of the reader, and returns whether it did; the
@@ -301,7 +301,7 @@ class ResultStream(Generic[R_co]):
         await anyio.lowlevel.checkpoint()
 
     def leave(self) -> None:
-        """Does the same as `aclose` without a checkpoint, for code that can't wait."""
+        """Closes the stream like `aclose`, without a checkpoint, for code that can't wait."""
         self._left = True
         if self._request is not None:
             _leave(self._intake, self._request)

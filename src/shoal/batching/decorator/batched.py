@@ -71,7 +71,7 @@ class Decorated:
         """The batcher that is open for this function in this event loop.
 
         Raises:
-            NotOpen: None is.
+            NotOpen: No batcher is open.
         """
         return self._opening.found(self._receiver).batcher
 
@@ -82,12 +82,12 @@ class Decorated:
         on. From a thread without an event loop, such as that of a plain ``reconfigure()``, they
         apply to all open batchers soon after.
 
-        So it may be called before a batcher is open, such as for a method of ``self`` in a
+        It may be called before a batcher is open, such as for a method of ``self`` in a
         constructor, and the options outlive the batcher. For a method it sets the options of this
         instance only. See `Batcher.configure` for which batch is the next.
 
         Args:
-            **changes: As in `BatchOptions`; options that are not named stay as they are.
+            **changes: As in `BatchOptions`; options that you omit keep their values.
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.

@@ -45,7 +45,7 @@ class AutoscalingOptions:
             in seconds.
         upscaling_factor: The part of a needed increase that one decision makes, above 0: 1 makes
             all of it, 0.5 half.
-        downscaling_factor: The same for a decrease.
+        downscaling_factor: The part of a needed decrease that one decision makes, above 0.
         look_back_period_s: The period over which requests are averaged, in seconds, above 0.
         metrics_interval_s: The interval between measurements, in seconds, above 0.
     """
@@ -78,7 +78,7 @@ class AutoscalingOptions:
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Makes the record from what a user passed.
+        """Makes the record from a user's value.
 
         Args:
             given: Option names to values, or such a record. Ray Serve's older `smoothing_factor`
