@@ -64,7 +64,7 @@ class Batcher(Generic[C_co]):
 
     Args:
         handler: The function of a list: plain, async, or a generator function; or its `Handler`.
-        signature: A function of one item, whose parameters and result type calls have; see `batch`.
+        signature: A function of one item with the parameters and result type of calls; see `batch`.
         name: The name in messages and metrics; the handler's name by default.
         fill: ``"closed"`` passes complete batches to the handler. With ``"open"`` it starts when
             the first request arrives and gets later ones as they arrive; with ``"continuous"`` it

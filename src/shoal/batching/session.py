@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("shoal")
 
-_MOST_COUNTED: Final = 10_000  # waiting requests, whose levels are counted one by one
+_MOST_COUNTED: Final = 10_000  # waiting requests; their levels are counted one by one
 
 LAST_ANSWERS_S: Final = 10.0
 """How long a handler may still answer after closing has cancelled it, in seconds."""

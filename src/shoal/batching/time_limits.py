@@ -46,7 +46,7 @@ class Deadlines:
             self._bell.ring()
 
     def expire_all(self) -> None:
-        # In a function, whose frame ends: the task's would keep the last request while it sleeps.
+        # In a function, since its frame ends: the task's keeps the last request while it sleeps.
         for request, what_it_did in self._overdue.pop(self._parking.now()):
             self._expire(request, what_it_did)
 

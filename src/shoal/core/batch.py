@@ -116,8 +116,8 @@ class Batch(RequestBatch):
         """Its requests, in the order of the items that the handler was given.
 
         Requests of an open batch that have ended are left out. The tuple is empty once the handler
-        has ended: an object that keeps the handler's context alive, such as a cancelled asyncio timer,
-        also keeps the batch alive, and must not keep items and results.
+        has ended: an object that keeps the handler's context alive, such as a cancelled asyncio
+        timer, also keeps the batch alive, and must not keep items and results.
         """
         return tuple(self.members)
 

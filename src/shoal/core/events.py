@@ -146,7 +146,7 @@ class Observers:
         self.all = tuple(each for each in self.all if each is not observer)
         self.of_failures = tuple(each for each in self.of_failures if each is not observer)
 
-    def tell(self, call: Callable[[BatchObserver], object], *, has_failed: bool = False) -> None:
+    def notify(self, call: Callable[[BatchObserver], object], *, has_failed: bool = False) -> None:
         """Calls a function with each observer; logs and removes an observer that raises."""
         for observer in (*self.all, *self.of_failures) if has_failed else self.all:
             try:

@@ -188,7 +188,7 @@ class LatencyModel:
         self._recent.append(sample)
         class_ = _class_of(size)
         if class_ not in self._classes:
-            # A new class tells most about the line, and there is nothing to compare it with.
+            # A new class has most influence on the line, and there is nothing to compare it with.
             _keep(sample, self._classes, class_, keys=_CLASSES, each=_IN_CLASS)
             self._draw()
         else:

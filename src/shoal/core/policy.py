@@ -63,7 +63,7 @@ class BatchPolicy(ABC):
     - With a `Pressure` and at least one queued request, `decide` returns `Dispatch`, never `Wait`.
       If the pressure names a request, it does so on every call until that request has been taken.
     - After `Dispatch`, `take` returns at least one request and at most ``size``.
-    - `Wait` names a time or a number of requests, or `add` tells when to decide again, so that no
+    - `Wait` names a time or a number of requests, or `add` asks for a decision, so that no
       request is forgotten. If nothing else happens, `decide` returns `Dispatch` at the time that
       `Wait` named.
     - With an empty queue, `decide` returns `Wait`.

@@ -7,8 +7,8 @@ and Schomaker 2005): each backend gets a score from a hash of its name and the k
 weight, and the highest score wins. There is no hash ring to build, no table to keep, and no state
 to share between processes.
 
-When weights change, a key moves only to a backend whose weight has grown relative to the one that
-it leaves. If one backend is added, removed, or changed while the others keep their proportions, as
+When weights change, a key moves only to a backend with a weight that has grown relative to that of
+its old backend. If one backend is added, removed, or changed while the others keep their proportions, as
 in each step of a canary release, the share of keys that move is the minimum: the sum of the gains.
 If the weights of three or more backends change in other ways, some further keys move: with a sum of
 gains of d, at most a share of 2d / (1 + d). No rule that does not remember where each key has been
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _TOLERANCE: Final = 1e-6
-# Hashes become 2**52 numbers, each half a step above a multiple of this: never 0 or 1, whose
+# Hashes become 2**52 numbers, each half a step above a multiple of this: never 0 or 1, since their
 # logarithms can't be used.
 _STEP: Final = 2.0**-52
 

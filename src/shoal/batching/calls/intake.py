@@ -365,8 +365,7 @@ class CallErrors:
             return
         for request in requests:
             at = request.arrived_at if now is None else now
-            tell = methodcaller("request_left", self._name, request, why, at)
-            observers.tell(tell)
+            observers.notify(methodcaller("request_left", self._name, request, why, at))
 
     def refuse_blocked(self) -> None:
         """Raises `WouldDeadlock` for a call that would wait for the handler that makes it."""

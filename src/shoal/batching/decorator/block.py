@@ -1,7 +1,7 @@
 """A block in which batched functions open at their first call: `open_batchers` without arguments.
 
 The tasks of a batcher that was not opened by name need an owner. It can't be the first caller,
-whose cancellation and context would then apply to them. So a program has a block around its
+since its cancellation and context would then apply to them. So a program has a block around its
 ``main``, and a missing batcher is opened in the nursery and context of that block. Opening returns
 at once without a checkpoint, so concurrent first calls find the batcher open, in their order.
 

@@ -162,7 +162,7 @@ class Opening:
             if signature is None
             else signature_of_batch(function, signature)
             if fill != "closed"
-            # Whether this is a method, whose first parameter is not batched, is not known yet.
+            # Whether this is a method, with a parameter that is not batched, is not known yet.
             else signature_of(signature, names[1:], names)
         )
         # Whether it is defined in a class, with an instance as its receiver.
@@ -273,8 +273,8 @@ class Opening:
         own.update(changes)
         if EventLoop.here().is_none:
             number = None if receiver is None else id(receiver)
-            for (loop, whose), there in list(self.table.items()):
-                if whose == number:
+            for (loop, key), there in list(self.table.items()):
+                if key == number:
                     loop.soon(partial(_configure, there.batcher, changes))
 
     def _open_in(self, block: BatcherBlock, receiver: object) -> OpenedBatcher:
@@ -369,7 +369,7 @@ class Opening:
     ) -> Generator[None]:
         key = self.key(receiver)
         opened = OpenedBatcher(batcher, batcher.find(), face)
-        unnamed = self.table.get(key)  # a batcher opened by a call; hidden meanwhile
+        unnamed = self.table.get(key)  # a batcher opened by a call; hidden by this one
         if unnamed is not None:
             self._remove(key, unnamed)
         self._add(key, opened)
@@ -385,8 +385,8 @@ class Opening:
         number = None if receiver is None else id(receiver)
         homes = [
             opened.entry.intake.home
-            for (_, whose), opened in list(self.table.items())
-            if whose == number
+            for (_, key), opened in list(self.table.items())
+            if key == number
         ]
         if homes:
             return not_open_here(self.handler.name, homes)

@@ -7,7 +7,7 @@ ends on time whatever the handler does. (TensorFlow's streaming scheduler does t
 thread that closes batches.)
 
 `fill="continuous"`: the batch takes requests when its handler asks for them between two steps, as
-many as have ended meanwhile. It has no exclusive use of the queue; an idle slot lets it go first.
+many as have ended since. It has no exclusive use of the queue; an idle slot lets it go first.
 A caller that calls again as soon as it is answered gets its place again in the next step, because
 the batch looks at the queue only after the callers that were just answered have run.
 """
@@ -66,7 +66,7 @@ class OpenQueue:
         self._counters.wait_s.gather([now - request.arrived_at for request in requests])
         if (observers := self._counters.observers).all:
             name = self._intake.name
-            observers.tell(lambda each: each.requests_joined(name, batch, requests, now))
+            observers.notify(lambda each: each.requests_joined(name, batch, requests, now))
 
     def ended(self, batch: Batch, request: Request) -> None:
         """Counts a request that has ended, and notifies the observers."""
@@ -76,7 +76,7 @@ class OpenQueue:
         observers = self._counters.observers
         if observers.all or (has_failed and observers.of_failures):
             name = self._intake.name
-            observers.tell(
+            observers.notify(
                 lambda each: each.request_ended(name, batch, request, now), has_failed=has_failed
             )
 

@@ -1,8 +1,8 @@
 """One run of a handler on one batch: the base of all runs, and that with one result for each item.
 
-A run answers all requests of its batch whose callers still wait, and returns. It raises only what
-must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. All other
-exceptions of a handler, of any class, fail only its batch.
+A run answers all requests of its batch that still have callers, and returns. It raises only errors
+that must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. All
+other exceptions of a handler, of any class, fail only its batch.
 
 The handler runs in its slot's cancel scope, which is cancelled when all callers have left and when
 the handler's time is up. Neither interrupts a handler in a thread, or one that shields its
@@ -185,8 +185,8 @@ class Run(ABC):
         if not self.options.isolate_errors or len(requests) < 2:
             self._fail_with(batch, requests, failure)
             return
-        # A single remaining request is run again too: the error may be due to another request,
-        # whose caller has left.
+        # A single remaining request is run again too: the error may be due to another request that
+        # its caller has left.
         waiting = [r for r in still_running(requests) if self._may_run_again(r)]
         again = set(waiting)
         self._fail_with(batch, [r for r in requests if r not in again], failure)
@@ -215,7 +215,7 @@ class Run(ABC):
 
     def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: BaseException) -> None:
         if batch.active == 0:
-            # A handler whose own calls have the same deadline raises this when its callers expire.
+            # A handler that makes calls with the same deadline raises this when its callers expire.
             late = isinstance(failure, DeadlineExceeded)
             logger.log(
                 logging.DEBUG if late else logging.WARNING,

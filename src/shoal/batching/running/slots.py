@@ -327,7 +327,7 @@ class Slots(ABC, Generic[RunT]):
             trace=batch.trace,
         )
         requests = batch.requests
-        self._counters.observers.tell(
+        self._counters.observers.notify(
             lambda each: each.batch_ended(record, requests), has_failed=record.error is not None
         )
 
@@ -400,7 +400,7 @@ class Slots(ABC, Generic[RunT]):
             batch.is_continuous = self.run.handler.fill == "continuous"
         if self._counters.observers.all:
             name = self.run.name
-            self._counters.observers.tell(lambda each: each.batch_began(name, batch, now))
+            self._counters.observers.notify(lambda each: each.batch_began(name, batch, now))
         return batch
 
     def _report_idle(self) -> None:

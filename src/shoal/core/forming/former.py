@@ -335,7 +335,7 @@ class Former:
     def _fits(self, requests: int, size: float) -> bool:
         if self.live + requests <= self.most:
             return True
-        # If items have costs, a number does not tell how many of them idle slots take at once.
+        # If items have costs, idle slots may take fewer of them at once than their number suggests.
         has_costs = self._has_costs and not self.closed
         return has_costs and self._policy.size_of_all() + size <= self._at_once
 

@@ -17,7 +17,7 @@ depend on it come at any time of the round. From the last rounds it learns
 If they are much denser, a free slot waits until the learned share is there, or the learned time is
 past. Waiting for the others costs that time once, running them apart costs another batch. So the
 time that is worth waiting is the part of a run that does not depend on the size, by the latency
-model. While the model can't tell, it is a small part of the run.
+model. While the model does not know that part, it is a small part of the run.
 
 The rival, to wait for a gap in the arrivals (`idle_timeout_s`), needs a gap that suits the callers,
 and delays calls that come at random as well.
@@ -213,7 +213,7 @@ class Regathering:
         place = 0
         before: _Round | None = None
         for each in rounds:
-            # Calls at the same time were made after the end, on a clock that stands meanwhile.
+            # Calls at the same time were made after the end, on a clock that did not advance.
             begin = bisect_left(times, each.began_at, place)
             if before is not None:
                 before.others += begin - place

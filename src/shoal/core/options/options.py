@@ -172,8 +172,8 @@ class BatchOptions:
             padding, `n` in total. By default the last item is repeated. Results of padding are
             dropped.
         preferred_batch_sizes: Sizes at which a batch is dispatched at once, ascending. A smaller
-            batch waits; one larger than the last size contains only requests whose wait is over, up
-            to `max_batch_size`.
+            batch waits; one larger than the last size has only requests that have waited long
+            enough, up to `max_batch_size`.
         priority_levels: The number of priority levels; 1 is the highest.
         default_priority: The level of a call that names none; the middle one by default.
         priority_aging_s: How many seconds of waiting make up for one level, so that no level

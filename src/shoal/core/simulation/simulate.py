@@ -9,7 +9,7 @@ The alternatives are a formula, or a second implementation of the rules. Formula
 simplest queues, and a second implementation would be wrong as soon as the first one changes.
 
 The overhead of the program itself, some microseconds per request, is left out: a simulation does
-not tell how many requests one process can handle.
+not show how many requests one process can handle.
 
 `SimulatedBatcher` does what `batching` does, in the same order. Events of one instant are processed
 in this order: arrivals, ends of batches, timeouts, then idle slots look at the queue. In an event
