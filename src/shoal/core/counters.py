@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OccupancyStatistics:
-    """The occupancy of a batcher's open or continuous batches, until one moment."""
-
     # Requests that have joined a batch, including those that it began with.
     joined: int
     # Requests that have left a batch, with any outcome.
@@ -206,7 +204,6 @@ class Counters:
         self.occupancy: Occupancy | None = None
 
     def note_load(self, requests: Sequence[Request], load: float) -> None:
-        """Counts the load of a batch where it is not just the number of its requests."""
         self.load += load
         self.padding += load - sum([request.cost for request in requests])
 

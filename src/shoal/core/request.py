@@ -43,8 +43,6 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class State(Enum):
-    """The state of a request."""
-
     PARKED = "parked"
     """Waits to be admitted to the queue."""
     QUEUED = "queued"

@@ -8,9 +8,9 @@ weight, and the highest score wins. There is no hash ring to build, no table to 
 to share between processes.
 
 When weights change, a key moves only to a backend with a weight that has grown relative to that of
-its old backend. If one backend is added, removed, or changed while the others keep their proportions, as
-in each step of a canary release, the share of keys that move is the minimum: the sum of the gains.
-If the weights of three or more backends change in other ways, some further keys move: with a sum of
+its old backend. If one backend is added, removed, or changed while the others keep their
+proportions, as in each step of a canary release, the share of keys that move is the minimum: the
+sum of the gains. If the weights of three or more backends change in other ways, some further keys move: with a sum of
 gains of d, at most a share of 2d / (1 + d). No rule that does not remember where each key has been
 can always do better (Bavarian et al., "Optimality of Correlated Sampling Strategies", 2016); and
 with a memory, keys would move on a restart, or differ between processes.

@@ -59,8 +59,6 @@ class AsyncioLimit:
 
 
 class AsyncioParking(Parking):
-    """Waiting on asyncio, and on loops that replace its own, such as uvloop."""
-
     name = "asyncio"
 
     def __init__(self) -> None:

@@ -110,11 +110,9 @@ class UnaryCall(Generic[P, R]):
         return result
 
     def _found_for(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
-        """Returns the entry for a call, and its arguments."""
         return self._find(), args
 
     def _elsewhere(self, intake: Intake) -> Entry:
-        """Returns the entry for a call in another event loop than the intake's."""
         raise intake.refusals.elsewhere()
 
     @overload

@@ -62,8 +62,6 @@ class Results(Protocol[R_co]):
 
 
 class ResultList(Protocol[R, N_co]):
-    """A list of results and exceptions."""
-
     # The methods and their order matter. `__contains__` makes pyright match an exception class with
     # `Exception` before R. `append` makes mypy refuse an R that is wider than the elements, such as
     # `object` for `int | str`. `__len__` makes it refuse a generic handler, for which it finds no
@@ -351,7 +349,6 @@ class Watch(weakref.ref["ResultStream[Any]"]):
 
 
 def _leave(intake: Intake, request: Request) -> None:
-    """Drops the request of a stream that its reader has left."""
     intake.abandon(request)
     if request.options is not None:
         intake.former.overdue.forget(request)

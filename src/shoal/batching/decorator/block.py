@@ -183,7 +183,6 @@ class BatcherBlock:
         batcher.stop(self._at_rest.wait, partial(self._look_at, batcher))
 
     def _look_at(self, batcher: Batcher[Any]) -> None:
-        """Updates whether a batcher is busy."""
         if not batcher.is_at_rest:
             self._busy.add(batcher)
             return
@@ -240,7 +239,6 @@ def block_here() -> BatcherBlock | None:
 
 
 def loops_of_context() -> list[EventLoop]:
-    """Returns the event loop of the block of the caller's context, if any."""
     block = own_block.get()
     if block is None or block.is_closing or block.process != os.getpid():
         return []

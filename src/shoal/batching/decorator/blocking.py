@@ -244,7 +244,6 @@ class _PortalRun:
             raise self._closed(error) from error
 
     def run_sync(self, function: Callable[[], None]) -> None:
-        """Runs a plain function in the event loop, if that still runs."""
         if os.getpid() != self._process:
             return
         try:

@@ -43,8 +43,6 @@ _DONE: Any = object()
 
 
 class Handler:
-    """A user's function with a common interface."""
-
     def __init__(
         self,
         function: Callable[..., Any],
@@ -132,11 +130,9 @@ class Handler:
 
     @property
     def is_of_one(self) -> bool:
-        """Whether it takes one item at a time."""
         return self.binding.gives == "arguments"
 
     def _check_not_awaitable(self, results: Any) -> None:
-        """Refuses an awaitable that a plain function returned."""
         if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()

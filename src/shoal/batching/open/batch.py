@@ -221,7 +221,6 @@ class OpenBatch(Generic[T, R]):
         self._joining.leave()
 
     def _look(self) -> None:
-        """Takes the requests that join now."""
         self._joining.pull()
         joined = [
             OpenRequest[T, R](request, self._run)
@@ -299,11 +298,9 @@ class OpenRun(Run):
     _joining: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
 
     def configure(self, options: BatchOptions) -> None:
-        """Applies new options, also to the running batches."""
         self.options = options
 
     def began(self, batch: Batch, joining: Joining) -> None:
-        """Sets the joining of a batch, before it is run."""
         self._joining[batch] = joining
 
     def ended(self, batch: Batch) -> None:
@@ -338,7 +335,6 @@ class OpenRun(Run):
                 request.waiter.offer()
 
     def finish(self, request: Request, value: Any) -> None:
-        """Ends a request with its result, or a stream with its end."""
         if self.handler.streams and value is not None:
             raise TypeError(
                 f"a stream of {self.name} has no result but its items; send(item), then finish()"

@@ -54,7 +54,6 @@ class OpenQueue:
         self._counters = parts.counters
 
     def began(self, batch: Batch) -> None:
-        """Counts the requests that a batch begins with."""
         self.occupancy.joined += batch.size
         self.occupancy.note(self.now())
 
@@ -69,7 +68,6 @@ class OpenQueue:
             observers.notify(lambda each: each.requests_joined(name, batch, requests, now))
 
     def ended(self, batch: Batch, request: Request) -> None:
-        """Counts a request that has ended, and notifies the observers."""
         now = self.now()
         self.occupancy.note(now)
         has_failed = request.state is State.FAILED
@@ -107,8 +105,6 @@ class OpenQueue:
 
 @dataclass(eq=False)
 class Joining(ABC):
-    """Adds requests to one batch."""
-
     batch: Batch
     _queue: OpenQueue
     _on_room: Callable[[], None]
@@ -194,8 +190,6 @@ class Joining(ABC):
 
 
 class OpenJoining(Joining):
-    """Adds requests to a batch with ``fill="open"``."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._is_flushed = self._queue.former.pressures.handed_out_flushed
@@ -278,8 +272,6 @@ class OpenJoining(Joining):
 
 
 class ContinuousJoining(Joining):
-    """Adds requests to a batch with ``fill="continuous"``."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         # How many requests have ended since the handler last asked.

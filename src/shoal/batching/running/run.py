@@ -60,8 +60,6 @@ class ScopesMixedUp(Exception):
 
 @dataclass(slots=True)
 class Run(ABC):
-    """One run of a handler."""
-
     hears_of_all: ClassVar = False
     """Whether `on_left` is called for each caller, whatever the options say."""
 
@@ -100,7 +98,6 @@ class Run(ABC):
                 self._fail_all(batch.members, self._timed_out)
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
-        """Called when the caller of a request has left."""
         if batch.active == 0:
             scope.cancel()
 
@@ -175,8 +172,7 @@ class Run(ABC):
         return made
 
     @abstractmethod
-    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
-        """Calls the handler and distributes its results."""
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None: ...
 
     async def _failed(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
@@ -252,7 +248,6 @@ class Run(ABC):
     def _fail_all(
         self, requests: Sequence[Request], make_error: Callable[[], BaseException]
     ) -> None:
-        """Fails each request that is still running, each with a new error."""
         for request in requests:
             if request.state is RUNNING:
                 self._fail(request, make_error())
@@ -348,7 +343,6 @@ class UnaryRun(Run):
         )
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
-        """Fails the requests with an exception instance as their result."""
         for request, value in zip(requests, values, strict=True):
             if issubclass(type(value), BaseException) and request.state is RUNNING:
                 self._fail(request, own_copy(value))
@@ -363,5 +357,4 @@ def kinds_of(values: Iterable[Any]) -> Iterable[type]:
 
 
 def still_running(requests: Sequence[Request]) -> list[Request]:
-    """Returns the requests that have not ended."""
     return [request for request in requests if request.state is RUNNING]

@@ -126,7 +126,6 @@ class Former:
         return self._fullness()
 
     def arrive_all(self, requests: list[Request]) -> bool:
-        """Queues requests for which there is room; returns whether the slot must be woken."""
         before = self.live
         must_decide = self._policy.extend(requests)
         self.live += len(requests)
@@ -160,7 +159,6 @@ class Former:
         self.append = self._append_and_wake
 
     def decide(self, now: float) -> Dispatch | Wait:
-        """Decides for a free slot: a batch to take, or when to ask again."""
         pressures, regathering = self.pressures, self.regathering
         pressure = None
         if not self.live:
@@ -222,7 +220,6 @@ class Former:
             regathering.ended(batch.members, run_s, now, self.calls, len(self.batches))
 
     def flush(self) -> None:
-        """Dispatches the requests that are queued now with the next batches, full or not."""
         self.pressures.flush(self._policy.waiting())
 
     @property
@@ -231,12 +228,10 @@ class Former:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether a free slot waits for more requests to join the queued ones."""
         return self.live > 0 and self.pressures.asleep_until != -math.inf
 
     @property
     def scheduling_capacity(self) -> float:
-        """How much more would start at once, beyond the queued requests."""
         return 0 if self.closed else max(0, self._at_once - self._policy.size_of_all())
 
     @property
@@ -244,7 +239,6 @@ class Former:
         return self._policy.size_of_all()
 
     def size_beside(self, asked: RequestOptions) -> float:
-        """Returns the sum of the costs of the queued requests of one bucket."""
         return self._policy.size_beside(asked)
 
     def parked_and_queued(self) -> list[Request]:

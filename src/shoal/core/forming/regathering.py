@@ -66,8 +66,6 @@ _WINDOW_ENDED: Final = (DispatchReason.TIMER, DispatchReason.IDLE)
 
 
 class _Round:
-    """The calls after the end of a batch."""
-
     def __init__(self, began_at: float, answered: int, worth_s: float) -> None:
         self.began_at = began_at
         self.answered = answered
@@ -86,8 +84,6 @@ class _Round:
 
 
 class _Returns(NamedTuple):
-    """What one round has shown."""
-
     worth_s: float
     answered: int
     # How many calls were made in time, at most one for each answered caller.
@@ -139,7 +135,6 @@ class Regathering:
     def ended(
         self, members: Iterable[Request], run_s: float, now: float, calls: int, running: int
     ) -> None:
-        """Records the end of a batch before its callers run."""
         if not self._is_on:
             return
         if run_s < WORTH_S:
@@ -167,7 +162,6 @@ class Regathering:
         self._last_end_at = now
 
     def callers_ran(self, now: float) -> None:
-        """Records that the callers of the last batch have run since it ended."""
         if self.rounds:
             last = self.rounds[-1]
             last.woken_s = now - last.began_at

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 
 def whole(name: str, value: Any, *, least: int) -> int:
-    """Checks a whole number, and returns it as an int."""
     try:
         number = operator.index(_as_int(value))
     except TypeError:
@@ -32,7 +31,6 @@ def seconds(name: str, value: Any) -> float:
 
 
 def finite_seconds(name: str, value: Any) -> float:
-    """Checks a finite number of seconds."""
     found = seconds(name, value)
     if math.isinf(found):
         raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
@@ -81,7 +79,6 @@ def named_values(name: str, value: Any, example: str) -> dict[str, Any]:
 
 
 def sizes_in_order(name: str, value: Any) -> tuple[int, ...]:
-    """Checks batch sizes in ascending order, and returns them as a tuple."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be some batch sizes, such as (8, 16, 32), not {value!r}")
     given: list[Any] = list(value)  # pyright: ignore[reportUnknownArgumentType]

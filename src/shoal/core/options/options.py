@@ -385,6 +385,5 @@ def _refuse_unknown(given: Mapping[str, Any]) -> None:
 
 
 def no_option(name: str) -> str:
-    """Returns the error message for an unknown option, with a suggestion."""
     hint = suggested(name, OPTIONS) or f"there are {', '.join(OPTIONS)}"
     return f"{name!r} is not an option of a batcher; {hint}"

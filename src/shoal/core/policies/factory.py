@@ -40,7 +40,6 @@ def may_wait(options: BatchOptions) -> bool:
 
 
 def regathers(options: BatchOptions) -> bool:
-    """Returns whether a batch that is due may wait for the callers of the last one."""
     return (
         options.regather
         and options.adaptive is None

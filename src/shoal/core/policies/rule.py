@@ -67,8 +67,6 @@ def _arrival(request: Request) -> tuple[float, int]:
 
 
 class Guarded(Rule):
-    """A user's policy, with a list of the waiting requests."""
-
     # Invariant: `_waiting` has the requests that were added and neither taken nor removed, in order
     # of arrival, whether the policy still has them or not.
 
@@ -201,7 +199,6 @@ class SizeOrWait(Rule):
         return list(self._queue)
 
     def _drop_leftovers(self) -> None:
-        """Drops the leftovers before the first request that waits."""
         before = len(self.queue)
         self._queue.first()
         self._left -= before - len(self.queue)

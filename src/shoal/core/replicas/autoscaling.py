@@ -109,8 +109,6 @@ class AutoscalingOptions:
 
 
 class Autoscaler:
-    """Decides how many replicas a backend should have."""
-
     def __init__(self, options: AutoscalingOptions) -> None:
         self._options = options
         # Times and request counts, in order: those of the look-back period and the one before.
@@ -155,7 +153,6 @@ class Autoscaler:
         return wanted
 
     def _average(self, now: float) -> float:
-        """Returns the average number of requests over the look-back period, weighted by time."""
         begin = max(now - self._options.look_back_period_s, self._seen[0][0])
         if now <= begin:
             return self._seen[-1][1]
@@ -167,7 +164,6 @@ class Autoscaler:
         return total / (now - begin)
 
     def _wanted(self, requests: float, replicas: int) -> int:
-        """Returns how many replicas there should be for a number of requests."""
         options = self._options
         load = requests / options.target_ongoing_requests
         factor = options.upscaling_factor if load > replicas else options.downscaling_factor

@@ -165,7 +165,6 @@ class ReplicaLife:
 
     @property
     def is_over(self) -> bool:
-        """Whether it does no more work, and can be replaced."""
         return self.state in _OVER
 
 

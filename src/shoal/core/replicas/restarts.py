@@ -21,8 +21,6 @@ import math
 
 
 class Restarts:
-    """The backoff and the circuit breaker of a backend's replicas."""
-
     def __init__(
         self,
         *,
