@@ -23,11 +23,20 @@ def whole(name: str, value: Any, *, least: int) -> int:
 
 def seconds(name: str, value: Any) -> float:
     """Checks a number of seconds: 0 or more, or infinity."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-    if math.isnan(value) or value < 0:
+    found = number(name, value, "a number of seconds")
+    if math.isnan(found) or found < 0:
         raise ValueError(f"{name} must be at least 0 seconds, not {value!r}")
-    return float(value)
+    return found
+
+
+def number(name: str, value: Any, wanted: str) -> float:
+    """`wanted` describes the number; one that is too large for a float becomes infinity."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be {wanted}, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def finite_seconds(name: str, value: Any) -> float:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from shoal.core.options.checks import seconds, whole
+from shoal.core.options.checks import number, seconds, whole
 from shoal.core.options.names import suggested
 
 # Rounding errors of the quotients below; they must not cost a replica.
@@ -183,11 +183,10 @@ _ABOVE_ZERO = {
 
 
 def _above_zero(name: str, value: Any, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be {what}, not {value!r}")
-    if not 0 < value < math.inf:
+    checked = number(name, value, what)
+    if not 0 < checked < math.inf:
         raise ValueError(f"{name} must be above 0, and finite, not {value!r}")
-    return float(value)
+    return checked
 
 
 def _refuse_unknown(name: Any, known: list[str]) -> None:
