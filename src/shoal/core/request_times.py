@@ -113,10 +113,6 @@ class RequestTimes:
         for new in [new for new in self._new if new[0] not in endpoints]:
             del self._new[new]
 
-    def new_of(self, endpoint: str, protocol: str, status: int) -> list[float]:
-        """Returns a list to append times to directly, for speed; call `count_new` at `MOST_NEW`."""
-        return self._new[endpoint, protocol, status]
-
     def count_new(self) -> None:
         for (endpoint, protocol, status), new in self._new.items():
             if new:
